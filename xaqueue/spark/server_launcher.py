@@ -20,17 +20,15 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from xaqueue.endpoint import UNIX_PATH_LIMIT_BYTES, Scheme, parse
 from xaqueue.errors import ConnectionLost, InvalidArgument, OperationalError, SpaceError, SpaceInUse
-from xaqueue.rpc.client.link import ClientSocket
-from xaqueue.rpc.client.manager import RemoteManager, dial, hello_of, remote_manager
-from xaqueue.rpc.client.reach import SERVER_S, is_awaited, is_served_only, remember
+from xaqueue.rpc.client.manager import RemoteManager, remote_manager
+from xaqueue.rpc.client.reach import SERVER_S, Finder, is_awaited, is_served_only, owner_of
 from xaqueue.space.model.format import read_format
 from xaqueue.space.model.layout import SOCKET
 from xaqueue.space.owner.open import is_owned
@@ -64,58 +62,50 @@ def reach(path: str | os.PathLike[str], server: str | None = None) -> RemoteMana
         return remote_manager(server, connect_s=SERVED_S)
     root = Path(path).absolute()
     read_format(root, is_expected=True)
-    found = _Finder(root)
-    return RemoteManager(found.dial, connect_s=SERVED_S, hello=found.hello)
+    return RemoteManager(_Finder(root).dial, connect_s=SERVED_S)
 
 
-@dataclass(slots=True)
-class _Finder:
-    """Finds the owner of one space at each connect of one session."""
+class _Finder(Finder):
+    """Finds the owner of one space; where nobody has it, and no server is to come back, one is started."""
 
-    root: Path
-    url: str = ""
-    embedded: tuple[int, float] | None = None
-    """Epoch of an owner that serves nobody, and when it was seen first."""
-    gone_at: float | None = None
-    """Since when a server is waited for."""
-    failures: int = 0
+    def __init__(self, root: Path) -> None:
+        super().__init__(str(root), SERVED_S)
+        self.root = root
+        self.embedded: tuple[int, float] | None = None
+        """Epoch of an owner that serves nobody, and when it was seen first."""
+        self.gone_at: float | None = None
+        """Since when a server is waited for."""
+        self.failures = 0
 
-    def dial(self) -> ClientSocket:
-        """Raises ConnectionLost where it is worth another try."""
-        self.url = self._find()
-        return dial(parse(self.url))
-
-    def hello(self) -> dict[str, Any]:
-        return hello_of(parse(self.url))
-
-    def _find(self) -> str:
+    def _server(self) -> Owner:
         root = self.root
-        if not is_owned(root):
-            self._await_or_start()
-        owner = read_owner(root)
-        if owner is None or not is_owned(root):
+        owner = owner_of(root)
+        if owner is None:
+            if self._may_come_back():
+                return super()._server()
+            self._start()
+            owner = owner_of(root)
+        if owner is None:
             raise ConnectionLost(f"no server has {root} yet, one is being started: look into {log_of(root)}")
-        if owner.endpoint:
-            self.gone_at = None
-            remember(root, owner)
-            if parse(owner.endpoint).scheme is Scheme.UNIX and owner.host != socket.gethostname():
-                raise SpaceInUse(
-                    f"{root} is served on {owner.host} at {owner.endpoint}, which cannot be reached from here: let it "
-                    'listen with --tls as well, and give its URL as option "server"'
-                )
-            return owner.endpoint
-        if owner.state != RECOVERING:
-            self._wait_for(owner)
-        raise ConnectionLost(f"process {owner.pid} on {owner.host} opens {root} and is not ready yet: try again")
+        if not owner.endpoint:
+            if owner.state != RECOVERING:
+                self._wait_for(owner)
+            raise ConnectionLost(f"process {owner.pid} on {owner.host} opens {root} and is not ready yet: try again")
+        self.gone_at = None
+        if parse(owner.endpoint).scheme is Scheme.UNIX and owner.host != socket.gethostname():
+            raise SpaceInUse(
+                f"{root} is served on {owner.host} at {owner.endpoint}, which cannot be reached from here: let it "
+                'listen with --tls as well, and give its URL as option "server"'
+            )
+        return owner
 
-    def _await_or_start(self) -> None:
-        """Raises ConnectionLost while a server is to come back, and SpaceError where one ended at once, twice: once may
-        be a command that was quicker.
-        """
+    def _may_come_back(self) -> bool:
         now = time.monotonic()
         self.gone_at = now if self.gone_at is None else self.gone_at
-        if is_awaited(self.root) and (now - self.gone_at < SERVER_S or is_served_only(self.root)):
-            raise ConnectionLost(f"no server has {self.root} now: start it again, `xaqueue serve --space {self.root}`")
+        return is_awaited(self.root) and (now - self.gone_at < SERVER_S or is_served_only(self.root))
+
+    def _start(self) -> None:
+        """Raises SpaceError where a server ended at once, twice: once may be a command that was quicker."""
         self.failures = 0 if start(self.root) else self.failures + 1
         if self.failures > 1:
             log = log_of(self.root)

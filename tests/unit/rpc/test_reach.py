@@ -15,17 +15,19 @@ import pytest
 from typer.testing import CliRunner
 
 import xaqueue
+from support.awaited import Held
 from support.contract_connection import PATIENCE_S
 from support.served import ServerThread
 from xaqueue.cli import location
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.errors import ConnectionLost, InvalidArgument, SpaceInUse
-from xaqueue.rpc.client import reach
+from xaqueue.rpc.client import manager, reach
 from xaqueue.rpc.server.peer import Limits
+from xaqueue.space.engine.session import Session
 from xaqueue.space.model import layout
 from xaqueue.space.owner.open import attach, create
-from xaqueue.space.owner.record import RECOVERING, format_owner, in_use, read_owner
+from xaqueue.space.owner.record import READY, RECOVERING, format_owner, in_use, read_owner
 from xaqueue.spark import server_launcher
 from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.storage.fs import replace_file
@@ -137,14 +139,14 @@ def test_nobody_waits_for_one_that_ended_by_itself(root: Path) -> None:
         assert connection.is_embedded
 
 
-def test_one_that_opens_the_space_is_waited_for(root: Path) -> None:
-    """It may be a server: SpaceInUse was too early."""
+def waits_for_other(root: Path, state: str) -> None:
+    """For another process that has the space open and serves nobody, and for the server that comes when it ends."""
     served(root).stop()
     found = read_owner(root)
     assert found is not None
     lock = OwnerFile(root)
     assert lock.acquire()
-    other = replace(found, pid=os.getpid() + 1, host=socket.gethostname(), endpoint="", state=RECOVERING)
+    other = replace(found, pid=os.getpid() + 1, host=socket.gethostname(), endpoint="", state=state)
     replace_file(DirectoryFileSystem(root), layout.OWNER, format_owner(other))
     outage = Outage(root)
     outage.pauses = 3
@@ -156,6 +158,22 @@ def test_one_that_opens_the_space_is_waited_for(root: Path) -> None:
     with outage, reach.connect(str(root), server_s=LONG_S, pause=pause) as connection:
         assert not connection.is_embedded
     assert outage.server is not None
+
+
+def test_one_that_opens_the_space_is_waited_for(root: Path) -> None:
+    """It may be a server: SpaceInUse was too early."""
+    waits_for_other(root, RECOVERING)
+
+
+def test_a_server_that_hangs_takes_no_longer_than_is_wanted(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def in_other_process() -> Session:
+        raise SpaceInUse("by its server")
+
+    monkeypatch.setattr(manager, "HELLO_S", SHORT_S)
+    server = served(root)
+    with Held(server), pytest.raises(ConnectionLost, match=rf"no answer within {SHORT_S} s"):
+        reach.session(str(root), in_other_process, SHORT_S)
+    server.stop()
 
 
 def test_a_worker_that_is_stopped_while_it_waits_leaves_the_directory_alone(
@@ -220,6 +238,11 @@ def test_nobody_but_serve_opens_it(only: Path, monkeypatch: pytest.MonkeyPatch) 
     assert read_owner(only) is None, "somebody has opened it"
     with Outage(only) as outage, reach.connect(str(only), server_s=None, pause=outage) as connection:
         assert not connection.is_embedded
+
+
+def test_one_that_has_it_open_leaves_it_to_a_server(only: Path) -> None:
+    """Nobody looks whether it is free, and finds it so since that one has just ended."""
+    waits_for_other(only, READY)
 
 
 def test_what_served_only_may_say(root: Path) -> None:

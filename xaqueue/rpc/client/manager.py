@@ -147,7 +147,7 @@ def _connected(endpoint: Endpoint, context: ssl.SSLContext | None, limit_s: floa
     with ExitStack() as failed:
         if endpoint.scheme is Scheme.UNIX:
             made = failed.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-            made.settimeout(DIAL_S)
+            made.settimeout(limit_s)
             made.connect(endpoint.path)
         else:
             made = failed.enter_context(socket.create_connection((endpoint.host, endpoint.port), limit_s))

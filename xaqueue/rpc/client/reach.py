@@ -10,6 +10,7 @@ for by those alone who have found it there.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import time
@@ -54,7 +55,7 @@ _led: set[str] = set()
 
 def served_at(path: str | os.PathLike[str]) -> str:
     """The URL under which the space is served now; empty where no server owns it."""
-    owner = _owner_of(path)
+    owner = owner_of(path)
     return owner.endpoint if owner is not None else ""
 
 
@@ -63,12 +64,6 @@ def is_awaited(path: str | os.PathLike[str]) -> bool:
     owner = read_owner(path)
     was_killed = owner is not None and owner.awaited and owner.unclosed != ""
     return was_killed or os.path.realpath(path) in _led or is_served_only(path)
-
-
-def remember(path: str | os.PathLike[str], owner: Owner) -> None:
-    """This process was led to this server."""
-    if owner.awaited:
-        _led.add(os.path.realpath(path))
 
 
 def connect(
@@ -119,11 +114,12 @@ def session(
     if not is_attached(directory) and _is_led(directory, server_s):
         from xaqueue.rpc.client.manager import RemoteManager
 
-        finder, limit_s = _Finder(directory), float("inf") if server_s is None else server_s
+        limit_s = math.inf if server_s is None else server_s
         try:
-            return RemoteManager(finder.dial, connect_s=limit_s, pause=pause)
-        except SpaceInUse:
-            pass  # no server has it: who does, if anybody, is found by opening it
+            return RemoteManager(Finder(directory, limit_s).dial, connect_s=limit_s, pause=pause)
+        except SpaceInUse:  # no server has it: who does, if anybody, is found by opening it
+            if is_served_only(directory):
+                raise
         except ConnectionLost as error:
             if isinstance(error, GivenUp) or is_served_only(directory):
                 raise
@@ -140,7 +136,7 @@ def session(
     return opened
 
 
-def _owner_of(path: str | os.PathLike[str]) -> Owner | None:
+def owner_of(path: str | os.PathLike[str]) -> Owner | None:
     """Who has it now."""
     owner = read_owner(path)
     return owner if owner is not None and is_owned(path) else None
@@ -148,9 +144,11 @@ def _owner_of(path: str | os.PathLike[str]) -> Owner | None:
 
 def _is_led(directory: str, server_s: float | None) -> bool:
     """Whether a server is looked for."""
-    owner = _owner_of(directory)
+    owner = owner_of(directory)
+    if is_served_only(directory):
+        return True
     if owner is None:
-        return is_served_only(directory) or (server_s != 0 and is_awaited(directory))
+        return server_s != 0 and is_awaited(directory)
     return owner.endpoint != "" or (owner.state == RECOVERING and not _is_own(owner))
 
 
@@ -166,31 +164,33 @@ def is_served_only(path: str | os.PathLike[str]) -> bool:
         return False  # whoever opens it says what is wrong
 
 
-class _Finder:
+class Finder:
     """Leads one session to the server that has a directory, at each connect anew."""
 
-    def __init__(self, directory: str) -> None:
-        self._directory = directory
+    def __init__(self, directory: str, limit_s: float) -> None:
+        """limit_s: how long one that hangs may take to answer, within bounds."""
+        self._directory, self._limit_s = directory, limit_s
         self._has_found = self._has_told = False
         self._since: float | None = None
         """It is waited for."""
 
     def dial(self) -> ClientSocket:
-        """Raises ConnectionLost; SpaceInUse where there is no server to be waited for."""
-        from xaqueue.rpc.client.manager import dial
+        """Raises ConnectionLost where it is worth another try; SpaceInUse where no server is to be waited for."""
+        from xaqueue.rpc.client.manager import DIAL_S, HELLO_S, dial
 
         try:
             owner = self._server()
-            made = dial(parse(owner.endpoint))
+            made = dial(parse(owner.endpoint), hello_s=min(DIAL_S, max(HELLO_S, self._limit_s)))
         except ConnectionLost as lost:
             self._tell(lost)
             raise
-        remember(self._directory, owner)
+        if owner.awaited:
+            _led.add(os.path.realpath(self._directory))
         self._has_found, self._has_told, self._since = True, False, None
         return made
 
     def _server(self) -> Owner:
-        owner, where = _owner_of(self._directory), self._directory
+        owner, where = owner_of(self._directory), self._directory
         if owner is None:
             lost = f"no server has {where} now: start it again, `xaqueue serve --space {where}`"
             if not self._has_found and not is_awaited(where):
