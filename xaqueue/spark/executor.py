@@ -35,7 +35,7 @@ def check_same(path: str, space_id: str) -> None:
         try:
             found = read_format(path, is_expected=True).id
         except SpaceError as failure:
-            if isinstance(failure.__cause__, PermissionError):
+            if _denied(failure):
                 raise
             raise SpaceError(f"{here()} does not see {driver}: {failure}; {SAME}") from failure
     if found != space_id:
@@ -48,11 +48,10 @@ def readable(path: str) -> Iterator[None]:
     try:
         yield
     except (OSError, SpaceError) as failure:
-        cause = failure if isinstance(failure, OSError) else failure.__cause__
-        if not isinstance(cause, PermissionError):
+        if not (denied := _denied(failure)):
             raise
         raise SpaceError(
-            f"{here()} may not read the space {path}, as the driver does ({cause}): run executors as the driver's "
+            f"{here()} may not read the space {path}, as the driver does ({denied}): run executors as the driver's "
             "user, or let a group read it, `group` of [access] in its queues.toml"
         ) from failure
 
@@ -63,9 +62,16 @@ def writable(path: str) -> Iterator[None]:
     try:
         yield
     except (OSError, OperationalError) as failure:
-        if os.geteuid() in (0, os.stat(path).st_uid):  # noqa: PTH116
+        no_server = type(failure) is SpaceError and not os.access(path, os.W_OK)
+        if os.geteuid() in (0, os.stat(path).st_uid) or not (no_server or _denied(failure)):  # noqa: PTH116
             raise
         raise SpaceError(
             f"{here()} does not own the space {path} and cannot write to it ({failure}): run executors as its owner, "
             'or give option "server" the URL of its server'
         ) from failure
+
+
+def _denied(failure: Exception) -> BaseException | None:
+    """What the system does not permit this user, where it is that."""
+    cause = failure if isinstance(failure, OSError) else failure.__cause__
+    return cause if isinstance(cause, PermissionError) else None

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import xaqueue
-from xaqueue.errors import ConnectionLost, InvalidArgument, OperationalError, SpaceError
+from xaqueue.errors import ConnectionLost, InvalidArgument, OperationalError, ResourceFailed, SpaceError, SpaceInUse
 from xaqueue.space.engine.session import Session
 from xaqueue.space.owner import open
 
@@ -237,19 +237,49 @@ def test_a_task_of_the_sink_writes_nowhere_else(scene: Scene, kind: str, there: 
     assert [scene.in_doubt(number) for number in (0, 1)] == [0, 0]
 
 
-def test_a_task_of_another_user_says_who_and_the_way_out(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+DENIED = PermissionError(errno.EACCES, "Permission denied")
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        (ConnectionLost("no server answers (Permission denied)"), DENIED),
+        (SpaceError("no server can be started: it said Permission denied"), None),
+    ],
+)
+def test_a_task_of_another_user_says_who_and_the_way_out(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, failure: tuple[Exception, Exception | None]
+) -> None:
     """It can neither start the space's owner nor open its socket."""
-    made = writer(scene, "stream")
+    made, (raised, cause) = writer(scene, "stream"), failure
 
     def refusing(*_: object) -> Any:
-        raise ConnectionLost("no server answers (Permission denied)")
+        raise raised from cause
 
     monkeypatch.setattr(server_launcher, "reach", refusing)
-    with pytest.raises(ConnectionLost):
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(type(raised), match="no server"):
         scene.task(made, texts(1))
     monkeypatch.setattr(os, "geteuid", lambda: 64_999)
     with pytest.raises(SpaceError, match=r"user 64999\) does not own .*Permission denied.*option \"server\""):
         scene.task(made, texts(1))
+
+
+@pytest.mark.parametrize("failure", [ConnectionLost("it hangs"), SpaceInUse("by a shell"), ResourceFailed("fenced")])
+def test_what_another_reason_has_is_not_put_down_to_the_user(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    made = writer(scene, "stream")
+
+    def refusing(*_: object) -> Any:
+        raise failure
+
+    monkeypatch.setattr(server_launcher, "reach", refusing)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(os, "geteuid", lambda: 64_999)
+    with pytest.raises(type(failure)) as raised:
+        scene.task(made, texts(1))
+    assert raised.value is failure
 
 
 def test_a_sink_that_no_task_reaches_fails_before_anything_is_reserved(root: Path, scene: Scene) -> None:
