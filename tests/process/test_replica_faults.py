@@ -22,7 +22,7 @@ from support.replicas import ReplicaThread, made, text, until
 from support.served import RUN, Process, ServerThread
 from xaqueue.connection import Connection
 from xaqueue.endpoint import parse
-from xaqueue.errors import Error, OutcomeUnknown, SpaceError
+from xaqueue.errors import Error, OutcomeUnknown, SpaceError, SpaceInUse
 from xaqueue.replication.follower import Follower, _begun_in, _piece_in, owned
 from xaqueue.replication.journal_copy import JournalCopy
 from xaqueue.replication.promote import _tell, promote
@@ -325,6 +325,14 @@ def test_what_a_source_says_is_not_believed(answer: object) -> None:
     for taken in (_begun_in, _piece_in):
         with pytest.raises(SpaceError, match="see that who answers there is the space"):
             taken(answer)
+
+
+def test_who_has_a_replica_is_told_as_far_as_it_is_known(tmp_path: Path) -> None:
+    """In its first second it says nothing of itself, and has no owner file."""
+    with owned(tmp_path / "replica"), pytest.raises(SpaceInUse) as told, owned(tmp_path / "replica"):
+        pass
+    assert "which does not say what it is: stop it first, or try again" in str(told.value)
+    assert "itself" not in str(told.value)
 
 
 @pytest.mark.parametrize(

@@ -130,12 +130,15 @@ def is_suspect(content: bytes | None, has_journal: bool) -> bool:
 
 def in_use(root: Path, owner: Owner | None, *, alone: bool = False) -> SpaceInUse:
     """alone: who asks wants to have it to itself, and no server would do."""
-    who = f"process {owner.pid} on {owner.host} since {owner.since}" if owner else "another process"
-    served = owner is not None and owner.endpoint
+    if owner is None:
+        return SpaceInUse(
+            f"{root} is in use by another process, which does not say what it is: stop it first, or try again"
+        )
+    who = f"process {owner.pid} on {owner.host} since {owner.since}"
     if alone:
-        drained = f", after `xaqueue drain --space {root}`" if served else ""
+        drained = f", after `xaqueue drain --space {root}`" if owner.endpoint else ""
         return SpaceInUse(f"{root} is in use by {who}: stop its owner first{drained}")
-    if owner is not None and owner.endpoint:
+    if owner.endpoint:
         return SpaceInUse(
             f"{root} is in use by {who}, which serves it: connect to {owner.endpoint}; or stop it, after `xaqueue "
             f"drain --space {root}`"
