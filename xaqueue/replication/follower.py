@@ -285,7 +285,7 @@ class Follower:
         while page := self._ask(source, "replica_next"):
             count += len(page)
             for path, when_ns, offset, data in page:
-                when_ns, offset = _numbers(when_ns, offset)
+                _check_numbers(when_ns, offset)
                 self._put(path, when_ns, offset, data)
         if begun["restored"] is not None:
             fs.create(f"{restore.PLACE}/{layout.RESTORED}", [begun["restored"]])
@@ -310,7 +310,8 @@ class Follower:
         places = [f"{layout.REMOVED}/{name}" for name in sorted(listed(fs, layout.REMOVED))]
         lists = [place for place in places if fs.exists(f"{place}/{layout.UNSHIPPED}")]
         full = [place for place in lists if fs.size(f"{place}/{layout.UNSHIPPED}")]
-        for place in [*full[:-FORMER], *[place for place in lists if place not in full][:-FORMER]]:
+        empty = [place for place in lists if place not in full]
+        for place in (*full[:-FORMER], *empty[:-FORMER]):
             log.info("[former-removed] the former space in %s is removed, since %d newer ones are kept", place, FORMER)
             store.remove_tree(fs, place)
 
@@ -334,32 +335,27 @@ class Follower:
             self._fs.set_modified_ns(target, when_ns)
 
 
-def _numbers(*said: Any) -> list[int]:
+def _check_numbers(*said: Any) -> None:
     """Of what a source has said, which may say anything. Raises SpaceError."""
     for one in said:
         if type(one) is not int or not 0 <= one < 2**63:
             raise SpaceError(f"the source has sent {one!r:.100} for a number: see that who answers there is the space")
-    return list(said)
 
 
 def _piece_in(answer: Any) -> tuple[Piece, int, bytes | None]:
     """With the time there, and queues.toml where it is another one. Raises SpaceError."""
-    try:
-        epoch, start, size, following, lsn, data, hardened, end, now_us, text = answer
-        where = _numbers(epoch, start, size, following, lsn)
+    with suppress(TypeError, ValueError):
+        epoch, start, size, following, lsn, data, hardened, (last_epoch, last_lsn), now_us, text = answer
+        _check_numbers(epoch, start, size, following, lsn, hardened, last_epoch, last_lsn, now_us)
         if isinstance(data, bytes) and isinstance(text, bytes | None):
-            last = tuple(_numbers(*end))
-            piece = Piece._make([*where, data, *_numbers(hardened), last])
-            return piece, _numbers(now_us)[0], text
-    except (TypeError, ValueError):
-        pass
+            return Piece(epoch, start, size, following, lsn, data, hardened, (last_epoch, last_lsn)), now_us, text
     raise SpaceError("the source has sent what is no piece of a journal: see that who answers there is the space")
 
 
 def _begun_in(answer: Any) -> dict[str, Any]:
     """What a copy begins with. Raises SpaceError."""
     with suppress(TypeError, KeyError, AttributeError):
-        _numbers(*(answer[name] for name in ("number", "epoch", "journal", "lsn")))
+        _check_numbers(*(answer[name] for name in ("number", "epoch", "journal", "lsn")))
         if parse_format(answer["space"]) is not None and isinstance(answer["restored"], bytes | None):
             return dict(answer)
     raise SpaceError("the source has begun no copy of a space: see that who answers there is the space")
