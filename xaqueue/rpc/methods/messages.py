@@ -10,12 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Unpack
 
-from xaqueue.errors import (
-    ConnectionLost,
-    Error,
-    InvalidArgument,
-    MessageTooLarge,
-)
+from xaqueue.errors import ConnectionLost, Error, InvalidArgument, MessageTooLarge
 from xaqueue.message import (
     PLAIN_OPTIONS,
     EnqueueOptions,
@@ -49,10 +44,7 @@ PAGE_BYTES = 1024 * 1024
 
 
 def enqueue(caller: Caller, queue: str, body: Any, options: Any = None) -> bytes:
-    given = {} if options is None else wire.options_of(options, "enqueue", PLAIN_OPTIONS)
-    if "failure_queue" in given:
-        check_failure_queue(caller, given["failure_queue"])
-    return caller.session.enqueue(queue, body, **given)
+    return caller.session.enqueue(queue, body, **_options_to_add(caller, "enqueue", options))
 
 
 def dequeue(caller: Caller, queue: str, options: Any = None) -> Any:
@@ -62,9 +54,7 @@ def dequeue(caller: Caller, queue: str, options: Any = None) -> Any:
 
 
 def enqueue_many(caller: Caller, queue: str, ids: Any, bodies: Any, options: Any = None) -> list[MessageId]:
-    given = {} if options is None else wire.options_of(options, "enqueue_many", MANY_OPTIONS)
-    if "failure_queue" in given:
-        check_failure_queue(caller, given["failure_queue"])
+    given = _options_to_add(caller, "enqueue_many", options, MANY_OPTIONS)
     is_right = isinstance(bodies, list) and (ids is None or (isinstance(ids, list) and len(ids) == len(bodies)))
     if not is_right or len(bodies) > PAGE:
         raise InvalidArgument(f"enqueue_many is refused: ids (or nil) and as many bodies, at most {PAGE}, are wanted")
@@ -72,18 +62,12 @@ def enqueue_many(caller: Caller, queue: str, ids: Any, bodies: Any, options: Any
 
 
 def enqueue_to(caller: Caller, queues: Any, body: Any, options: Any = None) -> bytes:
-    given = {} if options is None else wire.options_of(options, "enqueue_to", PLAIN_OPTIONS)
-    if "failure_queue" in given:
-        check_failure_queue(caller, given["failure_queue"])
-    return caller.session.enqueue_to(queues, body, **given)
+    return caller.session.enqueue_to(queues, body, **_options_to_add(caller, "enqueue_to", options))
 
 
 def publish(caller: Caller, topic: str, body: Any, options: Any = None) -> bytes:
     """Whoever may produce to the topic need not know who subscribes."""
-    given = {} if options is None else wire.options_of(options, "publish", PLAIN_OPTIONS)
-    if "failure_queue" in given:
-        check_failure_queue(caller, given["failure_queue"])
-    return caller.session.publish(topic, body, **given)
+    return caller.session.publish(topic, body, **_options_to_add(caller, "publish", options))
 
 
 def dequeue_many(caller: Caller, queue: str, count: Any, options: Any = None) -> tuple[bool, list[Any]]:
@@ -100,6 +84,13 @@ def move(caller: Caller, queue: str, message_id: Any, to: Any = None) -> bytes |
     """Whoever moves a message must be allowed to add it there."""
     target = None if to is None else check_queue_name(to)
     return caller.session.move(queue, message_id, target, lambda name: _check_produce(caller, name))
+
+
+def _options_to_add(caller: Caller, verb: str, options: Any, known: tuple[str, ...] = PLAIN_OPTIONS) -> dict[str, Any]:
+    given = {} if options is None else wire.options_of(options, verb, known)
+    if "failure_queue" in given:
+        check_failure_queue(caller, given["failure_queue"])
+    return given
 
 
 def _check_produce(caller: Caller, queue: str) -> None:
@@ -179,8 +170,7 @@ class MessageCalls(Link):
             return MessageId(self._ask("enqueue", queue, body, options))  # the server says what is wrong
         if options:
             pack_properties(checked)  # raises MessageTooLarge
-        if len(body) > self.space["max_body_bytes"]:
-            raise self._too_large(len(body))
+        self._check_size(len(body))
         given = options.get("message_id")
         if checked.dedup_key is not None and given is None:  # the server may know the first one of its key
             return MessageId(self._ask("enqueue", queue, body, options))
@@ -192,13 +182,11 @@ class MessageCalls(Link):
 
     def enqueue_many(self, queue: str, bodies: Sequence[bytes], **options: Unpack[EnqueueOptions]) -> list[MessageId]:
         """Pipelined, as few frames as hold them; with a dedup_key asked: the server may know the first one of it."""
-        if self._closed or self._branch.why is not None:
-            self._check_working()
+        self._check_working()
         checked = properties_of(queue, 0, options)
         pack_properties(checked)
         sizes = [len(body) for body in bodies]
-        if sizes and max(sizes) > self.space["max_body_bytes"]:
-            raise self._too_large(max(sizes))
+        self._check_size(max(sizes, default=0))
         if not self._is_known(queue):
             self._ask("enqueue_many", queue, None, [], options)  # the server says what is wrong
         ids = [MessageId(fresh_id()) for _ in bodies]
@@ -221,24 +209,22 @@ class MessageCalls(Link):
         return self._ask_to_add("publish", topic, body, options)
 
     def _ask_to_add(self, verb: str, to: str | list[str], body: bytes, options: EnqueueOptions) -> MessageId:
-        if self._closed or self._branch.why is not None:
-            self._check_working()
-        if len(body) > self.space["max_body_bytes"]:
-            raise self._too_large(len(body))
+        self._check_working()
+        self._check_size(len(body))
         return MessageId(self._ask(verb, to, body, options))
 
     def _is_known(self, queue: str) -> bool:
         return self.space["any_queue"] or queue in self.space["queues"]
 
-    def _too_large(self, size_bytes: int) -> MessageTooLarge:
-        return MessageTooLarge(
-            f"body of {size_bytes:,} bytes is over the limit of {self.space['max_body_bytes']:,}: "
-            "raise [space] max_body_bytes in queues.toml, or send a reference to the content"
-        )
+    def _check_size(self, size_bytes: int) -> None:
+        if size_bytes > self.space["max_body_bytes"]:
+            raise MessageTooLarge(
+                f"body of {size_bytes:,} bytes is over the limit of {self.space['max_body_bytes']:,}: "
+                "raise [space] max_body_bytes in queues.toml, or send a reference to the content"
+            )
 
     def dequeue_many(self, queue: str, count: int, *, wait_s: float | None = 0.0) -> list[Message]:
-        if self._closed or self._branch.why is not None:
-            self._check_working()
+        self._check_working()
         found: list[Message] = []
         more, limit_s = True, check_seconds("wait_s", wait_s)
         while more and len(found) < count:
@@ -272,19 +258,16 @@ class MessageCalls(Link):
         return None if answer is None else wire.message_of(answer)
 
     def move(self, queue: str, message_id: bytes, to: str | None = None) -> MessageId | None:
-        if self._closed or self._branch.why is not None:
-            self._check_working()
+        self._check_working()
         answer = self._ask("move", queue, message_id, to)
         return None if answer is None else MessageId(answer)
 
     def remove(self, queue: str, message_id: bytes) -> bool:
-        if self._closed or self._branch.why is not None:
-            self._check_working()
+        self._check_working()
         return bool(self._ask("remove", queue, message_id))
 
     def restore(self, queue: str, message: Message) -> bool:
-        if self._closed or self._branch.why is not None:
-            self._check_working()
+        self._check_working()
         properties, _ = repacked(queue, message.properties)
         return bool(self._ask("restore", queue, message.message_id, property_map(properties), message.body))
 
