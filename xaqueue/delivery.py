@@ -97,11 +97,8 @@ def reason_of(error: str | BaseException) -> str:
     text = error
     if isinstance(error, BaseException):
         kind = type(error)
-        name = (
-            kind.__qualname__
-            if kind.__module__ in ("builtins", "__main__")
-            else f"{kind.__module__}.{kind.__qualname__}"
-        )
+        is_plain = kind.__module__ in ("builtins", "__main__")
+        name = kind.__qualname__ if is_plain else f"{kind.__module__}.{kind.__qualname__}"
         try:
             said = str(error)
         except Exception as unsayable:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, cast
@@ -144,12 +145,7 @@ def ask_at(place: str) -> dict[str, Any]:
     url = place if is_url(place) else reach.served_at(place)
     if not url:
         return metrics_of(inspect.status(place), in_doubt(place))
-    manager = remote_manager(url, connect_s=1.0, answer_s=ANSWER_S)
-    try:
-        answer: dict[str, Any] = manager.call("metrics")
-        return answer
-    finally:
-        manager.close()
+    return _asked(remote_manager(url, connect_s=1.0, answer_s=ANSWER_S))
 
 
 def _asking(of: Connection | str | os.PathLike[str]) -> Ask:
@@ -160,20 +156,18 @@ def _asking(of: Connection | str | os.PathLike[str]) -> Ask:
         return partial(ask_at, place)
     manager = of._manager  # noqa: SLF001
     if isinstance(manager, RemoteManager):
-        return partial(_ask_another, manager)
+        return lambda: _asked(manager.another(ANSWER_S))
     space = getattr(manager, "space", None)  # also of one in memory
     if isinstance(space, Space):
         return partial(metrics_in, space, 0)
     raise InvalidArgument(f"there are no metrics of {of!r}: give a connection to a space, its directory or its URL")
 
 
-def _ask_another(manager: RemoteManager) -> dict[str, Any]:
-    other = manager.another(ANSWER_S)
-    try:
-        answer: dict[str, Any] = other.call("metrics")
+def _asked(manager: RemoteManager) -> dict[str, Any]:
+    """By a session that is made for it."""
+    with closing(manager):
+        answer: dict[str, Any] = manager.call("metrics")
         return answer
-    finally:
-        other.close()
 
 
 def name_of(place: str) -> str:

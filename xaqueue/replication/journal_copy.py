@@ -58,10 +58,8 @@ def _check_directories(fs: FileSystem) -> None:
     for top in (layout.COMMITTED, layout.ARCHIVE):
         for queue in (f"{top}/{name}" for name in listed(fs, top) if layout.parse_queue_directory(name)):
             inner = fs.list(queue) if fs.is_dir(queue) else ()
-            found += [
-                queue,
-                *(f"{queue}/{name}" for name in inner if name.startswith(("range=", ".retries", ".dedup"))),
-            ]
+            found.append(queue)
+            found += [f"{queue}/{name}" for name in inner if name.startswith(("range=", ".retries", ".dedup"))]
     for path in found:
         if fs.exists(path) and not fs.is_dir(path):
             raise SpaceError(

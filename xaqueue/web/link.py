@@ -113,13 +113,11 @@ class Link:
         own, other = socket.socketpair()
         try:
             self.served().admit(other, identity)
-        except RuntimeError as over:
+        except BaseException as error:
             own.close()
             other.close()
-            raise ConnectionLost(OVER) from over
-        except BaseException:
-            own.close()
-            other.close()
+            if isinstance(error, RuntimeError):
+                raise ConnectionLost(OVER) from error
             raise
         return ClientSocket(PlainSocket.of(own), ANSWER_S)
 

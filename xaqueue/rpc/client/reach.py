@@ -15,6 +15,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,12 +82,8 @@ def connect(
         return in_memory[place](sync)
     if not is_url(place):
         directory, name = parse_open_string(place)
-        found = session(
-            directory,
-            lambda: attach_or_restore(directory, create_missing=create, sync=sync, name=name),
-            server_s,
-            pause,
-        )
+        open_here = partial(attach_or_restore, directory, create_missing=create, sync=sync, name=name)
+        found = session(directory, open_here, server_s, pause)
         try:
             if not isinstance(found, Session):
                 _check_served(found, directory, name, sync)

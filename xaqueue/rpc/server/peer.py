@@ -186,9 +186,7 @@ LEAST: dict[str, float] = {
     "request_memory_bytes": FRAME_OVERHEAD_BYTES,
     "sessions": 1,
     "branches": 1,
-    **dict.fromkeys(
-        ("branch_idle_s", "session_idle_s", "login_s", "stalled_s", "stop_s", "close_s", "idle_exit_s"), 0.001
-    ),
+    **{field.name: 0.001 for field in fields(Limits) if field.name.endswith("_s")},
 }
 
 
