@@ -166,7 +166,8 @@ class Loop:
         while not self._stopping.is_set():
             try:
                 if self._tm is None and connection is None:
-                    connection = stack.enter_context(reach.connect(self._target, pause=self._wait_for_server))
+                    connection = reach.connect(self._target, pause=self._wait_for_server)
+                    stack.callback(connection.close)  # which commits nothing that could not be rolled back
                     self._is_embedded = connection.is_embedded
                 turn = self._turn(connection)
             except OperationalError as error:
@@ -174,7 +175,7 @@ class Loop:
                     raise
                 if connection is not None and isinstance(error, ConnectionLost | SpaceInUse):
                     with suppress(Error):
-                        connection.close()
+                        stack.close()
                     connection = None  # it is connected to whoever has the space then
                 if not trouble:
                     log.warning("[worker-waits] queue %s is tried again later: %s", self._queue, error)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import gc
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,13 @@ from support.bare_space import DURABLE, FaultyFileSystem, bare_space
 from support.contract_connection import PATIENCE_S, bodies, put
 from support.served import ServerThread
 from xaqueue.connection import Connection
+from xaqueue.errors import ConnectionLost, RetryLater
 from xaqueue.rpc.client import reach
 from xaqueue.space.engine.session import Session
 from xaqueue.space.model import layout
 from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.storage.ids import fresh_id
+from xaqueue.transaction import Transaction
 from xaqueue.work import loop
 
 
@@ -285,3 +289,43 @@ def test_a_worker_of_a_transaction_manager(space: Path, tmp_path: Path, caplog: 
             assert said.endswith("the last one had failed last with: ValueError: no such product")
             with pytest.raises(xaqueue.InvalidArgument, match="no participant"):
                 xaqueue.Worker("ledger", "orders", copy, tm=manager).start().join(PATIENCE_S)
+
+
+def test_a_connection_that_is_lost_is_not_kept(space: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often the server goes away."""
+    known: list[weakref.ref[Connection]] = []
+
+    def turn(self: loop.Loop, connection: Connection) -> loop.Turn:
+        known.append(weakref.ref(connection))
+        if len(known) < 4:
+            raise ConnectionLost("the server is gone")
+        self._stopping.set()
+        gc.collect()
+        assert [one() is not None for one in known] == [False, False, False, True]
+        return loop.Turn.DONE
+
+    monkeypatch.setattr(xaqueue.Worker, "_turn", turn)
+    monkeypatch.setattr(loop.log, "warning", lambda *_: None)  # which would keep the error, and so the connection
+    with xaqueue.Worker(space, "orders", pack) as worker:
+        assert worker.join(PATIENCE_S)
+    assert len(known) == 4
+
+
+def test_what_could_not_be_rolled_back_is_not_committed_at_the_end(
+    space: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(space, b"1")
+
+    def refused(*_: object) -> None:
+        raise RetryLater("there is no room")
+
+    def handle(message: xaqueue.Message, tx: Any) -> None:
+        tx.enqueue("failed", message.body)
+        worker._stopping.set()
+        raise ValueError("no such product")
+
+    monkeypatch.setattr(Transaction, "give_up", refused)
+    worker = xaqueue.Worker(space, "orders", handle)
+    with worker, pytest.warns(ResourceWarning, match="closed with work undone"):
+        assert worker.join(PATIENCE_S)
+    assert (left(space), left(space, "failed")) == ([b"1"], [])
