@@ -39,7 +39,7 @@ from xaqueue.space.model.replicated import REPLICA, Replicated
 from xaqueue.space.owner.record import Owner, format_owner, in_use, read_owner
 from xaqueue.space.snapshot import restore, store
 from xaqueue.storage.directory_fs import DirectoryFileSystem
-from xaqueue.storage.fs import FileSystem, discard
+from xaqueue.storage.fs import FileSystem, replace_file
 from xaqueue.storage.modes import PRIVATE
 from xaqueue.storage.owner_file import OwnerFile, boot_id
 
@@ -245,11 +245,7 @@ class Follower:
             self._is_waited_for = definitions.parse(text.decode()).replication.waits
 
     def _define(self, text: bytes) -> None:
-        new = f".{layout.QUEUES}.new"
-        discard(self._fs, new)
-        self._fs.create(new, [text])
-        self._fs.sync_file(new)
-        self._fs.rename(new, layout.QUEUES)
+        replace_file(self._fs, layout.QUEUES, text)
         self._know(text)
 
     def _say(self, *, is_connected: bool) -> None:
@@ -265,10 +261,7 @@ class Follower:
             **{"host": socket.gethostname(), "pid": os.getpid(), "at": time.time_ns() // 1000},
             **{"connected": is_connected, "lag_bytes": lacking, "lag_s": lag_s},
         }
-        new = f".{layout.LAG}.new"
-        discard(self._fs, new)
-        self._fs.create(new, [json.dumps(said).encode() + b"\n"])
-        self._fs.rename(new, layout.LAG)
+        replace_file(self._fs, layout.LAG, json.dumps(said).encode() + b"\n", durable=False)
 
     # The first copy
 

@@ -43,7 +43,7 @@ from xaqueue.space.snapshot import restore
 from xaqueue.space.snapshot.newer import branches_in
 from xaqueue.space.snapshot.restore import JUMP
 from xaqueue.storage.directory_fs import DirectoryFileSystem
-from xaqueue.storage.fs import FileSystem, discard
+from xaqueue.storage.fs import FileSystem, discard, replace_file
 from xaqueue.storage.owner_file import is_owned
 
 EPOCHS = 1 << 16
@@ -110,7 +110,7 @@ def take_place(
         before = restored.read(fs)
         names = sorted({*branches, *map(str, before.xids())})
         lives = before.lives if before.snapshot else here.space.split()[-1:]
-        _put(fs, layout.RESTORED, restored.encode(Restored(1, now_us, now_us, through, names, lives)))
+        replace_file(fs, layout.RESTORED, restored.encode(Restored(1, now_us, now_us, through, names, lives)))
     write_owner(format_owner(replace(here, journalled=copy.is_begun)))
     fs.sync_all()
     discard(fs, INCOMING)
@@ -157,15 +157,6 @@ def _jump(fs: FileSystem) -> dict[str, int]:
             fs.write_at(path, 0, [mark])
             through[queue] = published
     return through
-
-
-def _put(fs: FileSystem, path: str, data: bytes) -> None:
-    """In the place of what is there; synced by the caller."""
-    new = f".{path}.new"
-    discard(fs, new)
-    fs.create(new, [data])
-    fs.sync_file(new)
-    fs.rename(new, path)
 
 
 # The former one

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 
 from xaqueue.errors import SpaceError
 from xaqueue.space.model.layout import LAG, REPLICATION
-from xaqueue.storage.fs import FileSystem, discard
+from xaqueue.storage.fs import FileSystem, replace_file
 
 SOURCE, REPLICA, PROMOTED, REPLACED = "source", "replica", "promoted", "replaced"
 FRESH_US = 10_000_000
@@ -101,12 +101,7 @@ def read(fs: FileSystem) -> Replicated | None:
 
 def write(fs: FileSystem, found: Replicated) -> None:
     """Durably. Raises OSError."""
-    new = f".{REPLICATION}.new"
-    discard(fs, new)
-    fs.create(new, [encode(found)])
-    fs.sync_file(new)
-    fs.rename(new, REPLICATION)
-    fs.sync_dir("")
+    replace_file(fs, REPLICATION, encode(found))
 
 
 def encode(found: Replicated) -> bytes:
