@@ -155,16 +155,17 @@ class RolledBack(OperationalError):
 
     code = Code.XA_RBROLLBACK
 
-    def __init__(self, message: str, code: Code = Code.XA_RBROLLBACK) -> None:
+    def __init__(self, message: str, code: Code | None = None) -> None:
+        """code: another one than that of the class."""
         super().__init__(message)
-        self.code = code
+        if code is not None:
+            self.code = code
 
 
 class DiskFull(RolledBack):
     """No room for the block. It was removed again, and its branch is rollback-only."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message, Code.XA_RBOTHER)
+    code = Code.XA_RBOTHER
 
 
 class DiskLow(DiskFull):
@@ -175,10 +176,6 @@ class DiskLow(DiskFull):
     """
 
     code = Code.XA_RETRY
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.code = Code.XA_RETRY
 
 
 class LeaseExpired(OperationalError):

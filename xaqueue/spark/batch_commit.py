@@ -43,7 +43,7 @@ def id_of(space: SinkSpace, session: RemoteManager) -> str:
     """The id in its FORMAT file."""
     if space.path and not space.server:
         return read_format(space.path, is_expected=True).id
-    return str(session.status()["format"]["id"])
+    return str(session.space["space"])
 
 
 @contextmanager

@@ -58,6 +58,7 @@ class Recording:
 
     def __init__(self, owner: RecordingOwner, path: str, server: str | None) -> None:
         self.owner, self.path, self.server = owner, path, server
+        self.space = {"space": read_format(path).id}
 
     def reserve(self, queue: str, stream: str, after: int, upto: int) -> Reservation:
         self._told("reserve", queue, after, upto)
@@ -67,9 +68,6 @@ class Recording:
     def consume(self, queue: str, stream: str, upto: int, archive: bool = False) -> Reservation:
         self._told("archive" if archive else "consume", queue, upto)
         return Reservation(queue, stream, consumed=upto)
-
-    def status(self) -> dict[str, Any]:
-        return {"format": {"id": read_format(self.path).id}}
 
     def _told(self, verb: str, *what: object) -> None:
         if self.path in self.owner.down:

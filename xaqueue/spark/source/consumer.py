@@ -122,8 +122,7 @@ class Consumer:
         if path not in self._sessions:
             server = self._options.server_of(path)
             session = reach_owner(path, server)
-            served = str(session.status()["format"]["id"]) if server else ""
-            if served and served != read_format(path, is_expected=True).id:
+            if server and session.space["space"] != read_format(path, is_expected=True).id:
                 session.close()
                 raise InvalidArgument(f'the server {server} serves another space than {path}: mend option "server"')
             self._sessions[path] = session
