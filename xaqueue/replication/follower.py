@@ -106,10 +106,9 @@ class Follower:
         self._behind = (0, 0.0)
         self._had_all_us = time.time_ns() // 1000
         """When it had all that there was, as its source says."""
-        found = replicated.read(fs)
         if restore.is_cut_off(fs):
             restore.finish(fs)
-            found = replicated.read(fs)
+        found = replicated.read(fs)
         if found is None and set(fs.list("")) - _OWN:
             raise SpaceError(f"{root} holds something else: name a directory that is empty, or a replica")
         if found is not None and found.role == replicated.PROMOTED:
@@ -226,9 +225,9 @@ class Follower:
     def _own(self, found: Replicated) -> None:
         """The directories have what the journal has, as long as this host is up: readers know from the boot."""
         since = datetime.now(UTC).isoformat(timespec="seconds")
-        line = read_format(self.root).line
-        here = Owner(found.epoch, socket.gethostname(), os.getpid(), since, "JOURNAL", boot=boot_id())
-        self._lock.write(self._fs, format_owner(replace(here, space=line)))
+        line, host = read_format(self.root).line, socket.gethostname()
+        here = Owner(found.epoch, host, os.getpid(), since, "JOURNAL", boot=boot_id(), space=line)
+        self._lock.write(self._fs, format_owner(here))
 
     def _begin_anew(self) -> None:
         self._leave()
