@@ -29,6 +29,7 @@ from xaqueue.batch import ONE_SPACE, SEVERAL_SPACES
 from xaqueue.rpc import wire
 from xaqueue.rpc.server.peer import Limits
 from xaqueue.rpc.server.session import METHODS
+from xaqueue.space.model import layout
 
 FRAMES = 100
 """Of one session."""
@@ -231,7 +232,9 @@ class Target:
         return RawClient(self.server.path), (7, b"%d" % next(self.numbers), b"")
 
     def look(self) -> tuple[dict[str, bytes], Any]:
-        return tree(self.root), self.bystander.call("browse", "orders")
+        files = tree(self.root)
+        files.pop(layout.COUNTERS, None)  # written by the clock, every ten seconds
+        return files, self.bystander.call("browse", "orders")
 
     def left(self, xid: tuple[int, bytes, bytes]) -> None:
         """Once the sessions are over nothing of them is left; an idle branch is nobody's, and rolled back by name."""
