@@ -1,7 +1,8 @@
 """Each verb's answer is lost together with its server, which had carried it out: nobody hears that nothing was done.
 
-The server is killed, or started again in good order; then the client asks the next one by itself, and the same call is
-made once more where nobody knew. A verb that is new in the protocol wants its line here.
+The server is killed, or started again in good order, or hangs until the other one of its pair has taken over; then the
+client asks the next one by itself, and the same call is made once more where nobody knew. A verb that is new in the
+protocol wants its line here.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 import xaqueue
+from support.pair import free_ports
 from support.served import ServerThread
 from xaqueue.batch import BATCH_FORMAT_IDS, Batch
 from xaqueue.connection import Connection
@@ -24,8 +26,10 @@ from xaqueue.errors import ConnectionLost, Error, HeuristicOutcome, OutcomeUnkno
 from xaqueue.rpc.client.link import ClientSocket
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.rpc.methods.service import RemoteOperator
+from xaqueue.rpc.server.listeners import ListenConfig
 from xaqueue.rpc.server.session import METHODS
 from xaqueue.space.owner.open import create, write_definitions
+from xaqueue.storage.owner_file import OwnerFile
 from xaqueue.xid import Xid
 
 X = Xid(1, b"gtrid", b"bqual")
@@ -65,16 +69,31 @@ class Ground:
         with xaqueue.connect(root) as connection:
             connection.enqueue("orders", b"a")
             connection.commit()
+        ports = free_ports(2) if way == "takeover" else []
+        self._places = [f"127.0.0.1:{port}" for port in ports]
+        """Of a pair, those that have not had the space yet."""
+        pair = f"xaq://{','.join(self._places)}"
         self.server = self._serve()
-        self.connection = xaqueue.connect(self.server.url)
+        self.url = pair if ports else self.server.url
+        self.connection = xaqueue.connect(self.url)
         self.kept: Any = None
         """What a step hands to the next one."""
 
     def _serve(self) -> ServerThread:
-        return ServerThread(self.root, self.root.with_name("socket"), sync=self._sync)
+        if not self._places:
+            return ServerThread(self.root, self.root.with_name("socket"), sync=self._sync)
+        place = self._places.pop(0)
+        lock = OwnerFile(self.root)
+        if not lock.acquire():  # as ``standby.wait`` does once the owner has been silent for long enough
+            assert lock.take_over(lock.locked)
+        listen = ListenConfig(tcp=(place,), insecure=True)
+        return ServerThread(self.root, self.root.with_name(place[-5:]), sync=self._sync, listen=listen, lock=lock)
 
     def restart(self) -> None:
-        self.server.kill() if self._way == "kill" else self.server.stop()
+        if self._way == "stop":
+            self.server.stop()
+        else:
+            self.server.kill(keeps_lock=self._way == "takeover")
         self.server = self._serve()
 
     @property
@@ -84,15 +103,18 @@ class Ground:
         return manager
 
     def look(self, queue: str) -> list[bytes]:
-        with xaqueue.connect(self.server.url) as other:
+        with xaqueue.connect(self.url) as other:
             return [message.body for message in other.browse(queue)]
 
     def in_doubt(self) -> list[Xid]:
-        with xaqueue.connect(self.server.url) as other:
+        with xaqueue.connect(self.url) as other:
             return other.tpc_recover()
 
 
-WAYS = [("kill", "JOURNAL"), ("stop", "JOURNAL"), ("kill", "FDATASYNC;DSYNC"), ("stop", "FDATASYNC;DSYNC")]
+WAYS = [
+    *((way, sync) for sync in ("JOURNAL", "FDATASYNC;DSYNC") for way in ("kill", "stop")),
+    ("takeover", "JOURNAL"),
+]
 
 
 @pytest.fixture(params=WAYS, ids="-".join)

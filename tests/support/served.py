@@ -23,6 +23,7 @@ from xaqueue.space.engine import heuristics
 from xaqueue.space.engine.state import Space
 from xaqueue.space.owner import open as attach_room
 from xaqueue.storage.ids import fresh_id
+from xaqueue.storage.owner_file import OwnerFile
 from xaqueue.xid import Xid
 
 PATIENCE_S = 60.0
@@ -40,8 +41,9 @@ class ServerThread:
         limits: Limits | None = None,
         listen: ListenConfig | None = None,
         opens: bool = True,
+        lock: OwnerFile | None = None,
     ) -> None:
-        """opens: returns once the space is open; else as soon as it listens."""
+        """opens: returns once the space is open; else as soon as it listens. lock: that a standby has taken."""
         self.root = root
         self.path = path
         self._made: Server | None = None
@@ -49,7 +51,7 @@ class ServerThread:
         ready = threading.Event()
 
         async def main() -> None:
-            server = Server(root, sync=sync, limits=limits)
+            server = Server(root, sync=sync, limits=limits, lock=lock)
             await server.recover()
             try:
                 await server.listen(replace(listen or ListenConfig(), unix=(path,)))
@@ -107,8 +109,11 @@ class ServerThread:
             self._thread.join(PATIENCE_S)
             assert not self._thread.is_alive()
 
-    def kill(self) -> None:
-        """The memory is gone, the kernel's cache and the lock on the directory are as a dead process leaves them."""
+    def kill(self, *, keeps_lock: bool = False) -> None:
+        """The memory is gone, the kernel's cache and the lock on the directory are as a dead process leaves them.
+
+        keeps_lock: as one that is stopped leaves it, which only a takeover ends.
+        """
 
         def die() -> None:
             attached = attach_room._attached.pop(self.root.resolve(), None)
@@ -116,7 +121,8 @@ class ServerThread:
                 if attached.watch is not None:
                     attached.watch.stop()
                 attached.space.abandon()
-                attached.lock.release()
+                if not keeps_lock:
+                    attached.lock.release()
                 if attached.watchdog is not None:
                     attached.watchdog.stop()
             for session in self.server.sessions:
