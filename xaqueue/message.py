@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any, NewType, TypedDict, cast
 
 from xaqueue.errors import InvalidArgument
-from xaqueue.times import check_instant, instant_us, span_us
+from xaqueue.times import check_instant, instant_us, said, span_us
 
 MessageId = NewType("MessageId", bytes)
 """16 bytes, made by the client, unique for ever; 32 hex digits in file names."""
@@ -32,7 +32,7 @@ def check_queue_name(name: str) -> str:
     """The name itself, or InvalidArgument. The grammar is ``[A-Za-z0-9][A-Za-z0-9._-]{0,126}``."""
     if not isinstance(name, str) or not QUEUE_NAME.fullmatch(name):
         raise InvalidArgument(
-            f"queue name {name!r} is refused: 1 to 127 of A-Z a-z 0-9 . _ - and the first a letter or digit"
+            f"queue name {said(name)} is refused: 1 to 127 of A-Z a-z 0-9 . _ - and the first a letter or digit"
         )
     return name
 
@@ -40,7 +40,7 @@ def check_queue_name(name: str) -> str:
 def check_queues(names: Sequence[str]) -> Sequence[str]:
     """Several names of queues, none twice, or InvalidArgument."""
     if isinstance(names, str) or not isinstance(names, Sequence) or not names:
-        raise InvalidArgument(f"queues {names!r} are refused: a list of names is wanted")
+        raise InvalidArgument(f"queues {said(names)} are refused: a list of names is wanted")
     for name in names:
         check_queue_name(name)
     if len(set(names)) < len(names):
@@ -52,7 +52,8 @@ def check_message_id(value: bytes) -> MessageId:
     """The value itself, or InvalidArgument when it is not 16 bytes."""
     if not isinstance(value, bytes) or len(value) != MESSAGE_ID_BYTES:
         raise InvalidArgument(
-            f"message id {value!r} is refused: {MESSAGE_ID_BYTES} bytes or {2 * MESSAGE_ID_BYTES} hex digits are wanted"
+            f"message id {said(value)} is refused: {MESSAGE_ID_BYTES} bytes or {2 * MESSAGE_ID_BYTES} hex digits are "
+            "wanted"
         )
     return MessageId(value)
 
@@ -69,7 +70,7 @@ def id_digits_of(value: bytes | str | None) -> str:
     if isinstance(value, str) and ID_DIGITS.fullmatch(value):
         return value.lower()
     if isinstance(value, str):
-        raise InvalidArgument(f"message id {value!r} is refused: 32 hex digits, or the first of them, are wanted")
+        raise InvalidArgument(f"message id {said(value)} is refused: 32 hex digits, or the first of them, are wanted")
     return "" if value is None else id_of(value).hex()
 
 
@@ -271,9 +272,9 @@ def restored(queue: str, stored: Mapping[str, Any]) -> Properties:
         check_instant("enqueued_at", enqueued_at)
     found = properties_of(queue, enqueued_at, {name: left.pop(name) for name in PLAIN_OPTIONS if name in left})
     if type(tries) is not int or not 0 <= tries <= MOST_TRIES:
-        raise InvalidArgument(f"tries {tries!r} is refused: a number from 0 to {MOST_TRIES:,} is wanted")
+        raise InvalidArgument(f"tries {said(tries)} is refused: a number from 0 to {MOST_TRIES:,} is wanted")
     if origin is not None and not is_text(origin):
-        raise InvalidArgument(f"origin {origin!r} is refused: str is wanted")
+        raise InvalidArgument(f"origin {said(origin)} is refused: str is wanted")
     found.possible_duplicate = left.pop("possible_duplicate", False) is True
     found.tries, found.origin, found.unknown = tries, origin, left
     return found
@@ -296,9 +297,9 @@ def _checked(name: str, value: Any) -> Any:
         wanted = "a mapping of str to str"
         right = isinstance(value, Mapping) and all(is_text(part) for pair in value.items() for part in pair)
     else:
-        raise InvalidArgument(f"{name!r} is not an option of enqueue: {', '.join(EnqueueOptions.__annotations__)}")
+        raise InvalidArgument(f"{said(name)} is not an option of enqueue: {', '.join(EnqueueOptions.__annotations__)}")
     if not right:
-        raise InvalidArgument(f"{name} {value!r} is refused: {wanted} is wanted")
+        raise InvalidArgument(f"{name} {said(value)} is refused: {wanted} is wanted")
     return value
 
 

@@ -16,9 +16,17 @@ LATEST_US = 253_402_300_799_999_999
 """The end of the year 9999, which is the last that a datetime knows."""
 FOREVER_S = 1e9
 """Who waits for thirty years waits for ever."""
+MOST_SAID = 160
+"""Characters."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _SPANS = {"not_before": "delay", "expires_at": "ttl"}
+
+
+def said(value: object) -> str:
+    """A value that is refused, as the error repeats it: whoever sent it may have made it as long as he likes."""
+    text = repr(value)
+    return text if len(text) <= MOST_SAID else f"{text[:MOST_SAID]}..."
 
 
 def check_instant(name: str, value: Any) -> int:
@@ -26,9 +34,9 @@ def check_instant(name: str, value: Any) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         if EARLIEST_US <= value <= LATEST_US:
             return value
-        raise InvalidArgument(f"{name} {value} is refused: {_likely(name, value)}")
+        raise InvalidArgument(f"{name} {said(value)} is refused: {_likely(name, value)}")
     raise InvalidArgument(
-        f"{name} {value!r} is refused: a datetime with its time zone, or int microseconds UTC, is wanted"
+        f"{name} {said(value)} is refused: a datetime with its time zone, or int microseconds UTC, is wanted"
     )
 
 
@@ -50,7 +58,7 @@ def span_us(name: str, value: Any) -> int:
     if not isinstance(value, timedelta):
         seconds = check_seconds(name, value)
         if value is None or seconds >= FOREVER_S:
-            raise InvalidArgument(f"{name} {value!r} is refused: a timedelta, or seconds, is wanted")
+            raise InvalidArgument(f"{name} {said(value)} is refused: a timedelta, or seconds, is wanted")
         value = timedelta(seconds=seconds)
     if value < timedelta(0):
         raise InvalidArgument(f"{name} {value!r} is refused: it is negative")

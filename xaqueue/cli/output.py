@@ -19,6 +19,7 @@ import typer
 
 from xaqueue.errors import InvalidArgument
 from xaqueue.message import Message, Properties, body_of, check_queue_name, id_of, restored
+from xaqueue.times import said
 
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
@@ -174,9 +175,9 @@ def message_from(line: bytes, queue: str | None) -> Message:
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
         raise InvalidArgument(f"it is no message as export writes it: {error}") from None
     for key in given.keys() - {"queue", *_WRITTEN, *_PLAIN_BYTES}:
-        raise InvalidArgument(f"{key!r} is no property of a message")
+        raise InvalidArgument(f"{said(key)} is no property of a message")
     if size_bytes not in (None, len(body)):
-        raise InvalidArgument(f"its body has {len(body):,} bytes, and its size_bytes is {size_bytes!r}")
+        raise InvalidArgument(f"its body has {len(body):,} bytes, and its size_bytes is {said(size_bytes)}")
     return Message(message_id, name, 0, body, restored(name, stored))
 
 

@@ -25,6 +25,7 @@ from xaqueue.cli.main import app
 from xaqueue.connection import Connection
 from xaqueue.message import MOST_TRIES, Message, Properties
 from xaqueue.space.engine.session import Session
+from xaqueue.space.owner.open import create
 from xaqueue.storage.ids import fresh_id
 from xaqueue.times import EARLIEST_US, LATEST_US
 
@@ -196,6 +197,63 @@ def test_a_line_that_is_wrong_is_refused_with_its_number(
     assert "stopped at line 102: nothing was imported" in refused(
         "import", "-", "--dry-run", "--space", space, stdin="\n".join(lines)
     )
+
+
+HOSTILE = ("../x", "/etc/x", "..", ".", "", "a/../../x", "a\0b", "a\nb", "\ud800", "x" * 5000, 7, ["x"], {"x": 1})
+"""As the name of a queue; as that of a message, too."""
+HUGE = (-1, 2**63, 2**64, 10**400, 1e308, float("nan"), True, "9")
+HOSTILE_LINES: list[dict[str, Any]] = [
+    *({name: value} for name in ("queue", "reply_queue", "failure_queue", "message_id") for value in HOSTILE),
+    *({name: value} for name in ("size_bytes", "priority", "tries", "enqueued_at", "not_before") for value in HUGE),
+    *({"message_id": value} for value in ("/" * 32, "\0" * 32, "../" * 11, "0" * 1_000_000)),
+    *({name: "x" * 100_000} for name in ("tries", "expires_at", "size_bytes", "x" * 100_000)),
+    *({"headers": value} for value in (["x"], {"": 1})),
+    *({"unknown_base64": value} for value in ("3/////8=", "xv////8=", "gQEC")),  # maps and strings of 4 GiB
+]
+TOO_LARGE: list[dict[str, Any]] = [
+    {"group": "x" * 100_000},
+    {"headers": {"x" * 100_000: ""}},
+    {"body": "x" * 101, "size_bytes": 101},
+]
+SPOKEN_OF: list[dict[str, Any]] = [
+    {"group": "../../x"},
+    {"correlation_id": "../x"},
+    {"dedup_key": "../x"},
+    {"content_type": "/etc/x"},
+    {"headers": {"../x": "/etc/x"}},
+    {"unknown_base64": "gaVxdWV1ZaQuLi94"},  # queue: ../x
+]
+"""What is no path, and is taken as it stands."""
+
+
+def files_in(root: Path) -> set[Path]:
+    return set(root.rglob("*"))
+
+
+def test_a_hostile_line_names_nothing_outside(tmp_path: Path) -> None:
+    """In a space that takes any queue: none is made, no file beside the space, and each is told in one sentence."""
+    root = tmp_path / "in" / "space"
+    create(root, any_queue=True)
+    run("put", "orders", "first", "--space", root)
+    given = json.loads(run("export", "orders", "--space", root)) | {"message_id": "1" * 32}
+    for path in ("committed", "prepared", "active", "snapshots"):
+        (tmp_path / path).mkdir()
+    (root / "queues.toml").write_text("[default]\n[space]\nmax_body_bytes = 100\n")
+    codes = [(ExitCode.USAGE, one) for one in HOSTILE_LINES] + [(ExitCode.ERROR, one) for one in TOO_LARGE]
+    queues, outside = set((root / "committed").iterdir()), files_in(tmp_path) - files_in(root)
+    with xaqueue.connect(root):  # it is opened once
+        for code, changed in codes:
+            told = refused("import", "-", "--space", root, code=code, stdin=json.dumps(given | changed))
+            assert told.startswith("xaqueue: stopped at line 1: nothing was imported. --from-line 1 goes on there\n")
+            assert told.count("\n") == 2, told
+            assert len(told) < 1000
+            assert bodies(root, "orders") == [b"first"], changed
+        for number, changed in enumerate(SPOKEN_OF, 2):
+            line = json.dumps(given | changed | {"message_id": f"{number:032x}"})
+            assert run("import", "-", "--space", root, stdin=line) == "1 message imported, 0 were there already\n"
+    assert len(bodies(root, "orders")) == 1 + len(SPOKEN_OF)
+    assert set((root / "committed").iterdir()) == queues
+    assert files_in(tmp_path) - files_in(root) == outside
 
 
 def test_what_export_and_import_refuse(space: Path, tmp_path: Path) -> None:
