@@ -219,6 +219,11 @@ class Connection(MessageCalls, QueueCalls):
         return hasattr(self._manager, "carry")
 
     @property
+    def space_id(self) -> str:
+        """Of the space that it is with."""
+        return self._manager.space_id
+
+    @property
     def can_carry(self) -> bool:
         """Whether a database may carry changes of this space: this process has it open."""
         return getattr(self._manager, "can_carry", False) is True

@@ -24,6 +24,10 @@ class Carrying(Protocol):
     carrier: ``<node>.<participant>``; changes: as ``CarriedChange.encode`` made them.
     """
 
+    @property
+    def space_id(self) -> str:
+        """Of the space: another one in its place never heard of its branches."""
+
     def carriers(self) -> Carriers:
         """Who has the space open, and which databases carry its changes, or did."""
 

@@ -103,17 +103,17 @@ def release(
 ) -> None:
     """Wait no more for a space that is gone, as one that was restored and has another id since.
 
-    What a database has carried for it, and it has not done, is lost. The transaction manager must not run; its
-    participants are recovered.
+    What it had prepared, or a database has carried for it, and it has not done, is lost. The transaction manager must
+    not run; its participants are recovered.
     """
     config = load(tm)
     if not yes:
-        agreed(f"give up what databases have carried for space {space}, and it has not done?")
+        agreed(f"give up what space {space} was to commit, and has not done?")
     with opened(config) as manager:
         manager.recover(RECOVER_S)
         gone = manager.release(space)
         manager.recover(RECOVER_S)
-    typer.echo(f"{output.counted(len(gone), 'transaction')} carried for space {space}: not waited for any more")
+    typer.echo(f"{output.counted(len(gone), 'transaction')} of space {space}: not waited for any more")
     for gtrid in gone:
         typer.echo(gtrid.decode())
 

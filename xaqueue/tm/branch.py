@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -187,9 +187,7 @@ class EnlistedBranch:
             return Reply.REFUSED
         return Reply.DONE
 
-    def commit_last(
-        self, prepared: Sequence[str], check: Callable[[], None], change: CarriedChange | None = None
-    ) -> Reply:
+    def commit_last(self, row: DecisionRow, check: Callable[[], None], change: CarriedChange | None = None) -> Reply:
         """Commits it together with the row that decides for those that prepared. LOST: nobody knows, not even the
         database just now.
 
@@ -199,7 +197,6 @@ class EnlistedBranch:
         try:
             self._refuse_failed()
             self.check_begun()
-            row = DecisionRow(self.gtrid, Outcome.COMMITTED, tuple(prepared))
             self._insert(row, change)
             check()
         except Exception as error:

@@ -286,7 +286,7 @@ class Coordinator:
         is_committed = row.outcome is Outcome.COMMITTED
         if is_committed:
             self.carriages.add_row(row)
-            self.log.add_row(row.gtrid, row.participants, name)
+            self.log.add_row(row.gtrid, row.participants, name, row.spaces)
         else:
             self.carriages.rows.pop(row.gtrid, None)
         with self._mutex:

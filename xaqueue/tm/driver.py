@@ -179,6 +179,12 @@ def tells_carriers(connection: Any) -> bool:
     return callable(getattr(connection, "carriers", None))
 
 
+def space_of(connection: Any) -> str:
+    """The id of the space that ours is with; empty for any other."""
+    found = getattr(connection, "space_id", "")
+    return found if isinstance(found, str) else ""
+
+
 def has_ended(connection: Any) -> bool:
     """Whether no transaction is open any more on a connection whose driver tells, and on which one was begun."""
     return has_two_phases(connection) and _status(connection) == IDLE

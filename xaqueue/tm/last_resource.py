@@ -66,6 +66,8 @@ class DecisionRow(NamedTuple):
     participants: tuple[str, ...] = ()
     carried: bytes = b""
     """What the space is to do, where the row carries its change; see ``xaqueue.carried``."""
+    spaces: Mapping[str, str] = MappingProxyType({})
+    """By participant, the id of the space that voted."""
 
 
 def create_statement(dialect: Dialect) -> str:
@@ -116,9 +118,9 @@ def make_ready(connection: Any, node: str, *, is_known: bool) -> None:
             ) from error
 
 
-def names_of(participants: Iterable[str]) -> str:
-    """As a row has them: nothing in it means anything to a database."""
-    return " ".join(map(_quoted, participants))
+def names_of(participants: Iterable[str], spaces: Mapping[str, str] = MappingProxyType({})) -> str:
+    """As a row has them, each with its space: nothing in it means anything to a database."""
+    return " ".join(_quoted(name) + (f"={_quoted(spaces[name])}" if name in spaces else "") for name in participants)
 
 
 @lru_cache(maxsize=1024)
@@ -137,7 +139,8 @@ def insert_row(connection: Any, row: DecisionRow) -> bool:
 
 
 def _insert_row(connection: Any, row: DecisionRow, where: str = "") -> bool:
-    return _insert(connection, _checked(row.gtrid), _WORDS[row.outcome], names_of(row.participants), where)
+    names = names_of(row.participants, row.spaces)
+    return _insert(connection, _checked(row.gtrid), _WORDS[row.outcome], names, where)
 
 
 def _insert(connection: Any, key: str, word: str, names: str, where: str = "") -> bool:
@@ -320,15 +323,16 @@ def _select(connection: Any, where: str) -> list[DecisionRow]:
     found = run(connection, f"SELECT gtrid, decision, participants, carried FROM {TABLE} WHERE {where}")
     connection.rollback()
     return [
-        DecisionRow(
-            str(gtrid).encode("ascii"),
-            _OUTCOMES[decision],
-            tuple(map(unquote, str(names).split())),
-            bytes(carried or b""),
-        )
+        _row(str(gtrid).encode("ascii"), _OUTCOMES[decision], str(names), bytes(carried or b""))
         for gtrid, decision, names, carried in found
         if decision in _OUTCOMES
     ]
+
+
+def _row(gtrid: bytes, outcome: Outcome, names: str, carried: bytes) -> DecisionRow:
+    voters = [tuple(map(unquote, word.split("="))) for word in names.split()]
+    spaces = {name: space[0] for name, *space in voters if space}
+    return DecisionRow(gtrid, outcome, tuple(name for name, *_ in voters), carried, spaces)
 
 
 def _checked(gtrid: bytes) -> str:

@@ -14,8 +14,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from xaqueue.errors import (
     DecisionLogError,
@@ -129,13 +130,15 @@ class DecisionLog:
 
     # Decisions
 
-    def decide(self, gtrid: bytes, participants: Sequence[str]) -> None:
-        """Returns once the decision to commit these is hardened.
+    def decide(
+        self, gtrid: bytes, participants: Sequence[str], spaces: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """Returns once the decision to commit these is hardened. spaces: ids of those that have one.
 
         Raises RetryLater where there was no room, and surely nothing was recorded; DecisionLogError where nobody
         knows: then only the next opening can tell.
         """
-        made = OpenDecision(gtrid, tuple(participants), self.now_us(), None, set(participants))
+        made = OpenDecision(gtrid, tuple(participants), self.now_us(), None, set(participants), spaces)
         self._append_with_done(lambda done: records.decision(made, done), lambda: self.table.add(made))
 
     def decision_on(self, gtrid: bytes) -> Outcome | None:
@@ -151,9 +154,17 @@ class DecisionLog:
         epochs = self.epoch, self.epoch
         self._append(lambda: records.last(participant, *epochs), lambda: self.table.add_last(participant, *epochs))
 
-    def add_row(self, gtrid: bytes, participants: Sequence[str], last: str) -> None:
+    def space_of(self, gtrid: bytes, participant: str) -> str:
+        """The id of the space that voted there, and has not acknowledged the decision; empty where it has none."""
+        with self.lock:
+            made = self.table.open.get(gtrid)
+            return made.spaces.get(participant, "") if made is not None and participant in made.outstanding else ""
+
+    def add_row(
+        self, gtrid: bytes, participants: Sequence[str], last: str, spaces: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         """A row in the database of ``last`` decides to commit these; it is read again after a crash."""
-        made = OpenDecision(gtrid, tuple(participants), self.now_us(), last, set(participants))
+        made = OpenDecision(gtrid, tuple(participants), self.now_us(), last, set(participants), spaces)
         with self.lock:
             if gtrid not in self.table.open:
                 made.outstanding -= {name for other, name in self.table.heuristics if other == gtrid}

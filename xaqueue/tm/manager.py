@@ -257,8 +257,9 @@ class TransactionManager:
                     raise
 
     def release(self, space: str) -> list[bytes]:
-        """Ends the wait for a space that is gone for good, as one that was restored and has another id since: what only
-        databases have carried for it is lost. space: its id. Returns the transactions; call ``recover`` before.
+        """Ends the wait for a space that is gone for good, as one that was restored and has another id since: what it
+        had prepared, or only databases have carried for it, is lost. space: its id. Returns the transactions; call
+        ``recover`` before.
 
         For a person to call. Raises ProtocolError where a participant has that space, what a driver raises.
         """
@@ -267,10 +268,13 @@ class TransactionManager:
             with source.opened() as connection:
                 if tells_carriers(connection) and connection.carriers().space == space:
                     raise ProtocolError(f"participant {source.name!r} has space {space}: recovery hands it what is its")
-        rows = {gtrid: row for gtrid, row in self._coordinator.carriages.rows.items() if row.space == space}
-        for gtrid, row in rows.items():
-            self._coordinator.settle(gtrid, Outcome.COMMITTED, {row.queue: ParticipantOutcome.COMMITTED}, {})
-        return sorted(rows)
+        waiting = [(gtrid, row.queue) for gtrid, row in self._coordinator.carriages.rows.items() if row.space == space]
+        with self._log.lock:
+            for made in self._log.table.open.values():
+                waiting += [(made.gtrid, name) for name in made.outstanding if made.spaces.get(name) == space]
+        for gtrid, name in waiting:
+            self._coordinator.settle(gtrid, Outcome.COMMITTED, {name: ParticipantOutcome.COMMITTED}, {})
+        return sorted({gtrid for gtrid, _ in waiting})
 
     # Housekeeping
 

@@ -2,7 +2,7 @@
 
     NODE         one line: xaqueue-tm 1 <node id> <boot epoch>
 
-    1 DECISION   [gtrid, when_us, [participant, ...], [gtrid that is done, ...]]
+    1 DECISION   [gtrid, when_us, [participant or [participant, id of its space], ...], [gtrid that is done, ...]]
     2 DONE       [gtrid, ...]
     3 HEURISTIC  [gtrid, participant, decision, outcome, when_us, detail]
     4 FORGET     [gtrid]
@@ -15,7 +15,7 @@ and nowhere else. CARRIED repeats what dangled at a checkpoint; it is never newe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from itertools import islice
@@ -61,6 +61,8 @@ class OpenDecision:
     """In whose database its row is the decision; None where the log has it."""
     outstanding: set[str] = field(default_factory=set)
     """Participants that have not acknowledged."""
+    spaces: Mapping[str, str] = field(default_factory=dict)
+    """By participant, the id of the space that voted; of those that have one."""
     late: set[str] = field(default_factory=set)
     """Outstanding ones that have committed, and lose that with a crash until they harden it."""
 
@@ -243,12 +245,15 @@ def _end(table: DecisionTable, over: set[bytes], gtrids: Iterable[bytes]) -> Non
 
 
 def _decision_parts(made: OpenDecision) -> list[Any]:
-    return [made.gtrid, made.when_us, list(made.participants)]
+    spaces = made.spaces
+    return [made.gtrid, made.when_us, [[name, spaces[name]] if name in spaces else name for name in made.participants]]
 
 
 def _decision(parts: list[Any]) -> OpenDecision:
-    gtrid, when_us, names = parts
-    return OpenDecision(gtrid, tuple(names), when_us, None, set(names))
+    gtrid, when_us, voters = parts
+    spaces = dict(one for one in voters if not isinstance(one, str))
+    names = [one if isinstance(one, str) else one[0] for one in voters]
+    return OpenDecision(gtrid, tuple(names), when_us, None, set(names), spaces)
 
 
 def _heuristic_parts(noted: Heuristic) -> list[Any]:

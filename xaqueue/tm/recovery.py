@@ -227,6 +227,10 @@ class RecoveryThread:
             if gtrid in self._coordinator.carriages.rows:
                 self._settle_carried(gtrid, carriers, report)
                 continue
+            voted = self._coordinator.log.space_of(gtrid, self._name)
+            if voted and (carriers is None or carriers.space != voted):
+                report.error = f"{gtrid.decode()} is to be committed in {_gone(voted)}"
+                continue
             if outstanding[gtrid]:  # committed before, and hardened now: a crash in between would have had it listed
                 self._coordinator.settle(gtrid, Outcome.COMMITTED, {self._name: ParticipantOutcome.COMMITTED}, {})
                 continue
@@ -256,10 +260,7 @@ class RecoveryThread:
         row = self._coordinator.carriages.rows[gtrid]
         noted = carriers.get(row.carrier) if carriers is not None else None
         if carriers is None or carriers.space != row.space:
-            report.carrying = (
-                f"the change of {gtrid.decode()} is for space {row.space}, and this is another one: put that back; or, "
-                f"where it was restored and has another id since, `xaqueue tm release DIR {row.space}` ends the wait"
-            )
+            report.carrying = f"the change of {gtrid.decode()} is for {_gone(row.space)}"
         elif noted is None or not noted.has_applied(row.number):
             self._coordinator.carriages.want(row)
         elif self._connection.carriers().life == carriers.life:
@@ -378,3 +379,11 @@ class RecoveryThread:
         for gtrid in carried:
             del rows[gtrid]
         coordinator.wake(coordinator.carriages.begin(self._name, self._connection))
+
+
+def _gone(space: str) -> str:
+    """What is to be done where another space is in its place."""
+    return (
+        f"space {space}, and this is another one: put that back; or, where it was restored and has another id since, "
+        f"`xaqueue tm release DIR {space}` ends the wait"
+    )

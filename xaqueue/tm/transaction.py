@@ -320,7 +320,7 @@ class Transaction:
             return Reply.REFUSED
         self._coordinator.step(TraceStep.DECIDE, self.gtrid, "")
         try:
-            decide = partial(self._coordinator.log.decide, self.gtrid, command.names)
+            decide = partial(self._coordinator.log.decide, self.gtrid, command.names, self._spaces_of(command.names))
             self._coordinator.loop.in_thread(decide, must_end=True)  # or recovery would find no decision, and one later
         except (RetryLater, DecisionLogError) as error:
             self._log_error = error
@@ -342,9 +342,11 @@ class Transaction:
         coordinator.expect_row(self.gtrid, name, prepared)
         change = self._branches[prepared[0]].carried
         if change is not None:
-            row = CarriedRow(prepared[0], change.carrier, change.life.space, change.number)
-            coordinator.carriages.rows[self.gtrid] = row
-        reply = last.commit_last(prepared, coordinator.log.check, change)
+            coordinator.carriages.rows[self.gtrid] = CarriedRow(
+                prepared[0], change.carrier, change.life.space, change.number
+            )
+        row = DecisionRow(self.gtrid, Outcome.COMMITTED, tuple(prepared), spaces=self._spaces_of(prepared))
+        reply = last.commit_last(row, coordinator.log.check, change)
         if change is not None and isinstance(last.error, LifeOver):
             coordinator.carriages.refused(prepared[0], name)
         coordinator.step(TraceStep.COMMITTED_LAST, self.gtrid, name)
@@ -352,8 +354,13 @@ class Transaction:
             self._branches[other].be_late()
         if reply is not Reply.LOST:
             outcome = Outcome.COMMITTED if reply is Reply.DONE else Outcome.ROLLED_BACK
-            coordinator.take_row(DecisionRow(self.gtrid, outcome, tuple(prepared)), name)
+            coordinator.take_row(row._replace(outcome=outcome), name)
         return reply
+
+    def _spaces_of(self, names: Iterable[str]) -> dict[str, str]:
+        """The ids of the spaces that have voted: another one in its place has nothing to acknowledge."""
+        found = {name: driver.space_of(self._branches[name].connection) for name in names}
+        return {name: space for name, space in found.items() if space}
 
     def _interrupted(self) -> None:
         """Between two commands: what is decided goes on without this thread, and what is not is rolled back."""

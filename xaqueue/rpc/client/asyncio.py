@@ -109,6 +109,10 @@ class AsyncConnection:
         self._unknown: OutcomeUnknown | None = None
         """Of a commit that was cancelled: its next call raises it."""
 
+    @property
+    def space_id(self) -> str:
+        return self._connection.space_id
+
     enqueue = _carried(Connection.enqueue)
     """Pipelined: there is something to wait for only where a lot is on its way already."""
     dequeue = _carried(Connection.dequeue)

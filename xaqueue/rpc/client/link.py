@@ -322,6 +322,10 @@ class Link:
         return self.call(method, *params)
 
     @property
+    def space_id(self) -> str:
+        return str(self.space.get("space", ""))
+
+    @property
     def requests(self) -> int:
         """How many requests, which are round trips, the connection of now has had."""
         return self._socket.requests if self._socket is not None else 0

@@ -55,6 +55,10 @@ class CarryVerbs(Association):
             return Carriers(*space.life, tuple(space.carriers[name].status for name in sorted(space.carriers)))
 
     @property
+    def space_id(self) -> str:
+        return self.space.life.space
+
+    @property
     def can_carry(self) -> bool:
         """Whether changes of the space can be carried at its level."""
         return self.space.log.is_atomic
