@@ -22,7 +22,16 @@ from support.served import ServerThread
 from xaqueue.batch import BATCH_FORMAT_IDS, Batch
 from xaqueue.connection import Connection
 from xaqueue.delivery import ACK, NACK, REJECT
-from xaqueue.errors import ConnectionLost, Error, HeuristicOutcome, OutcomeUnknown, RolledBack, UnknownQueue, UnknownXid
+from xaqueue.errors import (
+    ConnectionLost,
+    Error,
+    HeuristicOutcome,
+    LeaseExpired,
+    OutcomeUnknown,
+    RolledBack,
+    UnknownQueue,
+    UnknownXid,
+)
 from xaqueue.rpc.client.link import ClientSocket
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.rpc.methods.service import RemoteOperator
@@ -355,6 +364,21 @@ def test_work_goes_with_its_transaction(ground: Ground, verb: str, monkeypatch: 
     ground.connection.rollback()
     add(ground.connection)
     assert ground.look("failed") == [b"b"]
+
+
+@pytest.mark.parametrize("ground", WAYS[:1], ids="-".join, indirect=True)
+def test_what_no_server_took_was_not_done(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing was sent, so that nothing is unknown, then and later."""
+    receive(ground)
+    monkeypatch.setattr(ground.manager, "_connect_s", 0.0)
+    ground.server.kill()
+    with pytest.raises(ConnectionLost, match="no server answers") as caught:
+        settle(ACK, None, ground)
+    assert caught.type is ConnectionLost
+    ground.server = ground._serve()
+    with pytest.raises(LeaseExpired):
+        settle(ACK, None, ground)
+    assert ground.look("orders") == [b"a"]
 
 
 @pytest.mark.parametrize("ground", [way for way in WAYS if way[1] == "JOURNAL"], ids="-".join, indirect=True)

@@ -60,14 +60,14 @@ class LeaseCalls(Link):
 
     def settle(self, queue: str, lease: bytes, how: str, detail: Detail = None) -> None:
         """Raises OutcomeUnknown where the answer is lost each time; or was lost, and the server that was started since
-        knows the lease no more."""
+        knows the lease no more. ConnectionLost where nobody was there to be asked: nothing was done."""
         is_again, why = lease in self._unanswered, Error("the answer to an earlier call is lost")
         self._unanswered.add(lease)
         for _ in range(TRIES):
             try:
                 self.call("settle", queue, lease, how, detail)
             except ConnectionLost as lost:
-                is_again, why = True, lost
+                is_again, why = is_again or not self.is_unreached, lost
             except Error as error:
                 if is_again and isinstance(error, LeaseExpired):
                     raise OutcomeUnknown(f"{why}. {_over(queue, how)}") from error
@@ -77,6 +77,9 @@ class LeaseCalls(Link):
             else:
                 self._unanswered.discard(lease)
                 return
+        if not is_again:
+            self._unanswered.discard(lease)
+            raise why
         raise OutcomeUnknown(f"{why}. Whether the delivery is settled is unknown: settle it again") from why
 
     def extend(self, queue: str, lease: bytes, lease_s: float) -> None:
