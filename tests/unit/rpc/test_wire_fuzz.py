@@ -199,11 +199,14 @@ def no_frame(rng: random.Random, xid: tuple[int, bytes, bytes]) -> bytes:
 
 
 def tree(root: Path) -> dict[str, bytes]:
-    """Every file and directory of a space, but the owner's lock and the records of streams and batches, which stay."""
+    """Every file and directory of a space, but the owner's lock, the counters, which are written by the clock, and the
+    records of streams and batches, which stay."""
     return {
         str(path.relative_to(root)): path.read_bytes() if path.is_file() else b"directory"
         for path in root.rglob("*")
-        if path.name != "owner" and path.parent.name not in ("streams", "batches") and not path.is_socket()
+        if path.name not in ("owner", "counters")
+        and path.parent.name not in ("streams", "batches")
+        and not path.is_socket()
     }
 
 
