@@ -204,7 +204,7 @@ def test_a_restored_space_is_waited_for_until_somebody_ends_that(place: Place) -
     tables = "".join(f"[participants.{name}]\nkind = 'xaqueue'\nspace = '{place.path / name}'\n" for name in SPACES)
     tables += f"[participants.db]\nkind = 'sqlite'\npath = '{place.path / 'db.sqlite'}'\n"
     (place.path / "tm" / "participants.toml").write_text(tables)
-    assert f"for space {old}: not waited for" in command("tm", "release", place.path / "tm", old, "--yes")
+    assert f"of space {old}: not waited for" in command("tm", "release", place.path / "tm", old, "--yes")
     with place.manager() as tm:
         tm.recover(PATIENCE_S)
         assert "tm release" not in str(tm._coordinator.trouble)
