@@ -184,7 +184,7 @@ def restore(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do it, and do not ask.")] = False,
     json: JsonOption = False,
-    space: Annotated[Path | None, typer.Option("--space", metavar="DIR", help="The queue space's directory.")] = None,
+    space: DirectoryOption = None,
 ) -> None:
     """Put a snapshot back in the place of a space that nobody has open.
 

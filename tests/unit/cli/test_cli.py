@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, cast
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 import xaqueue
 from support.doubtful import fails, run
 from xaqueue.cli import exit_codes, messages, parameters
 from xaqueue.cli.exit_codes import ExitCode
+from xaqueue.cli.location import SPACE_VARIABLE
 from xaqueue.cli.main import app
 from xaqueue.cli.output import counted, moment, preview, progress_bar, size
 from xaqueue.connection import Connection
@@ -640,3 +642,15 @@ def test_lines_that_were_read_and_not_committed_are_counted(space: Path, capfd: 
     said = capfd.readouterr().err
     assert "stopped after 3 lines: of these the first 2 are committed" in said
     assert "not known" not in said
+
+
+def test_a_space_may_be_named_before_every_verb_that_takes_one() -> None:
+    root = typer.main.get_command(app)
+    found: dict[str, str] = {}
+    groups = [("", root)]
+    for name, group in groups:  # which grows
+        for verb, command in getattr(group, "commands", {}).items():
+            groups.append((f"{name} {verb}", command))
+            found |= {f"{name} {verb}": one.help for one in command.params if "--space" in one.opts}
+    assert len(found) > 30
+    assert [verb for verb, text in found.items() if not text.endswith(f"if not {SPACE_VARIABLE}.")] == []
