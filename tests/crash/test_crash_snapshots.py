@@ -232,7 +232,7 @@ def test_a_restore_may_be_cut_off_at_any_call(level: Level, exact: bool, killed:
             marks = {one.body: one.possible_duplicate for queue in "ab" for one in Session(space).browse(queue)}
             old = {body for bodies in states[0].values() for body in bodies}
             assert marks == {body: body in old for bodies in found.values() for body in bodies}
-            assert space.branches[IN_DOUBT].restored == exact, "it is in doubt yet, unless only the past counts"
+            assert space.branches[IN_DOUBT].is_for_operator == exact, "it is in doubt yet, unless only the past counts"
             assert Session(space).recover(9, Flag.STARTRSCAN) == ([] if exact else [IN_DOUBT])
     assert ends >= {"old", "neither"}
 

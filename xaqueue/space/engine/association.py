@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 
-from xaqueue.batch import BATCH_FORMAT_IDS, is_of_a_batch
 from xaqueue.errors import (
     Error,
     InterfaceError,
@@ -17,10 +16,9 @@ from xaqueue.errors import (
     RetryLater,
     RolledBack,
 )
-from xaqueue.space.engine import batch_steps
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import branch as states
-from xaqueue.space.model.branch import ALLOWED_NEXT, Branch, Call, State, call_of
+from xaqueue.space.model.branch import ALLOWED_NEXT, RULES, Branch, Call, State, call_of
 from xaqueue.xa import Code, Flag
 from xaqueue.xid import LOCAL_FORMAT_ID, Xid
 
@@ -160,9 +158,12 @@ class Association:
             self._count_locked(xid, self.branch_limit)
         branch = self.space.branches[xid] = Branch(xid, str(xid))
         branch.begun, branch.begun_by = time.monotonic(), self.key
-        late = batch_steps.refusal(self.space, xid) if xid[0] in BATCH_FORMAT_IDS and is_of_a_batch(xid) else ""
-        if late:
-            branch.rollback_reason = RolledBack(late)
+        rule = RULES.get(xid[0])
+        if rule is not None:
+            try:
+                rule(self.space, branch, Call.START)
+            except RolledBack as why:
+                branch.rollback_reason = why
         if timeout_s is not None:
             branch.deadline = branch.begun + timeout_s
             self.space.look_by(branch.deadline)

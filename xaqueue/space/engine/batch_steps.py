@@ -8,10 +8,11 @@ brings it back, the next open removes it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from xaqueue.batch import Decision, is_of_a_batch, key_of, parse_gtrid
 from xaqueue.errors import RetryLater, RolledBack
-from xaqueue.space.engine import commit, dedup, tries
+from xaqueue.space.engine import commit, tries
 from xaqueue.space.engine.state import Space
 from xaqueue.space.engine.tries import Failed
 from xaqueue.space.model import records
@@ -105,8 +106,11 @@ def _commit(space: Space, gtrid: bytes, branches: Sequence[Branch]) -> None:
         for branch in branches:
             commit.publish_commit(space, branch)
 
+    together: dict[Any, Any] = {}
     try:
-        dedup.stage(space, branches)
+        for branch in branches:
+            for rider in branch.riders:
+                rider.stage(space, branch, together)
         space.log.perform(plan, publish)
     except RetryLater:
         for branch in branches:

@@ -17,7 +17,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from xaqueue.batch import ONE_SPACE, SEVERAL_SPACES, Batch, Decision, Plan, home_of, is_of_a_batch, key_of
+from xaqueue.batch import (
+    BATCH_FORMAT_IDS,
+    ONE_SPACE,
+    SEVERAL_SPACES,
+    Batch,
+    Decision,
+    Plan,
+    home_of,
+    is_of_a_batch,
+    key_of,
+)
 from xaqueue.errors import (
     DamagedBlock,
     Error,
@@ -35,7 +45,7 @@ from xaqueue.space.engine.batch_steps import of_batch
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import records
 from xaqueue.space.model.block import Kind
-from xaqueue.space.model.branch import HEURISTICS, Branch, State
+from xaqueue.space.model.branch import HEURISTICS, RULES, Branch, Call, State
 from xaqueue.space.model.layout import BATCHES, QUARANTINE
 from xaqueue.storage.fs import NO_ROOM
 from xaqueue.xa import Code, Outcome
@@ -88,10 +98,28 @@ class BatchVerbs(Association):
 # What branches of batches may do on their own
 
 
-def check_prepare(space: Space, branch: Branch) -> None:
-    """RolledBack for a branch that comes after its batch was decided. Its caller holds it busy."""
+def check(space: Space, branch: Branch, call: Call) -> None:
+    """The rule of what is of a batch; with the lock held for a start. Raises RolledBack, ProtocolError."""
     if not is_of_a_batch(branch.xid):
         return
+    if call is Call.START:
+        late = batch_steps.refusal(space, branch.xid)
+        if late:
+            raise RolledBack(late)
+    elif call is Call.PREPARE and branch.blocks:
+        _check_prepare(space, branch)
+    elif call is Call.COMMIT:
+        _check_commit(branch)
+    elif call is Call.ROLLBACK:
+        _check_rollback(branch)
+
+
+for _format_id in BATCH_FORMAT_IDS:
+    RULES[_format_id] = check
+
+
+def _check_prepare(space: Space, branch: Branch) -> None:
+    """RolledBack for a branch that comes after its batch was decided. Its caller holds it busy."""
     with space.lock:
         while key_of(branch.xid.gtrid) in space.batches.claimed:
             space.wait_settled()
@@ -100,19 +128,19 @@ def check_prepare(space: Space, branch: Branch) -> None:
         raise branch.rollback_reason or RolledBack(late)
 
 
-def check_commit(branch: Branch) -> None:
+def _check_commit(branch: Branch) -> None:
     """ProtocolError for a branch that is committed with its batch or not at all. Its caller holds it busy."""
-    if is_of_a_batch(branch.xid) and branch.base is not State.COMMITTING:
+    if branch.base is not State.COMMITTING:
         raise ProtocolError(
             f"branch {branch.xid} is of a batch, and would be written again if it were committed alone: commit_all "
             f"decides the whole batch, and an operator can with `xaqueue indoubt commit {branch.xid}`"
         )
 
 
-def check_rollback(branch: Branch) -> None:
+def _check_rollback(branch: Branch) -> None:
     """ProtocolError for a branch that another space may have committed already. Its caller holds it busy."""
     xid = branch.xid
-    if xid.format_id == SEVERAL_SPACES and branch.base is State.PREPARED and is_of_a_batch(xid):
+    if xid.format_id == SEVERAL_SPACES and branch.base is State.PREPARED:
         raise ProtocolError(
             f"branch {xid} is of a batch over several spaces, another of which may have committed it: the query rolls "
             f"it back with its batch, and an operator who has looked there can with `xaqueue indoubt rollback {xid}`"

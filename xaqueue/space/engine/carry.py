@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 
 from xaqueue.batch import is_of_a_batch
 from xaqueue.carried import CarriedChange, Carriers, CarrierState, CarrierStatus, Pruned, checked_carrier, decode
@@ -25,10 +26,10 @@ from xaqueue.space.engine.association import Association
 from xaqueue.space.engine.busy import Busy
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model.block import Kind, decode_head
-from xaqueue.space.model.branch import Branch, State, Written
+from xaqueue.space.model.branch import Branch, Call, Rider, State, Written
 from xaqueue.space.model.carrier import Carrier, together
 from xaqueue.space.model.carrier_note import note_of
-from xaqueue.space.model.change import Change
+from xaqueue.space.model.change import Change, Op
 from xaqueue.space.model.change import Kind as Step
 from xaqueue.space.model.entry import Entry
 from xaqueue.space.model.layout import numbered
@@ -94,6 +95,24 @@ class CarryVerbs(Association):
             return found
 
 
+@dataclass(frozen=True, slots=True)
+class Carried(Rider):
+    """Of a branch that a database carries; its number there. The record of its commit has the carrier's note."""
+
+    carrier: Carrier
+    number: int
+
+    def ops(self, space: Space, branch: Branch) -> Sequence[Op]:
+        carrier = self.carrier
+        carrier.open.discard(self.number)
+        carrier.applied = max(carrier.applied, self.number)
+        carrier.count += 1
+        return (note_of(carrier, space.epoch),)
+
+    def release_locked(self, space: Space, branch: Branch) -> None:
+        self.carrier.open.discard(self.number)
+
+
 def waiting(space: Space, queue: str) -> QueueWaiting | None:
     """Why this queue hands nothing out, where it does not. Called with the lock held."""
     carrier = space.awaited.get(queue) or space.awaited.get("")
@@ -117,8 +136,8 @@ def vote(space: Space, branch: Branch, name: str) -> CarriedChange | None:
     From here on nothing but ``commit`` and ``rollback`` ends it. Raises ResourceFailed.
     """
     try:
-        if branch.keys:
-            dedup.decide(space, branch)
+        for rider in branch.riders:
+            rider.decide(space, branch, Call.PREPARE)
     except RolledBack:
         return None  # its prepare will say so
     size, queues = 0, set()
@@ -149,7 +168,7 @@ def vote(space: Space, branch: Branch, name: str) -> CarriedChange | None:
         space.last_carried = number = space.last_carried + 1
         carrier.open.add(number)
         carrier.next = number + 1
-        branch.carrier, branch.carried, branch.prepared_at = carrier, number, space.now_us()
+        branch.riders, branch.prepared_at = (*branch.riders, Carried(carrier, number)), space.now_us()
         branch.become(State.CARRIED)
         space.settle_locked(branch)
     added = [written.content for written in branch.blocks if written.content is not None]
@@ -308,7 +327,7 @@ def _apply(space: Space, carrier: Carrier, change: CarriedChange) -> None:
 
     Raises RetryLater where a branch is in the way that is not over.
     """
-    branch = Branch(change.xid, str(change.xid), base=State.CARRIED, carrier=carrier, carried=change.number)
+    branch = Branch(change.xid, str(change.xid), base=State.CARRIED, riders=(Carried(carrier, change.number),))
     with space.lock:
         if carrier.damage and space.was_committed(change.xid):
             carrier.open.discard(change.number)

@@ -22,16 +22,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
-from xaqueue.batch import is_of_a_batch
 from xaqueue.errors import DiskFull, RetryLater
-from xaqueue.space.engine import dedup, quarantine, tries
+from xaqueue.space.engine import quarantine, tries
 from xaqueue.space.engine.blocks import add_branch_block, add_dequeue
 from xaqueue.space.engine.log import STEP_FILES, CommitPending
 from xaqueue.space.engine.state import Space
 from xaqueue.space.engine.tries import Failed
 from xaqueue.space.model.block import Kind
-from xaqueue.space.model.branch import Branch, State
-from xaqueue.space.model.carrier_note import note_of
+from xaqueue.space.model.branch import RULES, Branch, State
 from xaqueue.space.model.change import DROP, MOVE, PUT, Change, Op
 from xaqueue.space.model.change import Kind as Step
 from xaqueue.space.model.layout import ACTIVE, COMMIT, FIRST, PREPARED, QUARANTINE, block_path, message_path, retry_path
@@ -45,10 +43,10 @@ HELD_BYTES = 64 * 1024
 
 
 def _waits(space: Space, branch: Branch) -> bool:
-    """Whether its steps wait for their syncs: not where all its queues say so. What is of a batch does, since other
-    spaces rely on that; and what is too much to be in memory only until the next sync.
+    """Whether its steps wait for their syncs: not where all its queues say so. What has a rule for its xid does, since
+    others rely on that; and what is too much to be in memory only until the next sync.
     """
-    if branch.kept_bytes > HELD_BYTES or branch.to_harden or not space.serving or is_of_a_batch(branch.xid):
+    if branch.kept_bytes > HELD_BYTES or branch.to_harden or not space.serving or branch.xid[0] in RULES:
         return True
     definitions = [space.definitions.of(written.queue) for written in branch.blocks]
     return any(one is None or one.sync != NOTHING for one in definitions)
@@ -63,7 +61,7 @@ def prepare(space: Space, branch: Branch) -> None:
     for written in written_blocks:
         if not written.path and written.content is None:
             add_dequeue(space, branch, written)
-    if len(written_blocks) > 1 or written_blocks[0].is_shared or branch.keys:
+    if len(written_blocks) > 1 or written_blocks[0].is_shared or (branch.riders and branch.needs_list):
         add_branch_block(space, branch)
         written_blocks = branch.all_blocks
     else:
@@ -121,8 +119,8 @@ def commit(space: Space, branch: Branch, *, late: bool = False) -> None:
     if space.definitions.has_unsynced and not carried and not late:
         late = not _waits(space, branch)
 
-    if branch.keys:
-        dedup.stage(space, [branch])
+    for rider in branch.riders:
+        rider.stage(space, branch, {})
     plan, publish = partial(commit_change, space, branch, step), partial(publish_commit, space, branch)
     try:
         if carried:  # its record cannot fail alone: those behind it say that it is applied
@@ -149,7 +147,7 @@ def commit(space: Space, branch: Branch, *, late: bool = False) -> None:
 
 def _harden_unprepared(space: Space, branch: Branch) -> None:
     """What a commit in one phase asks for before its step."""
-    several = branch.needs_list or bool(branch.keys)
+    several = branch.needs_list
     if several and not space.log.is_atomic:
         for written in branch.blocks:
             if not written.path:
@@ -184,26 +182,20 @@ def commit_change(space: Space, branch: Branch, step: Step) -> Change:
                 assert written.content is not None
                 ops.append((PUT, target, *written.content, when_us))
             arrivals.append((written.queue, entry.seq))
-            if written.until_us:
-                ops.append(dedup.put_of(space, written))
         else:
             removals.append((DROP, message_path(written.queue, entry.seq, written.message_id, entry.tags)))
             if entry.retry is not None:
                 rest.append((DROP, retry_path(written.queue, entry.seq, written.message_id)))
             if written.path:
                 rest.append((DROP, written.path))
+    for rider in branch.riders:
+        ops += rider.ops(space, branch)
     point: Sequence[Op] = ()
     if branch.branch_block is not None:
         marker = block_path(PREPARED, branch.name, COMMIT)
         if branch.branch_block.path != marker:
             point = ((MOVE, branch.branch_block.path, marker, 0),)
         rest.append((DROP, marker))
-    if branch.carrier is not None:
-        carrier = branch.carrier
-        carrier.open.discard(branch.carried)
-        carrier.applied = max(carrier.applied, branch.carried)
-        carrier.count += 1
-        ops.append(note_of(carrier, space.epoch))
     return Change(step, branch.name, ops + removals if removals else ops, point, rest, arrivals)
 
 
@@ -225,8 +217,6 @@ def publish_commit(space: Space, branch: Branch) -> None:
         queue = space.queues[written.queue]
         if written.kind is Kind.ENQUEUE:
             space.publish_locked(queue, entry)
-            if written.key:
-                dedup.publish_locked(space, written)
             continue
         if written.leaving:
             setattr(queue.counters, written.leaving, getattr(queue.counters, written.leaving) + 1)
@@ -234,8 +224,9 @@ def publish_commit(space: Space, branch: Branch) -> None:
             queue.counters.dequeued += 1
         if queue.consumed(entry):
             space.has_consumed()
-    if branch.keys:
-        dedup.release_locked(space, branch)
+    for rider in branch.riders:
+        rider.publish_locked(space, branch)
+        rider.release_locked(space, branch)
 
 
 def rollback(space: Space, branch: Branch) -> None:
@@ -269,9 +260,6 @@ def undo(space: Space, branch: Branch) -> None:
                 perform(Change(Step.ROLLBACK, branch.name, counted))
         space.discard(_files(branch))
     release(space, branch, failed)
-    if branch.carrier is not None:
-        with space.lock:
-            branch.carrier.open.discard(branch.carried)
 
 
 def _perform_late(space: Space, change: Change) -> None:
@@ -306,6 +294,6 @@ def release(space: Space, branch: Branch, failed: Sequence[Failed]) -> None:
         for written in branch.blocks:
             if written.kind is Kind.ENQUEUE:
                 space.queue(written.queue).withdraw(written.message_id)
-        if branch.keys:
-            dedup.release_locked(space, branch)
+        for rider in branch.riders:
+            rider.release_locked(space, branch)
         tries.publish(space, failed)

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from heapq import heappush
+from typing import Any
 
 from xaqueue.batch import is_of_a_batch
 from xaqueue.errors import RetryLater, RolledBack
@@ -27,7 +28,7 @@ from xaqueue.message import MessageId
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout, records
 from xaqueue.space.model.block import Head
-from xaqueue.space.model.branch import Branch, Written
+from xaqueue.space.model.branch import Branch, Call, Rider, State, Written
 from xaqueue.space.model.change import DROP, PUT, Change, Op
 from xaqueue.space.model.change import Kind as Step
 from xaqueue.space.model.dedup import Seen, hash_of
@@ -44,7 +45,7 @@ def known(space: Space, branch: Branch, name: str, key: bytes) -> MessageId | No
         queue = space.queue(name)
         if not queue.definition.dedup_window_s:
             return None
-        return queue.keys.find(key, space.now_us()) or branch.keys.get((name, key))
+        return queue.keys.find(key, space.now_us()) or claims_of(branch).keys.get((name, key))
 
 
 def key_of(head: Head) -> bytes:
@@ -58,78 +59,123 @@ def recover_key(space: Space, branch: Branch, written: Written, key: bytes) -> N
     queue = space.queue(written.queue)
     if key and queue.definition.dedup_window_s:
         written.key = key
-        branch.keys[queue.name, key] = written.message_id
+        claims_of(branch).keys[queue.name, key] = written.message_id
         queue.keys.claim(key, branch)
 
 
-def decide(space: Space, branch: Branch) -> None:
-    """Its caller has the branch busy. Raises RolledBack where the work is to be done again, ResourceFailed."""
-    with space.lock:
-        while (holder := _holder_locked(space, branch)) is not None:
-            if not holder.busy:
-                raise _transient(branch, f"branch {holder.xid} is in doubt, and has a message of the same dedup_key")
-            space.wait_settled()
-        now_us = space.now_us()
-        for name, key in list(branch.keys):
-            queue = space.queues[name]
-            if queue.keys.find(key, now_us) is None:
-                queue.keys.claim(key, branch)
-            else:
-                del branch.keys[name, key]
-        left_out = [one for one in branch.blocks if one.key and branch.keys.get((one.queue, one.key)) != one.message_id]
+class Claims(Rider):
+    """What a branch has added with keys."""
+
+    def __init__(self) -> None:
+        self.keys: dict[tuple[str, bytes], MessageId] = {}
+        """By queue and hash of a dedup_key the message."""
+        self.records: dict[int, Seen] = {}
+        """By the number of its block, once its commit has begun."""
+
+    def is_listed(self) -> bool:
+        return bool(self.keys)
+
+    def decide(self, space: Space, branch: Branch, call: Call) -> None:
+        """Raises RolledBack where the work is to be done again, ResourceFailed."""
+        if call is Call.ROLLBACK or branch.base is not State.ACTIVE:
+            return
+        with space.lock:
+            while (holder := self._holder_locked(space, branch)) is not None:
+                if not holder.busy:
+                    raise _transient(
+                        branch, f"branch {holder.xid} is in doubt, and has a message of the same dedup_key"
+                    )
+                space.wait_settled()
+            now_us = space.now_us()
+            for name, key in list(self.keys):
+                queue = space.queues[name]
+                if queue.keys.find(key, now_us) is None:
+                    queue.keys.claim(key, branch)
+                else:
+                    del self.keys[name, key]
+            left_out = [
+                one for one in branch.blocks if one.key and self.keys.get((one.queue, one.key)) != one.message_id
+            ]
+            for written in left_out:
+                space.queues[written.queue].withdraw(written.message_id)
+            if left_out:
+                numbers = {written.number for written in left_out}
+                branch.blocks = [one for one in branch.blocks if one.number not in numbers]
+        space.discard([written.path for written in left_out if written.path])
         for written in left_out:
-            space.queues[written.queue].withdraw(written.message_id)
-        if left_out:
-            numbers = {written.number for written in left_out}
-            branch.blocks = [one for one in branch.blocks if one.number not in numbers]
-    space.discard([written.path for written in left_out if written.path])
-    for written in left_out:
-        written.path = ""  # whose content is the same has a file of its own
+            written.path = ""  # whose content is the same has a file of its own
+
+    def _holder_locked(self, space: Space, branch: Branch) -> Branch | None:
+        """Another branch that claims one of its keys. Raises RolledBack where nobody knows who does."""
+        now_us = space.now_us()
+        for name, key in self.keys:
+            keys = space.queues[name].keys
+            if keys.find(key, now_us) is not None:
+                continue
+            carrier = space.awaited.get(name) or space.awaited.get("") if space.awaited else None
+            if carrier is not None:
+                why = (
+                    f"the database of carrier {carrier.name} may have a message of the same dedup_key for queue {name}"
+                )
+                raise _transient(branch, f"{why}, and was not asked yet")
+            for holder in keys.claims.get(key, ()):
+                if holder is not branch and not (holder.xid.gtrid == branch.xid.gtrid and is_of_a_batch(branch.xid)):
+                    return holder
+        return None
+
+    def stage(self, space: Space, branch: Branch, together: dict[Any, Any]) -> None:
+        """The windows of its keys begin."""
+        now_us = space.now_us()
+        for written in branch.blocks if self.keys else ():
+            if not written.key:
+                continue
+            queue = space.queues[written.queue]
+            if is_of_a_batch(branch.xid):
+                first = queue.keys.find(written.key, now_us) or written.message_id
+                claim = "dedup", queue.name, written.key
+                if first != written.message_id or together.setdefault(claim, written) is not written:
+                    written.key, written.entry = b"", None  # another branch of its batch has it
+                    self.records.pop(written.number, None)
+                    with space.lock:
+                        queue.withdraw(written.message_id)
+                    continue
+            if written.number not in self.records and (until_us := _until_us(queue, now_us)):
+                self.records[written.number] = Seen(until_us, written.key, written.message_id)
+            if written.number in self.records and not space.log.is_atomic:
+                _, path, head, body, _ = _put_of(space, written.queue, self.records[written.number])
+                space.stage(path, head, body)
+
+    def ops(self, space: Space, branch: Branch) -> Sequence[Op]:
+        return [_put_of(space, queue, seen) for queue, seen in self._committed(branch)]
+
+    def _committed(self, branch: Branch) -> list[tuple[str, Seen]]:
+        """Those whose messages are there: of a damaged branch an operator commits the rest."""
+        records = self.records
+        found = [one for one in branch.blocks if one.number in records and one.entry is not None]
+        return [(one.queue, records[one.number]) for one in found]
+
+    def publish_locked(self, space: Space, branch: Branch) -> None:
+        for queue, seen in self._committed(branch):
+            _publish_locked(space, queue, seen)
+
+    def release_locked(self, space: Space, branch: Branch) -> None:
+        for name, key in self.keys:
+            space.queues[name].keys.give_up(key, branch)
 
 
-def _holder_locked(space: Space, branch: Branch) -> Branch | None:
-    """Another branch that claims one of its keys. Raises RolledBack where nobody knows who does."""
-    now_us = space.now_us()
-    for name, key in branch.keys:
-        keys = space.queues[name].keys
-        if keys.find(key, now_us) is not None:
-            continue
-        carrier = space.awaited.get(name) or space.awaited.get("") if space.awaited else None
-        if carrier is not None:
-            why = f"the database of carrier {carrier.name} may have a message of the same dedup_key for queue {name}"
-            raise _transient(branch, f"{why}, and was not asked yet")
-        for holder in keys.claims.get(key, ()):
-            if holder is not branch and not (holder.xid.gtrid == branch.xid.gtrid and is_of_a_batch(branch.xid)):
-                return holder
-    return None
+def claims_of(branch: Branch) -> Claims:
+    """Those of this branch, which has some from now on."""
+    for rider in branch.riders:
+        if isinstance(rider, Claims):
+            return rider
+    claims = Claims()
+    branch.riders = (*branch.riders, claims)
+    return claims
 
 
 def _transient(branch: Branch, why: str) -> RolledBack:
     again = "Do the work again once that is over"
     return RolledBack(f"branch {branch.xid} is rolled back: {why}. {again}", Code.XA_RBTRANSIENT)
-
-
-def release_locked(space: Space, branch: Branch) -> None:
-    for name, key in branch.keys:
-        space.queues[name].keys.give_up(key, branch)
-
-
-def stage(space: Space, branches: Sequence[Branch]) -> None:
-    """Before the step that commits these: the windows of their keys begin. Raises RetryLater, ResourceFailed."""
-    now_us, taken = space.now_us(), dict[tuple[str, bytes], Written]()
-    for written, branch in [(one, each) for each in branches if each.keys for one in each.blocks if one.key]:
-        queue = space.queues[written.queue]
-        if is_of_a_batch(branch.xid):
-            first = queue.keys.find(written.key, now_us) or written.message_id
-            if first != written.message_id or taken.setdefault((queue.name, written.key), written) is not written:
-                written.key, written.entry = b"", None  # another branch of its batch has it
-                with space.lock:
-                    queue.withdraw(written.message_id)
-                continue
-        written.until_us = written.until_us or _until_us(queue, now_us)
-        if written.until_us and not space.log.is_atomic:
-            _, path, head, body, _ = put_of(space, written)
-            space.stage(path, head, body)
 
 
 def _until_us(queue: Queue, when_us: int) -> int:
@@ -138,17 +184,14 @@ def _until_us(queue: Queue, when_us: int) -> int:
     return when_us + int(window_s * 1_000_000) if window_s else 0
 
 
-def put_of(space: Space, written: Written) -> Op:
+def _put_of(space: Space, queue: str, seen: Seen) -> Op:
     """The record of a message, as its commit puts it."""
-    seen = Seen(written.until_us, written.key, written.message_id)
-    return (PUT, layout.key_path(written.queue, *seen), records.encode_key(written.queue, seen, space.epoch), b"", 0)
+    return (PUT, layout.key_path(queue, *seen), records.encode_key(queue, seen, space.epoch), b"", 0)
 
 
-def publish_locked(space: Space, written: Written) -> None:
-    """A message is committed; the claims of its branch are given up behind it."""
-    if written.until_us:
-        space.queues[written.queue].keys.add(Seen(written.until_us, written.key, written.message_id))
-        space.has_expiring()
+def _publish_locked(space: Space, queue: str, seen: Seen) -> None:
+    space.queues[queue].keys.add(seen)
+    space.has_expiring()
 
 
 def restore(space: Space, queue: Queue, key: bytes, head: Head, when_us: int) -> None:
@@ -157,10 +200,9 @@ def restore(space: Space, queue: Queue, key: bytes, head: Head, when_us: int) ->
     until_us = _until_us(queue, max(when_us, head.properties.enqueued_at))  # the time of a file may be lost
     if until_us <= now_us or queue.keys.find(key, now_us) is not None:
         return
-    written = Written(0, head.kind, queue.name, head.message_id, head.checksum)
-    written.key, written.until_us = key, until_us
-    _, path, content, body, _ = put_of(space, written)
-    space.put(Step.EXPIRY, queue.name, path, content, body, partial(publish_locked, space, written))
+    seen = Seen(until_us, key, head.message_id)
+    _, path, content, body, _ = _put_of(space, queue.name, seen)
+    space.put(Step.EXPIRY, queue.name, path, content, body, partial(_publish_locked, space, queue.name, seen))
 
 
 def clear(space: Space, stopped: Callable[[], bool]) -> bool:

@@ -136,7 +136,7 @@ def add(
         branch.numbers = number = branch.numbers + 1
         key = key if queue.definition.dedup_window_s else b""
         if key:
-            branch.keys.setdefault((name, key), message_id)  # another session may just have added one
+            dedup.claims_of(branch).keys.setdefault((name, key), message_id)  # another session may have added one
     written = Written(number, Kind.ENQUEUE, name, message_id, checksum, entry, f"{number:03d}", is_given, key=key)
     if is_shared:
         written.is_shared, written.twin = True, twin
@@ -148,8 +148,8 @@ def add(
             queue.withdraw(message_id)
             if written in branch.blocks:
                 branch.blocks.remove(written)
-            if branch.keys.get((name, key)) == message_id:
-                del branch.keys[name, key]
+            if key and (keys := dedup.claims_of(branch).keys).get((name, key)) == message_id:
+                del keys[name, key]
         if isinstance(error, OSError):
             raise blocks.without_room(space, branch, len(head) + len(body), error) from error
         if written.path:  # interrupted: a later branch of its name may have a block of this number

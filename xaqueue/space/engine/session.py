@@ -13,13 +13,13 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Unpack
 
-from xaqueue.batch import BATCH_FORMAT_IDS, is_of_a_batch
+from xaqueue.batch import is_of_a_batch
 from xaqueue.carried import CarriedChange, checked_carrier
 from xaqueue.delivery import checked_reason
 from xaqueue.errors import Error, InvalidArgument, ProtocolError, ResourceFailed, RetryLater, RolledBack
 from xaqueue.message import EnqueueOptions, Message, MessageId, check_queue_name, check_queues, id_of
 from xaqueue.snapshot import SnapshotStatus
-from xaqueue.space.engine import batches, carry, commit, dedup, heuristics, messages, moving, scrub, several
+from xaqueue.space.engine import batches, carry, commit, heuristics, messages, moving, scrub, several
 from xaqueue.space.engine.batches import BatchVerbs
 from xaqueue.space.engine.busy import Busy, leave
 from xaqueue.space.engine.carry import CarryVerbs
@@ -28,8 +28,7 @@ from xaqueue.space.engine.scrub import Scrubbed
 from xaqueue.space.engine.state import Space
 from xaqueue.space.engine.streams import StreamVerbs
 from xaqueue.space.model import branch as states
-from xaqueue.space.model.branch import ALLOWED_NEXT, Branch, Call, State, call_of, check_flags
-from xaqueue.space.model.layout import RESTORED
+from xaqueue.space.model.branch import ALLOWED_NEXT, RULES, Branch, Call, State, call_of, check_flags
 from xaqueue.times import check_seconds
 from xaqueue.xa import Code, Flag, Outcome, Vote
 from xaqueue.xid import Xid
@@ -53,10 +52,8 @@ class Session(LeaseVerbs, BatchVerbs, StreamVerbs, CarryVerbs):
         branch = self._take(xid, Call.PREPARE if flags is Flag.NOFLAGS else call_of("prepare", flags))
         try:
             try:
-                if branch.blocks and xid[0] in BATCH_FORMAT_IDS and is_of_a_batch(xid):
-                    batches.check_prepare(self.space, branch)
-                if branch.keys:
-                    dedup.decide(self.space, branch)
+                if branch.riders or xid[0] in RULES:
+                    self._decide(branch, Call.PREPARE)
                 if not branch.blocks:
                     with self.space.lock:
                         del self.space.branches[xid]
@@ -90,18 +87,14 @@ class Session(LeaseVerbs, BatchVerbs, StreamVerbs, CarryVerbs):
     def commit(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
         branch = self._take(xid, Call.COMMIT if flags is Flag.NOFLAGS else call_of("commit", flags))
         try:
-            if xid[0] in BATCH_FORMAT_IDS and is_of_a_batch(xid):
-                batches.check_commit(branch)
-            if branch.restored:
-                raise _came_back(branch)  # noqa: TRY301
-            if branch.damage:
-                raise RetryLater(  # noqa: TRY301
-                    f"branch {xid} lost {', '.join(branch.damage)}: it cannot be committed as a whole; "
-                    f"an operator decides with `xaqueue indoubt show {xid}`"
-                )
             try:
-                if branch.keys and branch.base is State.ACTIVE:
-                    dedup.decide(self.space, branch)
+                if branch.riders or xid[0] in RULES:
+                    self._decide(branch, Call.COMMIT)
+                if branch.damage:
+                    raise RetryLater(
+                        f"branch {xid} lost {', '.join(branch.damage)}: it cannot be committed as a whole; "
+                        f"an operator decides with `xaqueue indoubt show {xid}`"
+                    )
                 if not branch.blocks and branch.base not in (State.PREPARED, State.CARRIED):
                     with self.space.lock:
                         self.space.finish_locked(branch, Outcome.COMMITTED)
@@ -119,9 +112,8 @@ class Session(LeaseVerbs, BatchVerbs, StreamVerbs, CarryVerbs):
     def rollback(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
         branch = self._take(xid, Call.ROLLBACK if flags is Flag.NOFLAGS else call_of("rollback", flags))
         try:
-            batches.check_rollback(branch)
-            if branch.restored:
-                raise _came_back(branch)  # noqa: TRY301
+            if branch.riders or xid[0] in RULES:
+                self._decide(branch, Call.ROLLBACK)
             commit.rollback(self.space, branch)
         except BaseException as error:
             leave(self.space, branch, error)
@@ -173,7 +165,7 @@ class Session(LeaseVerbs, BatchVerbs, StreamVerbs, CarryVerbs):
                 self._scan = [
                     xid
                     for xid, branch in self.space.branches.items()
-                    if not branch.restored
+                    if not branch.is_for_operator
                     and (branch.base in listed or (branch.base is State.COMMITTING and branch.prepared_at))
                 ]
             self.space.check_owner()  # another one may have others by now
@@ -436,6 +428,14 @@ class Session(LeaseVerbs, BatchVerbs, StreamVerbs, CarryVerbs):
             raise
         return branch
 
+    def _decide(self, branch: Branch, call: Call) -> None:
+        """Asks who has a say in the step that follows. Raises what they do."""
+        rule = RULES.get(branch.xid[0])
+        if rule is not None:
+            rule(self.space, branch, call)
+        for rider in branch.riders:
+            rider.decide(self.space, branch, call)
+
     def _reject(self, branch: Branch) -> None:
         """Rolls a doomed branch back and says why."""
         commit.rollback(self.space, branch)
@@ -443,14 +443,3 @@ class Session(LeaseVerbs, BatchVerbs, StreamVerbs, CarryVerbs):
 
 
 _UNFINISHED = (State.ACTIVE, State.ROLLBACK_ONLY)
-
-
-def _came_back(branch: Branch) -> RetryLater:
-    """With a snapshot: its transaction manager may have decided it since, and forgotten."""
-    how = f"came back with snapshot {branch.restored}, as it was then"
-    if branch.restored < 0:
-        how = f"may have come back with a snapshot, for the file {RESTORED} is damaged"
-    return RetryLater(
-        f"branch {branch.xid} {how}: whether it was committed since is not known here. "
-        f"An operator decides with `xaqueue indoubt show {branch.xid}`"
-    )

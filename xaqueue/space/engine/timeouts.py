@@ -206,7 +206,7 @@ def _sweep(space: Space, gtrid: bytes) -> int:
             decided = space.batches.has(gtrid) or space.batches.is_lost(gtrid)
             still = not decided and all(_is_left_by_query(space, branch) for branch in of_batch(space, gtrid))
         waiting = [branch for branch in claim.prepared.values() if branch.base is State.PREPARED]
-        branches = [branch for branch in waiting if not branch.damage and not branch.restored]
+        branches = [branch for branch in waiting if not branch.damage and not branch.is_for_operator]
         if not still or not branches:
             return 0
         after_s = space.definitions.sweep_after_s

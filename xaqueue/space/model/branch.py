@@ -7,8 +7,10 @@ No I/O and no locks: whoever owns a branch serialises its calls.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from xaqueue.errors import (
     AsyncNotSupported,
@@ -21,7 +23,6 @@ from xaqueue.errors import (
 )
 from xaqueue.message import MessageId
 from xaqueue.space.model.block import Kind
-from xaqueue.space.model.carrier import Carrier
 from xaqueue.space.model.entry import Entry
 from xaqueue.xa import Code, Flag
 from xaqueue.xid import Xid
@@ -238,9 +239,7 @@ class Written:
     twin: Written | None = None
     """The first of these, where this one's file, if it has one, is only another name of that one's."""
     key: bytes = b""
-    """A hash of its dedup_key, where its queue has a window."""
-    until_us: int = 0
-    """When that window ends, once its commit has begun."""
+    """What a rider of the branch says of it in the list of the branch."""
     leaving: str = ""
     """By which other way than by being consumed the message of a dequeue leaves; see ``Counters``."""
     is_try: bool = True
@@ -285,20 +284,14 @@ class Branch:
     """A step is on its way to disk; the next call waits for it."""
     damage: list[str] = field(default_factory=list)
     """What was lost of a prepared branch; it can be rolled back, and committed only by an operator."""
-    restored: int = 0
-    """The snapshot with which it came back: whether it was decided since nobody here knows, so an operator decides."""
     prepared_at: int = 0
     """Int microseconds UTC."""
     kept_bytes: int = 0
     """Of its blocks' contents, held in memory."""
-    carrier: Carrier | None = None
-    """The database that carries it."""
-    carried: int = 0
-    """Its number there."""
     lessee: bytes | int | None = None
     """Of the branch of a message on lease: the key of the session that received it, or its number."""
-    keys: dict[tuple[str, bytes], MessageId] = field(default_factory=dict)
-    """By queue and hash of a dedup_key what it adds; see ``xaqueue.space.engine.dedup``."""
+    riders: tuple[Rider, ...] = ()
+    """Features that have a say in its steps."""
     decided: State | None = None
     """An operator's recorded decision, on its way: what the verbs answer from now on."""
 
@@ -310,7 +303,11 @@ class Branch:
     @property
     def needs_list(self) -> bool:
         """Whether its blocks alone do not say what it does."""
-        return len(self.blocks) > 1 or self.blocks[0].is_shared
+        return len(self.blocks) > 1 or self.blocks[0].is_shared or any(rider.is_listed() for rider in self.riders)
+
+    @property
+    def is_for_operator(self) -> bool:
+        return any(rider.is_for_operator for rider in self.riders)
 
     @property
     def contents(self) -> list[str]:
@@ -355,6 +352,45 @@ class Branch:
             self.suspended.clear()
         self.migrates = False
 
+
+class Rider:
+    """What rides on a branch beside its messages: a feature that has a say in its steps, which these do not name.
+
+    It joins a branch with the first work that concerns it; most branches have none, and their steps ask nobody. This
+    one asks for nothing. ``space`` is that of the engine, which this room does not know.
+    """
+
+    is_for_operator = False
+    """The branch is decided by hand only: nobody is told of it who would decide it by himself."""
+
+    def is_listed(self) -> bool:
+        """The branch has a branch block even if it has one block: that says what the block does not."""
+        return False
+
+    def decide(self, space: Any, branch: Branch, call: Call) -> None:
+        """Before a prepare, a vote, a commit or a rollback: it may refuse, or leave blocks out. The branch is busy.
+
+        Raises RolledBack, which ends the branch, or another Error, which does not.
+        """
+
+    def stage(self, space: Any, branch: Branch, together: dict[Any, Any]) -> None:
+        """Before the step that commits: content that this step PUTs is written. together: a note of those that are
+        committed in one step. Raises RetryLater, ResourceFailed."""
+
+    def ops(self, space: Any, branch: Branch) -> Sequence[Any]:
+        """In the plan of that step: what is done together with the messages (``change.Op``). Called with the lock held,
+        as what follows."""
+        return ()
+
+    def publish_locked(self, space: Any, branch: Branch) -> None:
+        """Behind it, in the order of the log."""
+
+    def release_locked(self, space: Any, branch: Branch) -> None:
+        """The branch is over, committed or not."""
+
+
+RULES: dict[int, Callable[[Any, Branch, Call], None]] = {}
+"""By the format id of an xid: asked before a start, and as ``Rider.decide`` is, what such a branch may do alone."""
 
 _OPEN = frozenset((State.ACTIVE, State.IDLE, State.UNDONE))
 """What a session sees then depends on who is in it."""

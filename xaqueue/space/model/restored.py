@@ -13,7 +13,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, astuple, dataclass, field
+from typing import Any
 
+from xaqueue.errors import RetryLater
+from xaqueue.space.model.branch import Branch, Call, Rider
 from xaqueue.space.model.layout import RESTORED, parse_xid
 from xaqueue.storage.fs import FileSystem, is_damage
 from xaqueue.xid import Xid
@@ -42,6 +45,24 @@ class Restored:
     def of_branch(self, xid: Xid) -> int:
         """The snapshot with which this branch came back; 0 for none."""
         return self.snapshot if str(xid) in self.branches or self.snapshot == DAMAGED else 0
+
+
+@dataclass(frozen=True, slots=True)
+class CameBack(Rider):
+    """Of a branch in doubt: its transaction manager may have decided it since, and forgotten."""
+
+    snapshot: int
+    is_for_operator = True
+
+    def decide(self, space: Any, branch: Branch, call: Call) -> None:
+        if call is not Call.PREPARE:
+            how = f"came back with snapshot {self.snapshot}, as it was then"
+            if self.snapshot == DAMAGED:
+                how = f"may have come back with a snapshot, for the file {RESTORED} is damaged"
+            raise RetryLater(
+                f"branch {branch.xid} {how}: whether it was committed since is not known here. "
+                f"An operator decides with `xaqueue indoubt show {branch.xid}`"
+            )
 
 
 def encode(restored: Restored) -> bytes:

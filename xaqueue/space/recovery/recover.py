@@ -40,6 +40,7 @@ from xaqueue.space.model.definitions import Definitions
 from xaqueue.space.model.entry import Entry
 from xaqueue.space.model.layout import ACTIVE, COMMIT, COMMITTED, DIRECTORIES, FIRST, PREPARED
 from xaqueue.space.model.message_name import tags_of
+from xaqueue.space.model.restored import CameBack
 from xaqueue.space.recovery import batch_recovery, prepared
 from xaqueue.space.recovery.from_journal import open_for_reading, open_journal
 from xaqueue.space.recovery.load import Load, Progress, read_head
@@ -263,7 +264,9 @@ class _Recovery:
             self._set_aside(path, reason)
             branch.damage.append(path)
         branch.damage += found.lost
-        branch.restored = self.space.restored.of_branch(found.xid)
+        snapshot = self.space.restored.of_branch(found.xid)
+        if snapshot:
+            branch.riders = (CameBack(snapshot),)
         self._add_each(branch, found, found.blocks)
         if found.list_path:
             branch.branch_block = _branch_block(found.list_path)
