@@ -14,6 +14,7 @@ be, passes for one of them. 0 stands for what is no block, and for one that cann
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from struct import unpack
@@ -31,6 +32,8 @@ from xaqueue.storage.fs import NO_ROOM, FileSystem, is_damage
 _OWN = frozenset({layout.MANIFEST, layout.CHECKSUMS, layout.CHECKED, f".{layout.CHECKED}.new"})
 MOST_BYTES = 64 * 1024 * 1024
 """What is longer is none of ours."""
+PIECE = 64
+"""Blocks between two calls of who may give up."""
 _NONE = bytes(4)
 
 
@@ -137,9 +140,15 @@ def crc_of(names: list[str]) -> int:
     return crc32("\n".join(names).encode("utf-8", "surrogateescape"))
 
 
-def checksums_below(fs: FileSystem, directory: str, names: list[str]) -> bytes:
-    """What CHECKSUMS is to say of these. Raises OSError."""
-    return b"".join(_checksum(fs, f"{directory}/{path}") if layout.is_recorded(path) else _NONE for path in names)
+def checksums_below(fs: FileSystem, directory: str, names: list[str], check: Callable[[], object]) -> bytes:
+    """What CHECKSUMS is to say of these. check: called now and then, since each block is looked into; raises where it
+    is given up. Raises OSError."""
+    found = []
+    for count, path in enumerate(names):
+        if count % PIECE == 0:
+            check()
+        found.append(_checksum(fs, f"{directory}/{path}") if layout.is_recorded(path) else _NONE)
+    return b"".join(found)
 
 
 def _checksum(fs: FileSystem, path: str) -> bytes:

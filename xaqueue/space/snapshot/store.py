@@ -27,8 +27,6 @@ from xaqueue.storage.journal_format import parse_name
 from xaqueue.storage.journal_reader import headers
 
 MOST_CHECKED_BYTES = 64 * 1024
-PIECE = 64
-"""Blocks that are read between two pauses."""
 HELD_US = 86_400_000_000
 """For so long, a day, nobody else removes a snapshot that is being copied."""
 
@@ -110,7 +108,7 @@ def _damaged_blocks(
         except SpaceError as error:
             yield str(error)
     for count, path in enumerate(names):
-        if count % PIECE == 0:
+        if count % manifest.PIECE == 0:
             pause()
         if layout.is_recorded(path):
             try:

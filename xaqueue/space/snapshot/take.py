@@ -141,7 +141,7 @@ class _Links:
         """check: called now and then; raises where it is given up."""
         self.fs = fs
         self.place = place
-        self._check = check
+        self.check = check
         self.copies: dict[str, int] = {}
         self._is_elsewhere = False
         """It is made on another file system, whose files are synced one by one."""
@@ -159,7 +159,7 @@ class _Links:
             for name in self._names(above):
                 directory = f"{above}/{name}"
                 if (name.startswith(("range=", ".retries", ".dedup"))) and self.fs.is_dir(directory):
-                    self._check()
+                    self.check()
                     self._make_dir(directory)
                     for file in self._names(directory):
                         self._link(f"{directory}/{file}")
@@ -242,7 +242,7 @@ class _Links:
 def _manifest(space: Space, links: _Links, number: int, lsn: int) -> Manifest:
     """Of what is there now, with CHECKSUMS, which this makes."""
     fs, names = space.fs, manifest.files_below(space.fs, links.place)
-    checksums = manifest.checksums_below(fs, links.place, names)
+    checksums = manifest.checksums_below(fs, links.place, names, links.check)
     fs.create(f"{links.place}/{layout.CHECKSUMS}", [checksums])
     counts: dict[str, int] = {}
     highest: dict[str, int] = {}

@@ -418,7 +418,7 @@ def test_who_closes_does_not_wait_for_one(root: Path, monkeypatch: pytest.Monkey
     def linger(links: object) -> None:
         begun.set()
         for _ in range(6000):
-            links._check()  # type: ignore[attr-defined]
+            links.check()  # type: ignore[attr-defined]
             time.sleep(0.01)
 
     monkeypatch.setattr(taking._Links, "messages", linger)

@@ -16,7 +16,7 @@ import xaqueue
 from support.carrying import eventually
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
-from xaqueue.errors import SpaceError
+from xaqueue.errors import RetryLater, SpaceError
 from xaqueue.space.model import layout
 from xaqueue.space.model.format import read_format
 from xaqueue.space.owner.restoring import restore
@@ -125,6 +125,25 @@ def test_one_that_an_older_version_has_taken_has_none(root: Path) -> None:
     (place / "MANIFEST").write_text(json.dumps({"snapshot": said, "crc": crc}))
     (place / "CHECKSUMS").unlink()
     assert (restore(root).snapshot, bodies(root)) == (2, BODIES)
+
+
+def test_who_closes_the_space_waits_for_no_look_at_every_block(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for none of the names."""
+    with xaqueue.connect(root) as connection:
+        connection.enqueue_many("q", [b""] * 3 * manifest.PIECE)
+        connection.commit()
+        space, looked = connection._manager.space, list[str]()  # type: ignore[attr-defined]
+
+        def look(_: object, path: str) -> bytes:
+            space.ends_snapshots = True
+            looked.append(path)
+            return bytes(4)
+
+        monkeypatch.setattr(manifest, "_checksum", look)
+        with pytest.raises(RetryLater, match="given up: the space is being closed"):
+            connection.snapshot()
+        assert len(looked) <= manifest.PIECE
+    assert sorted(path.name for path in (root / "snapshots").iterdir()) == ["1", "2"]
 
 
 def test_one_that_was_due_is_read_and_the_log_says_what_is_damaged(
