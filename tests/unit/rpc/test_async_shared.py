@@ -15,6 +15,7 @@ from support.contract_connection import PATIENCE_S
 from support.served import ServerThread
 from xaqueue.errors import ConnectionLost, InterfaceError, LeaseExpired, OutcomeUnknown
 from xaqueue.rpc.client.asyncio import AsyncConnection, AsyncDelivery
+from xaqueue.rpc.client.lanes import Turn
 from xaqueue.space.owner import open as attach_room
 
 QUEUES = """
@@ -285,6 +286,29 @@ def test_a_server_that_is_gone_is_looked_for_once(served: ServerThread, runner: 
         await connection.close()
 
     runner.run(work())
+
+
+def test_who_waits_is_told_while_another_one_has_the_turn(runner: asyncio.Runner) -> None:
+    """Whose call may hang on a server that answers nobody: that is no reason to."""
+
+    async def scene() -> None:
+        turn = Turn()
+
+        async def wait() -> None:
+            async with turn:
+                pytest.fail("it is not its turn")
+
+        async with turn:
+            waiting = [asyncio.create_task(wait()) for _ in range(2)]
+            await asyncio.sleep(0)
+            turn.tell(ConnectionLost("no server answers"))
+            told = await ended(*waiting)
+            assert [str(one) for one in told] == 2 * [
+                "no server answers (this call waited for its turn: nothing was asked of it)"
+            ]
+        assert not turn.is_taken
+
+    runner.run(scene())
 
 
 def test_who_waits_is_told_that_the_connection_is_closed(served: ServerThread, runner: asyncio.Runner) -> None:

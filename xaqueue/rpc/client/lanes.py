@@ -10,6 +10,7 @@ over.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
@@ -41,35 +42,40 @@ class Turn:
     """For ``async with``: one at a time, in the order in which they came. It is handed on: nobody gets between."""
 
     def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-        self._users = 0
-        """Who has it, and who waits for it."""
-        self._told = 0
-        self._why: Error | None = None
-
-    @property
-    def is_taken(self) -> bool:
-        return self._users > 0
+        self.is_taken = False
+        self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def __aenter__(self) -> None:
-        self._users += 1
-        told = self._told
+        if not self.is_taken:
+            self.is_taken = True
+            return
+        waits = asyncio.get_running_loop().create_future()
+        self._waiting.append(waits)
         try:
-            await self._lock.acquire()
+            await waits
         except BaseException:
-            self._users -= 1
+            if waits.done() and not waits.cancelled() and waits.exception() is None:  # cancelled when it was its turn
+                self._hand_on()
             raise
-        if self._told != told:
-            await self.__aexit__()
-            raise ConnectionLost(f"{self._why} (this call waited for its turn: nothing was asked of it)")
 
     async def __aexit__(self, *raised: object) -> None:
-        self._users -= 1
-        self._lock.release()
+        self._hand_on()
 
     def tell(self, why: Error) -> None:
-        """The server cannot be reached: who waits now is told so, and does not try the same one after another."""
-        self._told, self._why = self._told + 1, why
+        """The server cannot be reached: who waits now is told so, and does not try the same one after another. At once:
+        whose turn it is may wait for an answer that never comes."""
+        while self._waiting:
+            waits = self._waiting.popleft()
+            if not waits.done():
+                waits.set_exception(ConnectionLost(f"{why} (this call waited for its turn: nothing was asked of it)"))
+
+    def _hand_on(self) -> None:
+        while self._waiting:
+            waits = self._waiting.popleft()
+            if not waits.done():
+                waits.set_result(None)
+                return
+        self.is_taken = False
 
 
 @dataclass(slots=True, eq=False)
