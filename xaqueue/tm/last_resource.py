@@ -140,6 +140,8 @@ def insert_row(connection: Any, row: DecisionRow) -> bool:
 
 def _insert_row(connection: Any, row: DecisionRow, where: str = "") -> bool:
     names = names_of(row.participants, row.spaces)
+    if len(names) > NAMES_LENGTH:  # of some forty: who has voted is what has to be there
+        names = names_of(row.participants)
     return _insert(connection, _checked(row.gtrid), _WORDS[row.outcome], names, where)
 
 

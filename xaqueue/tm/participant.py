@@ -24,8 +24,6 @@ from xaqueue.tm.gtrid import checked_name
 _WANTED = "give a function that opens one, as lambda: sqlite3.connect('shop.db')"
 _OF_SPACE, _OF_ENGINE = "xaqueue:connect", "xaqueue.contrib.sqlalchemy:participant"
 """Plugged in by name, and only where such a value is given: these rooms are above this one, and import it."""
-NO_SPACE = "-" * 36
-"""As long as the id of one."""
 KEPT_S = 60.0
 """A connection that was idle for longer is not used again: firewalls forget it, and say so to nobody."""
 INTERRUPTIONS = 16
@@ -184,7 +182,7 @@ def sources(
         raise InvalidArgument(f"last_resource {last!r} is none of the participants {sorted(participants)}")
     if last is not None and two_phase:
         raise InvalidArgument("last_resource and two_phase=True exclude one another: give one of them")
-    if len(last_resource.names_of(participants, dict.fromkeys(participants, NO_SPACE))) > last_resource.NAMES_LENGTH:
+    if len(last_resource.names_of(participants)) > last_resource.NAMES_LENGTH:
         raise InvalidArgument("the names of the participants are too long for a row of all of them: give shorter ones")
     made = {}
     for name, given in participants.items():

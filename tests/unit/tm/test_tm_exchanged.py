@@ -4,7 +4,9 @@ of the branch, and what it does not list was not done. The decision waits until 
 from __future__ import annotations
 
 import sqlite3
+import uuid
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,9 +17,13 @@ from xaqueue import TransactionManager
 from xaqueue.errors import ProtocolError
 from xaqueue.space.model.format import read_format
 from xaqueue.space.owner.open import create
+from xaqueue.tm import last_resource
 from xaqueue.tm.coordinator import TraceStep as Step
+from xaqueue.tm.gtrid import Gtrid
+from xaqueue.tm.last_resource import DecisionRow
 from xaqueue.tm.participant import Opens
 from xaqueue.tm.recovery import ScanReport
+from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
 
 
@@ -168,3 +174,22 @@ def test_a_commit_on_its_way_is_not_answered_as_done(place: Place) -> None:
     assert recovered(manager).complete
     manager.close()
     assert place.holds() == ([b"a"], [], 1)
+
+
+def test_a_row_has_room_for_as_many_names_as_before_there_were_ids(tmp_path: Path) -> None:
+    """And a transaction manager of so many participants is opened."""
+    names = [f"participant{number}" for number in range(100)]
+    with TransactionManager(tmp_path / "log", {name: partial(sqlite3.connect, ":memory:") for name in names}):
+        pass
+    gtrid = bytes(Gtrid("0123456789abcdef", 1, 1))
+    database = sqlite3.connect(":memory:")
+    last_resource.make_ready(database, "0123456789abcdef", is_known=False)
+    ids = {name: str(uuid.UUID(int=number)) for number, name in enumerate(names)}
+    for voters in names, names[:30]:
+        last_resource._insert_row(database, DecisionRow(gtrid, Outcome.COMMITTED, tuple(voters), spaces=ids))
+        (row,) = last_resource.read_rows(database, "0123456789abcdef", 2)
+        assert row.participants == tuple(voters)
+        assert row.spaces == ({name: ids[name] for name in voters} if len(voters) == 30 else {})
+        assert len(last_resource.names_of(row.participants, row.spaces)) <= last_resource.NAMES_LENGTH
+        last_resource.delete_rows(database, [gtrid])
+    database.close()
