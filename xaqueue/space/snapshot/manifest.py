@@ -13,9 +13,9 @@ be, passes for one of them. 0 stands for what is no block, and for one that cann
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from struct import unpack
 from typing import Any
@@ -165,8 +165,19 @@ def read_checksums(fs: FileSystem, directory: str, made: Manifest, names: list[s
     if not made.checksums:
         return {}
     path = f"{directory}/{layout.CHECKSUMS}"
-    with suppress(FileNotFoundError):
-        data = fs.read(path, len(names) * len(_NONE) + 1)
-        if len(data) == len(names) * len(_NONE) and crc32(data) == made.checksums:
-            return dict(zip(names, unpack(f"<{len(names)}I", data), strict=True))
-    raise SpaceError(f"{path} is missing or damaged")
+    data = read_same(fs, path, made.checksums, len(names) * len(_NONE) + 1)
+    if data is None or len(data) != len(names) * len(_NONE):
+        raise SpaceError(f"{path} is missing or damaged")
+    return dict(zip(names, unpack(f"<{len(names)}I", data), strict=True))
+
+
+def read_same(fs: FileSystem, path: str, crc: int, size: int | None = None) -> bytes | None:
+    """What stands there, where it has this CRC-32; None where it has not, is gone, or that one file cannot be read.
+    Raises OSError."""
+    try:
+        data = fs.read(path, size)
+    except OSError as error:
+        if error.errno != errno.ENOENT and not is_damage(fs, path, error):
+            raise
+        return None
+    return data if crc32(data) == crc else None

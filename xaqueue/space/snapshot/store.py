@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
-from zlib import crc32
 
 from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError
 from xaqueue.snapshot import SnapshotStatus
@@ -92,7 +91,7 @@ def damage(
                 yield f"{directory}/{path} is none of the files that a snapshot has"
         yield f"{directory}: it has {len(names):,} files, and not the {made.files:,} that it was made with"
     for path, crc in made.copies.items():
-        if path in names and crc32(fs.read(f"{directory}/{path}")) != crc:
+        if path in names and manifest.read_same(fs, f"{directory}/{path}", crc) is None:
             yield f"{directory}/{path} is not what it was when it was copied"
     if bodies:
         yield from _damaged_blocks(fs, directory, made, names, pause)
@@ -124,7 +123,12 @@ def check(fs: FileSystem, number: int, now_us: int, pause: Callable[[], object] 
     """As ``damage``; noted beside it, where that can be written, for ``statuses``. Nothing is found in one that is
     removed meanwhile. Raises OSError, and what pause does."""
     directory = f"{SNAPSHOTS}/{number}"
-    found = list(damage(fs, directory, pause=pause))
+    found = []
+    try:
+        found = list(damage(fs, directory, pause=pause))
+    except FileNotFoundError:
+        if fs.exists(directory):
+            raise
     if not fs.exists(directory):
         return []
     text = found[0] + (f", and so it is with {len(found) - 1:,} more" if len(found) > 1 else "") if found else ""

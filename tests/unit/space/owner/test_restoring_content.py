@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import zlib
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -21,7 +24,7 @@ from xaqueue.space.model import layout
 from xaqueue.space.model.format import read_format
 from xaqueue.space.owner.restoring import restore
 from xaqueue.space.owner.threads import Snapshotter
-from xaqueue.space.snapshot import manifest
+from xaqueue.space.snapshot import manifest, store
 from xaqueue.storage.directory_fs import DirectoryFileSystem
 
 BODIES = [b"0", b"1", b"2", b"3"]
@@ -106,13 +109,59 @@ def test_where_all_are_damaged_it_is_for_somebody_to_say(root: Path) -> None:
     assert bodies(root) == [b"0", b"1", b"3"]
 
 
-@pytest.mark.parametrize("damage", [flipped, lambda path: path.unlink(), lambda path: path.write_bytes(b"")])
+def other(path: Path, make: Callable[[Path], object]) -> None:
+    """Something else stands under its name."""
+    path.unlink()
+    make(path)
+
+
+OTHERS = [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("MANIFEST")]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        flipped,
+        lambda path: path.unlink(),
+        lambda path: path.write_bytes(b""),
+        *(partial(other, make=make) for make in OTHERS),
+    ],
+)
 def test_its_checksums_are_a_part_of_it(root: Path, damage: Callable[[Path], object]) -> None:
     """Who asks for this one gets it all the same: its blocks have checksums of their own."""
     damage(root / "snapshots/2/CHECKSUMS")
     assert restore(root).passed == ["snapshot 2 is passed over: snapshots/2/CHECKSUMS is missing or damaged"]
     assert "is used as it is" in restore(root, 2).passed[0]
     assert bodies(root) == BODIES
+
+
+@pytest.mark.parametrize("name", ["queues.toml", "FORMAT"])
+@pytest.mark.parametrize("make", OTHERS[1:])
+def test_what_was_copied_and_cannot_be_read_is_damage_of_this_one(
+    root: Path, name: str, make: Callable[[Path], object]
+) -> None:
+    other(root / "snapshots/2" / name, make)
+    wrong = f"snapshots/2/{name} is not what it was when it was copied"
+    with closing(DirectoryFileSystem(root, keep_unsynced=False)) as fs:
+        assert store.check(fs, 2, 1) == [wrong]
+    assert restore(root).passed == [f"snapshot 2 is passed over: {wrong}"]
+    assert bodies(root) == BODIES
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 4, 5])
+def test_nothing_is_found_in_one_that_is_removed_meanwhile(
+    root: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    listed, calls = DirectoryFileSystem.list, count(1)
+
+    def removed_before(fs: DirectoryFileSystem, path: str) -> list[str]:
+        if path.startswith("snapshots/2") and next(calls) == at:
+            shutil.rmtree(root / "snapshots/2")
+        return listed(fs, path)
+
+    monkeypatch.setattr(DirectoryFileSystem, "list", removed_before)
+    with closing(DirectoryFileSystem(root, keep_unsynced=False)) as fs:
+        assert store.check(fs, 2, 1) == []
 
 
 def test_one_that_an_older_version_has_taken_has_none(root: Path) -> None:
