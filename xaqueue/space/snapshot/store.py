@@ -181,12 +181,15 @@ def next_number(fs: FileSystem) -> int:
 def keep(fs: FileSystem, count: int, now_us: int) -> list[int]:
     """Removes all but the newest so many that are whole, 0 for all of them; returns their numbers. Raises OSError.
 
-    One that is being copied is not among these; one that was to be, and was left for a day, goes.
+    What damages the space is in each new one: of those that were read, the newest in which nothing was found stays. One
+    that is being copied is not among these; one that was to be, and was left for a day, goes.
     """
     found = listed(fs)
     old = [one.number for one in found if one.is_held and now_us - one.taken_at > HELD_US]
     if count:
-        old += [one.number for one in found if not one.is_held][:-count]
+        numbers = [one.number for one in found if not one.is_held]
+        good = next((number for number in reversed(numbers) if _checked(fs, number).get("problem") == ""), None)
+        old += [number for number in numbers[:-count] if number != good]
     remove(fs, old)
     return old
 

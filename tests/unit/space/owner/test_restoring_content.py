@@ -206,6 +206,31 @@ def test_one_that_was_due_is_read_and_the_log_says_what_is_damaged(
         eventually(lambda: any("[snapshot-damaged] snapshot 3 has 1 problem" in one for one in caplog.messages))
 
 
+def test_the_newest_that_was_read_and_is_good_stays(root: Path) -> None:
+    """Else what damages the space would go round, until no good one is left."""
+
+    def kept() -> list[int]:
+        with closing(DirectoryFileSystem(root, keep_unsynced=False)) as fs:
+            store.keep(fs, 2, 0)
+            return [one.number for one in store.statuses(fs)]
+
+    def taken(count: int) -> None:
+        for _ in range(count):
+            with xaqueue.connect(root) as connection, closing(DirectoryFileSystem(root, keep_unsynced=False)) as fs:
+                store.check(fs, connection.snapshot().number, 1)
+
+    with closing(DirectoryFileSystem(root, keep_unsynced=False)) as fs:
+        assert [store.check(fs, number, 1) for number in (1, 2)] == [[], []]
+    good = blocks(root)[1].read_bytes()
+    flipped(blocks(root)[1])
+    taken(3)
+    assert kept() == [2, 4, 5]
+    assert kept() == [2, 4, 5]
+    blocks(root)[1].write_bytes(good)
+    taken(1)
+    assert kept() == [5, 6]
+
+
 def test_what_is_none_of_a_space_is_damage(root: Path) -> None:
     (root / "snapshots/2/committed/queue=q/x").write_text("")
     assert "is none of the files that a snapshot has" in restore(root).passed[0]
