@@ -115,7 +115,7 @@ def other(path: Path, make: Callable[[Path], object]) -> None:
     make(path)
 
 
-OTHERS = [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("MANIFEST")]
+OTHERS: list[Callable[[Path], object]] = [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("MANIFEST")]
 
 
 @pytest.mark.parametrize(
