@@ -178,6 +178,28 @@ def test_a_transaction_is_of_the_task_that_began_it(served: ServerThread, runner
     runner.run(work())
 
 
+def test_who_waits_for_a_turn_keeps_nobody_from_his_own_transaction(
+    served: ServerThread, runner: asyncio.Runner
+) -> None:
+    """Several came during a short call on the session: one of them begins a transaction, the others are refused."""
+
+    async def pair(connection: AsyncConnection, name: bytes) -> None:
+        await connection.enqueue("jobs", name)
+        await connection.enqueue("jobs", name)
+        await connection.commit()
+
+    async def work() -> None:
+        async with await xaqueue.connect_async(served.url) as connection:
+            names = [b"first", b"second", b"third"]
+            asking = connection.tpc_recover()
+            _, *came = await asyncio.gather(asking, *(pair(connection, name) for name in names), return_exceptions=True)
+            assert came[0] is None
+            assert [type(error) for error in came[1:]] == [InterfaceError] * 2
+            assert await bodies(connection, "jobs") == [b"first"] * 2
+
+    runner.run(work())
+
+
 @pytest.mark.parametrize("beside", ["ack", "receive", "browse"])
 def test_a_cancelled_call_takes_no_other_along(served: ServerThread, runner: asyncio.Runner, beside: str) -> None:
     """Cancelled at each step of the loop, until it is done before; the other task is in a transaction."""

@@ -281,7 +281,7 @@ class AsyncConnection:
 
     def _check(self, is_own: bool) -> None:
         self._check_loop()
-        if self._turn.is_taken and self._connection.in_transaction:
+        if self._turn.is_held and self._connection.in_transaction:
             raise InterfaceError(
                 "another task waits for an answer in the transaction of this connection: open one for each task that "
                 "has a transaction"

@@ -45,6 +45,11 @@ class Turn:
         self.is_taken = False
         self._waiting: deque[asyncio.Future[None]] = deque()
 
+    @property
+    def is_held(self) -> bool:
+        """Somebody has it. Who only waits may be refused when it comes."""
+        return self._lock.locked()
+
     async def __aenter__(self) -> None:
         if not self.is_taken:
             self.is_taken = True
