@@ -61,6 +61,7 @@ def test_a_branch_of_several_messages_is_one_transaction(tmp_path: Path) -> None
         {"threads": (0,)},
         {"rounds": 0},
         {"seconds": 0.0},
+        {"size_bytes": 64 * 1024 * 1024 + 1},
         {"size_bytes": -1},
         {"messages_per_branch": 0},
     ],

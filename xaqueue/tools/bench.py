@@ -21,6 +21,7 @@ from typing import Any
 
 from xaqueue.connection import Connection
 from xaqueue.errors import InvalidArgument
+from xaqueue.space.model.block import BODY_LIMIT_BYTES
 from xaqueue.space.owner.open import attach, create
 from xaqueue.storage.group_commit import GroupCommit
 from xaqueue.storage.hardening import Hardening
@@ -60,8 +61,10 @@ class BenchPlan:
     def __post_init__(self) -> None:
         for flags in self.flags:
             Hardening.parse(flags)
-        if not self.threads or min(self.threads) < 1 or self.rounds < 1 or self.size_bytes < 0 or self.seconds <= 0:
-            raise InvalidArgument("bench: threads and rounds from 1, a size from 0 and seconds above 0 are wanted")
+        if not self.threads or min(self.threads) < 1 or self.rounds < 1 or self.seconds <= 0:
+            raise InvalidArgument("bench: threads and rounds from 1 and seconds above 0 are wanted")
+        if not 0 <= self.size_bytes <= BODY_LIMIT_BYTES:  # else what only measures the disk would fill it before
+            raise InvalidArgument(f"bench: a size from 0 to {BODY_LIMIT_BYTES:,} is wanted, as of a body")
         if self.messages_per_branch < 1:
             raise InvalidArgument("bench: messages per branch from 1 are wanted")
 
