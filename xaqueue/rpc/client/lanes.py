@@ -43,16 +43,13 @@ class Turn:
 
     def __init__(self) -> None:
         self.is_taken = False
+        self.is_held = False
+        """Somebody has it now. Whom it is handed to may be refused when he comes to it."""
         self._waiting: deque[asyncio.Future[None]] = deque()
-
-    @property
-    def is_held(self) -> bool:
-        """Somebody has it. Who only waits may be refused when it comes."""
-        return self._lock.locked()
 
     async def __aenter__(self) -> None:
         if not self.is_taken:
-            self.is_taken = True
+            self.is_taken = self.is_held = True
             return
         waits = asyncio.get_running_loop().create_future()
         self._waiting.append(waits)
@@ -62,8 +59,10 @@ class Turn:
             if waits.done() and not waits.cancelled() and waits.exception() is None:  # cancelled when it was its turn
                 self._hand_on()
             raise
+        self.is_held = True
 
     async def __aexit__(self, *raised: object) -> None:
+        self.is_held = False
         self._hand_on()
 
     def tell(self, why: Error) -> None:
