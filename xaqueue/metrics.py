@@ -17,17 +17,17 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, cast
 
 from xaqueue.connection import Connection
+from xaqueue.core.engine.state import Space
+from xaqueue.core.storage.layers import SYNC_STEPS_S
 from xaqueue.endpoint import is_url, parse
 from xaqueue.errors import Error, InvalidArgument
+from xaqueue.features.replica.replicated import REPLICA, SOURCE, ReplicationStatus
+from xaqueue.offline import inspect
+from xaqueue.offline.inspect_branches import in_doubt
 from xaqueue.rpc.client import reach
 from xaqueue.rpc.client.manager import RemoteManager, remote_manager
 from xaqueue.rpc.methods.meters import Metrics, QueueRow, metrics_in, metrics_of
 from xaqueue.rpc.wire import decode
-from xaqueue.space.engine.state import Space
-from xaqueue.space.model.replicated import REPLICA, SOURCE, ReplicationStatus
-from xaqueue.space.offline import inspect
-from xaqueue.space.offline.inspect_branches import in_doubt
-from xaqueue.storage.layers import SYNC_STEPS_S
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

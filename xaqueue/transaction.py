@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # brings the types of batches, which a plain connection never
 
 
 class Phase(Enum):
-    """As its connection sees it; what the branch is to the space, ``xaqueue.space.model.branch`` says."""
+    """As its connection sees it; what the branch is to the space, ``xaqueue.core.model.branch`` says."""
 
     NONE = "outside a transaction"
     LOCAL = "in a local transaction"

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 
-from xaqueue.storage.hardening import Hardening
+from xaqueue.core.storage.hardening import Hardening
 from xaqueue.tools.bench import OPERATIONS, BenchPlan, Figures, Key, Report, figures, fresh, ratio
 from xaqueue.tools.rates import DECISION_BYTES, Preallocated, Rate, aligned, rate_of
 

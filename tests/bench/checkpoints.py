@@ -17,8 +17,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from xaqueue.connection import Connection
-from xaqueue.space.engine.state import Space
-from xaqueue.space.owner.open import attach, create
+from xaqueue.core.engine.state import Space
+from xaqueue.core.owner.open import attach, create
 from xaqueue.tools.bench import QUEUE, BenchPlan, enqueuer
 from xaqueue.tools.rates import Rate, floor, latency_us, rate_of
 

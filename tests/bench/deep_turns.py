@@ -25,11 +25,11 @@ from pathlib import Path
 from statistics import median
 
 from xaqueue.connection import Connection
+from xaqueue.core.model import layout
+from xaqueue.core.model.block import Block, Kind, encode
+from xaqueue.core.model.message_name import tags_of
+from xaqueue.core.owner.open import attach, create
 from xaqueue.message import MessageId, Properties
-from xaqueue.space.model import layout
-from xaqueue.space.model.block import Block, Kind, encode
-from xaqueue.space.model.message_name import tags_of
-from xaqueue.space.owner.open import attach, create
 
 CHILD, LAY = "child", "lay"
 KINDS = ("plain", "turns")

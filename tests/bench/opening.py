@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from bench import depth, page_cache
+from xaqueue.core.engine.session import Session
+from xaqueue.core.model import layout
+from xaqueue.core.model.block import Block, Kind, encode
+from xaqueue.core.owner.open import attach, create
 from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.message import MessageId, Properties
-from xaqueue.space.engine.session import Session
-from xaqueue.space.model import layout
-from xaqueue.space.model.block import Block, Kind, encode
-from xaqueue.space.owner.open import attach, create
 from xaqueue.tools import environment
 from xaqueue.tools.rates import aligned
 

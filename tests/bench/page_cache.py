@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from xaqueue.space.model.layout import RANGE_BITS, range_path
-from xaqueue.space.offline.reader import QueueReader
+from xaqueue.core.model.layout import RANGE_BITS, range_path
+from xaqueue.offline.reader import QueueReader
 
 
 def fill(space: Path, queue: str, upto: int | None = None) -> None:

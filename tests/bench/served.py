@@ -22,12 +22,12 @@ from pathlib import Path
 
 from bench.peers.peer import Client
 from xaqueue.connection import Connection
+from xaqueue.core.owner.open import create
+from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import OperationalError
 from xaqueue.rpc.client.manager import remote_manager
 from xaqueue.rpc.server.listeners import ListenConfig
 from xaqueue.rpc.server.server import Server
-from xaqueue.space.owner.open import create
-from xaqueue.storage.ids import fresh_id
 
 QUEUE = "bench"
 STOP_S = 60.0

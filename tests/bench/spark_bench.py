@@ -27,10 +27,10 @@ from uuid import uuid4
 from bench import page_cache, spark_bars, spark_scale, spark_sources
 from bench.spark_query import Run, timed
 from bench.spark_sources import Source, apart
+from xaqueue.core.model import block as command
+from xaqueue.core.model import layout
+from xaqueue.core.storage.mounts import IN_MEMORY
 from xaqueue.message import MessageId, Properties
-from xaqueue.space.model import block as command
-from xaqueue.space.model import layout
-from xaqueue.storage.mounts import IN_MEMORY
 from xaqueue.tools.environment import look
 
 WARM_MESSAGES = 20_000

@@ -26,8 +26,8 @@ WAIT_S = 0.05
 @contextmanager
 def served(space: Path) -> Iterator[None]:
     """A server has it, so that nobody waits for one later; it ends with the block."""
-    from xaqueue.space.owner.open import is_owned
-    from xaqueue.space.owner.record import read_owner
+    from xaqueue.core.owner.open import is_owned
+    from xaqueue.core.owner.record import read_owner
     from xaqueue.spark.server_launcher import reach
 
     with closing(reach(space)) as manager:
@@ -44,7 +44,7 @@ def served(space: Path) -> Iterator[None]:
 
 def sink(spark: Any, space: Path, messages: int, body_bytes: int) -> dict[str, float]:
     """Messages a second of ``df.write`` into a served space with a journal."""
-    from xaqueue.space.owner.open import create
+    from xaqueue.core.owner.open import create
 
     create(space, sync="JOURNAL", any_queue=True)
     taken: list[float] = []

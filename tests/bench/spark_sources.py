@@ -17,7 +17,7 @@ from typing import Any
 
 from bench import spark_scale
 from bench.spark_query import Run, timed
-from xaqueue.space.model import layout
+from xaqueue.core.model import layout
 
 CORES = 2
 DRIVER_MEMORY = "2g"

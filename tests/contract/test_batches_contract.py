@@ -9,11 +9,11 @@ import pytest
 
 from support.contract_batches import BatchesContract, Manager
 from support.served import ServerThread
+from xaqueue.core.engine import heuristics
+from xaqueue.core.engine.session import Session
+from xaqueue.core.engine.state import Space
+from xaqueue.core.owner import open as attach_room
 from xaqueue.rpc.client.manager import remote_manager
-from xaqueue.space.engine import heuristics
-from xaqueue.space.engine.session import Session
-from xaqueue.space.engine.state import Space
-from xaqueue.space.owner import open as attach_room
 from xaqueue.xid import Xid
 
 LEVELS = ["FDATASYNC;DSYNC", "JOURNAL"]

@@ -28,10 +28,10 @@ from support.contract_leases import LeaseContract
 from support.contract_reasons import ReasonContract
 from support.served import STRICT, EmbeddedHost
 from xaqueue.connection import Connection
+from xaqueue.core.engine.state import Space
+from xaqueue.core.model.layout import COMMITTED, RANGE_SIZE
 from xaqueue.errors import DiskFull, OperationalError, ProtocolError, ResourceFailed, RetryLater, RolledBack
-from xaqueue.space.engine.state import Space
-from xaqueue.space.model.layout import COMMITTED, RANGE_SIZE
-from xaqueue.space.offline.reader import QueueReader
+from xaqueue.offline.reader import QueueReader
 
 
 @pytest.fixture

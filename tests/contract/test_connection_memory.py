@@ -19,8 +19,8 @@ from support.contract_connection import (
 from support.contract_leases import LeaseContract
 from support.contract_reasons import ReasonContract
 from xaqueue.connection import Connection
+from xaqueue.core.engine import heuristics
 from xaqueue.errors import NotSupportedError
-from xaqueue.space.engine import heuristics
 from xaqueue.testing import MemorySpace
 from xaqueue.xid import Xid
 

@@ -18,10 +18,10 @@ import xaqueue
 from support.cutting_proxy import Cut, CuttingProxy
 from support.served import PATIENCE_S, ServerThread
 from xaqueue.connection import Connection
+from xaqueue.core.engine import memory
 from xaqueue.errors import ConnectionLost, OutcomeUnknown, ProtocolError, RolledBack, UnknownXid
 from xaqueue.rpc.client.link import ClientSocket
 from xaqueue.rpc.client.manager import RemoteManager
-from xaqueue.space.engine import memory
 from xaqueue.xa import Code, Outcome
 from xaqueue.xid import Xid
 

@@ -21,6 +21,8 @@ from support.pair import free_ports
 from support.served import ServerThread
 from xaqueue.batch import BATCH_FORMAT_IDS, Batch
 from xaqueue.connection import Connection
+from xaqueue.core.owner.open import create, write_definitions
+from xaqueue.core.storage.owner_file import OwnerFile
 from xaqueue.delivery import ACK, NACK, REJECT
 from xaqueue.errors import (
     ConnectionLost,
@@ -37,8 +39,6 @@ from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.rpc.methods.service import RemoteOperator
 from xaqueue.rpc.server.listeners import ListenConfig
 from xaqueue.rpc.server.session import METHODS
-from xaqueue.space.owner.open import create, write_definitions
-from xaqueue.storage.owner_file import OwnerFile
 from xaqueue.xid import Xid
 
 X = Xid(1, b"gtrid", b"bqual")

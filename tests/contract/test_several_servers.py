@@ -12,11 +12,11 @@ import pytest
 import xaqueue
 from support.pair import free_ports
 from support.served import ServerThread
+from xaqueue.core.owner.open import create
 from xaqueue.errors import ConnectionLost, RolledBack
 from xaqueue.rpc.client import manager
 from xaqueue.rpc.client.manager import remote_manager
 from xaqueue.rpc.server.listeners import ListenConfig
-from xaqueue.space.owner.open import create
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
 

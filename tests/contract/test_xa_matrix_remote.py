@@ -17,12 +17,12 @@ import pytest
 import xaqueue
 from support.served import PATIENCE_S, ServerThread
 from support.xa_table import CASES, Stage, X, answer_of, bring_to, call_on
+from xaqueue.core.engine.session import Session
+from xaqueue.core.engine.state import Space
 from xaqueue.errors import DatabaseError, Error, RolledBack
 from xaqueue.rpc.client.link import ClientSocket
 from xaqueue.rpc.client.manager import RemoteManager, remote_manager
 from xaqueue.rpc.wire import error_of, message_of, xid_of
-from xaqueue.space.engine.session import Session
-from xaqueue.space.engine.state import Space
 from xaqueue.xa import Code, Flag, Vote
 from xaqueue.xid import Xid
 

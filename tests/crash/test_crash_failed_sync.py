@@ -32,9 +32,9 @@ from support.crash_level import (
 from support.crash_story import Act, End, Put, perform, play, xid_of
 from support.crash_ways import go_on
 from support.forgetful import ForgetfulFileSystem, Tree
+from xaqueue.core.engine.state import Space
+from xaqueue.core.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.errors import DecisionLogError, ResourceFailed, RetryLater
-from xaqueue.space.engine.state import Space
-from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.tm.log import DecisionLog
 
 pytestmark = pytest.mark.usefixtures("quiet")

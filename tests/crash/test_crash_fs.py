@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from support.forgetful import Crashed, ForgetfulFileSystem, Tree
-from xaqueue.storage.directory_fs import DirectoryFileSystem
-from xaqueue.storage.fs import FileSystem
+from xaqueue.core.storage.directory_fs import DirectoryFileSystem
+from xaqueue.core.storage.fs import FileSystem
 
 START = Tree({"a": None, "b": None, "a/old": b"old!"})
 

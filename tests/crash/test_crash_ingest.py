@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.errors import InvalidArgument, OperationalError
-from xaqueue.storage.directory_fs import DirectoryFileSystem
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")

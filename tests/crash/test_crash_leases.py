@@ -12,12 +12,13 @@ from support.crash_cases import EXTREMES, trees_of
 from support.crash_level import CHECKPOINTS, JOURNAL, LAGGING, NOON_US, STRICT, Level, follow, open_space, ready
 from support.crash_story import EMPTY
 from support.forgetful import Crashed, ForgetfulFileSystem, Tree
+from xaqueue.core.engine import timeouts
+from xaqueue.core.engine.session import Session
+from xaqueue.core.engine.state import Space
+from xaqueue.core.model.definitions import Definitions, QueueDefinition
+from xaqueue.core.model.retry import RetryPolicy
 from xaqueue.errors import ResourceFailed
-from xaqueue.space.engine import timeouts, tries
-from xaqueue.space.engine.session import Session
-from xaqueue.space.engine.state import Space
-from xaqueue.space.model.definitions import Definitions, QueueDefinition
-from xaqueue.space.model.retry import RetryPolicy
+from xaqueue.features.retries import tries
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 

@@ -20,12 +20,13 @@ from support.crash_level import (
 )
 from support.crash_story import EMPTY
 from support.forgetful import Crashed, ForgetfulFileSystem, Tree
+from xaqueue.core.engine.session import Session
+from xaqueue.core.engine.state import Space
+from xaqueue.core.model.definitions import Definitions, QueueDefinition
+from xaqueue.core.model.retry import RetryPolicy
 from xaqueue.errors import ResourceFailed
-from xaqueue.space.engine import cleanup, moving
-from xaqueue.space.engine.session import Session
-from xaqueue.space.engine.state import Space
-from xaqueue.space.model.definitions import Definitions, QueueDefinition
-from xaqueue.space.model.retry import RetryPolicy
+from xaqueue.features.retries import moving
+from xaqueue.features.streams import cleanup
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 

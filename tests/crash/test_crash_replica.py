@@ -16,17 +16,18 @@ from support.crash_cases import EXTREMES, FULL, trees_of
 from support.crash_level import ANY_QUEUE, CYCLING, LAGGING, NOON_US, Level, open_space
 from support.crash_story import EMPTY
 from support.forgetful import Crashed, ForgetfulFileSystem, Tree
+from xaqueue.core.engine.session import Session
+from xaqueue.core.engine.state import Space
+from xaqueue.core.model import layout
+from xaqueue.core.owner.record import Owner
+from xaqueue.core.storage.fs import replace_file
 from xaqueue.errors import ResourceFailed, SpaceError
-from xaqueue.replication.journal_copy import JournalCopy
-from xaqueue.replication.promote import take_place
-from xaqueue.space.engine.session import Session
-from xaqueue.space.engine.shipping import Shipping
-from xaqueue.space.engine.state import Space
-from xaqueue.space.model import layout, replicated
-from xaqueue.space.model.copying import Replication
-from xaqueue.space.model.replicated import REPLICA, Replicated
-from xaqueue.space.owner.record import Owner
-from xaqueue.storage.fs import replace_file
+from xaqueue.features.replica import replicated
+from xaqueue.features.replica.copying import Replication
+from xaqueue.features.replica.journal_copy import JournalCopy
+from xaqueue.features.replica.promote import take_place
+from xaqueue.features.replica.replicated import REPLICA, Replicated
+from xaqueue.features.replica.shipping import Shipping
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 

@@ -12,11 +12,11 @@ import xaqueue
 from support import broken_journal
 from support.broken_journal import damage, lose_directories
 from support.forgetful import Crashed, Tree
+from xaqueue.core.model import layout
+from xaqueue.core.model.change import is_valid
+from xaqueue.core.storage.journal import SMALLEST_SEGMENT_BYTES, Journal
 from xaqueue.errors import SpaceError
-from xaqueue.space.model import layout
-from xaqueue.space.model.change import is_valid
-from xaqueue.space.owner.salvage import give_up
-from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES, Journal
+from xaqueue.offline.salvage import give_up
 
 
 @pytest.fixture

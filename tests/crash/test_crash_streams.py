@@ -13,7 +13,7 @@ from support.crash_level import CHECKPOINTS, CYCLING, JOURNAL, LAGGING, MOVING, 
 from support.forgetful import Crashed, ForgetfulFileSystem, Tree
 from support.stream_story import BEFORE, FIVE, FOUR, NEVER_KEPT, ONE, THREE, TWO, Acts, Promised, crashes, judge, play
 from xaqueue.errors import ResourceFailed
-from xaqueue.space.engine import cleanup
+from xaqueue.features.streams import cleanup
 
 pytestmark = pytest.mark.usefixtures("quiet")
 

@@ -25,21 +25,21 @@ import pytest
 from support.bare_space import FaultyFileSystem
 from support.crash_cases import FULL
 from xaqueue import Connection
+from xaqueue.core.engine.session import Session
+from xaqueue.core.model import layout
+from xaqueue.core.model.format import read_format
+from xaqueue.core.owner import open as owning
+from xaqueue.core.owner.open import _Attached, attach, create
+from xaqueue.core.owner.record import write_owner
+from xaqueue.core.storage.ids import fresh_id
+from xaqueue.core.storage.owner_file import OwnerFile
+from xaqueue.core.storage.scheduling import THREADS
 from xaqueue.errors import Error, ResourceFailed, SpaceError
-from xaqueue.space.engine import cleanup
-from xaqueue.space.engine.session import Session
-from xaqueue.space.model import layout
-from xaqueue.space.model.format import read_format
-from xaqueue.space.offline.check import check
-from xaqueue.space.offline.findings import Severity
-from xaqueue.space.owner import open as owning
-from xaqueue.space.owner import standby
-from xaqueue.space.owner.open import _Attached, attach, create
-from xaqueue.space.owner.record import write_owner
-from xaqueue.storage.ids import fresh_id
-from xaqueue.storage.owner_file import OwnerFile
-from xaqueue.storage.pair_fs import OWN
-from xaqueue.storage.scheduling import THREADS
+from xaqueue.features.pair import standby
+from xaqueue.features.pair.pair_fs import OWN
+from xaqueue.features.streams import cleanup
+from xaqueue.offline.check import check
+from xaqueue.offline.findings import Severity
 from xaqueue.xid import Xid
 
 pytestmark = pytest.mark.usefixtures("quiet")

@@ -20,8 +20,8 @@ import pytest
 from support.forgetful import Crashed, ForgetfulFileSystem, Tree
 from support.paths import Choices, every_path
 from support.tm_world import COMMITTED, PREPARED, READ_ONLY, ROLLED_BACK, STARTED, Bank, Rig, World, mortal, rig_of
+from xaqueue.core.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.errors import DecisionLogError, HeuristicOutcome, OutcomeUnknown, RolledBack
-from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.tm.gtrid import Gtrid
 from xaqueue.tm.log import DecisionLog
 from xaqueue.tm.records import Heuristic

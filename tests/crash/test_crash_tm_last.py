@@ -18,8 +18,8 @@ from support.forgetful import Crashed, Tree
 from support.paths import Choices, every_path
 from support.tm_ledger import Ledger
 from support.tm_world import COMMITTED, PREPARED, READ_ONLY, ROLLED_BACK, STARTED, Bank, Rig, World, mortal
+from xaqueue.core.storage.fs import FileSystem
 from xaqueue.errors import DecisionLogError, OutcomeUnknown, RolledBack
-from xaqueue.storage.fs import FileSystem
 from xaqueue.tm.coordinator import OnStep
 from xaqueue.tm.coordinator import TraceStep as Step
 from xaqueue.xa import Outcome

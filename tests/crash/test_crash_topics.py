@@ -8,11 +8,11 @@ from support.crash_cases import EXTREMES, FULL, trees_of
 from support.crash_level import CHECKPOINTS, JOURNAL, LAGGING, STRICT, Level, follow, open_space, ready
 from support.crash_story import EMPTY
 from support.forgetful import Crashed, ForgetfulFileSystem, Tree
+from xaqueue.core.engine import journal_log
+from xaqueue.core.engine.session import Session
+from xaqueue.core.engine.state import Space
+from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.errors import ResourceFailed
-from xaqueue.space.engine import journal_log
-from xaqueue.space.engine.session import Session
-from xaqueue.space.engine.state import Space
-from xaqueue.space.model.definitions import Definitions, QueueDefinition
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 

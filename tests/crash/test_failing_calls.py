@@ -22,6 +22,13 @@ from support.crash_story import EMPTY
 from support.failing_disk import FailingFileSystem
 from support.forgetful import Tree
 from support.tm_world import STARTED, mortal
+from xaqueue.core.engine import timeouts
+from xaqueue.core.engine.session import Session
+from xaqueue.core.model import layout
+from xaqueue.core.model.definitions import Definitions, QueueDefinition
+from xaqueue.core.model.layout import SNAPSHOTS
+from xaqueue.core.model.retry import RetryPolicy
+from xaqueue.core.storage.fs import NO_ROOM
 from xaqueue.errors import (
     DecisionLogError,
     DiskFull,
@@ -31,15 +38,9 @@ from xaqueue.errors import (
     RetryLater,
     UnknownXid,
 )
-from xaqueue.space.engine import moving, timeouts
-from xaqueue.space.engine.session import Session
-from xaqueue.space.model import layout
-from xaqueue.space.model.definitions import Definitions, QueueDefinition
-from xaqueue.space.model.layout import SNAPSHOTS
-from xaqueue.space.model.retry import RetryPolicy
-from xaqueue.space.snapshot import restore, store
-from xaqueue.space.snapshot.take import take
-from xaqueue.storage.fs import NO_ROOM
+from xaqueue.features.retries import moving
+from xaqueue.features.snapshots import restore, store
+from xaqueue.features.snapshots.take import take
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 

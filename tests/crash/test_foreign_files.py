@@ -18,18 +18,18 @@ import pytest
 
 import xaqueue
 from support.crash_cases import FULL
+from xaqueue.core.model import layout
+from xaqueue.core.model.block import decode
+from xaqueue.core.owner import open
+from xaqueue.core.storage.journal_format import name_of
+from xaqueue.core.storage.owner_file import is_owned
 from xaqueue.errors import DamagedBlock, DecisionLogError, Error
-from xaqueue.space.model import layout
-from xaqueue.space.model.block import decode
-from xaqueue.space.offline import check, inspect, inspect_branches
-from xaqueue.space.offline.findings import Severity
-from xaqueue.space.offline.reader import QueueReader
-from xaqueue.space.owner import open
-from xaqueue.space.owner.salvage import find_loss, salvage
+from xaqueue.offline import check, inspect, inspect_branches
+from xaqueue.offline.findings import Severity
+from xaqueue.offline.reader import QueueReader
+from xaqueue.offline.salvage import find_loss, salvage
 from xaqueue.spark.source import reader as reading
 from xaqueue.spark.source.snapshot import reserved
-from xaqueue.storage.journal_format import name_of
-from xaqueue.storage.owner_file import is_owned
 from xaqueue.tm.log_directory import open_log
 
 LIMIT_S = 120

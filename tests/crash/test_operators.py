@@ -15,13 +15,13 @@ from support.careless_log import careless
 from support.crash_level import Level, level_of, open_space
 from support.crash_story import EMPTY
 from support.forgetful import Crashed, ForgetfulFileSystem, Tree
+from xaqueue.core.engine import heuristics, operator_log
+from xaqueue.core.engine.operator_log import Forgotten
+from xaqueue.core.engine.session import Session
+from xaqueue.core.model import layout
+from xaqueue.core.model.branch import State
+from xaqueue.core.storage import append_log
 from xaqueue.errors import InvalidArgument, ProtocolError, ResourceFailed, RetryLater, UnknownXid
-from xaqueue.space.engine import heuristics, operator_log
-from xaqueue.space.engine.operator_log import Forgotten
-from xaqueue.space.engine.session import Session
-from xaqueue.space.model import layout
-from xaqueue.space.model.branch import State
-from xaqueue.storage import append_log
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 

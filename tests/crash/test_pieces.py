@@ -13,16 +13,17 @@ from support.crash_cases import EXTREMES, STORIES, sample, trees_of
 from support.crash_jury import Jury
 from support.crash_level import CHECKPOINTS, JOURNAL, LAGGING, NOON_US, STRICT, Level
 from support.crash_story import crashes
+from xaqueue.core.engine import commit, directory_log, messages
+from xaqueue.core.engine.session import Session
+from xaqueue.core.model import index as index_of
+from xaqueue.core.model import layout
+from xaqueue.core.model.entry import Entry
+from xaqueue.core.model.index import QueueIndex
+from xaqueue.core.model.layout import PREPARED, RANGE_SIZE, block_path, numbered
+from xaqueue.core.model.message_name import tags_of
 from xaqueue.errors import DiskFull
+from xaqueue.features.streams import cleanup
 from xaqueue.message import MessageId, Properties
-from xaqueue.space.engine import cleanup, commit, directory_log, messages
-from xaqueue.space.engine.session import Session
-from xaqueue.space.model import index as index_of
-from xaqueue.space.model import layout
-from xaqueue.space.model.entry import Entry
-from xaqueue.space.model.index import QueueIndex
-from xaqueue.space.model.layout import PREPARED, RANGE_SIZE, block_path, numbered
-from xaqueue.space.model.message_name import tags_of
 from xaqueue.xa import Flag, Outcome
 from xaqueue.xid import Xid
 

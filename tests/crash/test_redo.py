@@ -25,14 +25,14 @@ from support.redo_story import (
     record_of,
     whole,
 )
+from xaqueue.core.engine import quarantine, redo
+from xaqueue.core.engine.redo import replay
+from xaqueue.core.model import change, layout
+from xaqueue.core.model.block import Block, Kind, encode_with_checksum
+from xaqueue.core.model.layout import Watermark
+from xaqueue.core.storage.journal_format import Record
 from xaqueue.errors import JournalDamaged
 from xaqueue.message import Properties
-from xaqueue.space.engine import quarantine, redo
-from xaqueue.space.engine.redo import replay
-from xaqueue.space.model import change, layout
-from xaqueue.space.model.block import Block, Kind, encode_with_checksum
-from xaqueue.space.model.layout import Watermark
-from xaqueue.storage.journal_format import Record
 
 ACTS = st.lists(
     st.tuples(

@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 
 import xaqueue
-from xaqueue.space.model import layout
-from xaqueue.space.offline import findings
-from xaqueue.space.offline.check import check
-from xaqueue.space.offline.findings import Severity
-from xaqueue.space.offline.inspect import depths_in, queue_list, status
-from xaqueue.space.offline.inspect_branches import in_doubt
-from xaqueue.space.offline.redo_view import look_into
-from xaqueue.space.owner import open
-from xaqueue.space.owner.open import create, write_definitions
-from xaqueue.storage.directory_fs import DirectoryFileSystem
-from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES
+from xaqueue.core.model import layout
+from xaqueue.core.owner import open
+from xaqueue.core.owner.open import create, write_definitions
+from xaqueue.core.storage.directory_fs import DirectoryFileSystem
+from xaqueue.core.storage.journal import SMALLEST_SEGMENT_BYTES
+from xaqueue.offline import findings
+from xaqueue.offline.check import check
+from xaqueue.offline.findings import Severity
+from xaqueue.offline.inspect import depths_in, queue_list, status
+from xaqueue.offline.inspect_branches import in_doubt
+from xaqueue.offline.redo_view import look_into
 from xaqueue.xid import Xid
 
 CALLS = "create write_at set_modified_ns rename unlink make_dir remove_dir sync_file sync_data sync_dir sync_all"

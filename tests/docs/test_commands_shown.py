@@ -28,9 +28,9 @@ import xaqueue
 from support import ROOT
 from support.served import ServerThread
 from xaqueue.cli.main import app
+from xaqueue.core.owner.open import is_owned
+from xaqueue.core.owner.record import read_owner
 from xaqueue.message import Message
-from xaqueue.space.owner.open import is_owned
-from xaqueue.space.owner.record import read_owner
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

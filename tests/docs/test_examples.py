@@ -27,9 +27,9 @@ from support.doubtful import RUN
 from support.doubtful import run as run_here
 from support.pair import free_ports
 from support.replicas import until
+from xaqueue.core.owner.open import is_owned
+from xaqueue.core.owner.record import read_owner
 from xaqueue.errors import OperationalError
-from xaqueue.space.owner.open import is_owned
-from xaqueue.space.owner.record import read_owner
 
 if TYPE_CHECKING:
     import psycopg

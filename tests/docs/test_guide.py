@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 
 from support import ROOT
 from xaqueue.cli.main import app
-from xaqueue.space.model.branch import TRANSITIONS, Call, State
+from xaqueue.core.model.branch import TRANSITIONS, Call, State
 from xaqueue.xa import Code
 
 GUIDE = ROOT / "man" / "guide"

@@ -11,10 +11,9 @@ import pytest
 from support.manual import MAN, page, rows
 from xaqueue import errors
 from xaqueue.cli.exit_codes import ExitCode
-from xaqueue.message import DEFAULT_PRIORITY, QUEUE_NAME, Properties
-from xaqueue.space.engine.memory import FINISHED_LIMIT, FINISHED_SECONDS
-from xaqueue.space.model import layout, message_name
-from xaqueue.space.model.block import (
+from xaqueue.core.engine.memory import FINISHED_LIMIT, FINISHED_SECONDS
+from xaqueue.core.model import layout, message_name
+from xaqueue.core.model.block import (
     BODY_LIMIT_BYTES,
     FORMAT_VERSION,
     MAGIC,
@@ -22,10 +21,11 @@ from xaqueue.space.model.block import (
     PROPERTIES_LIMIT_BYTES,
     Kind,
 )
-from xaqueue.space.model.branch import TRANSITIONS, Call, State
-from xaqueue.space.model.definitions import parse
-from xaqueue.storage import directory_fs
-from xaqueue.storage.hardening import DEFAULT
+from xaqueue.core.model.branch import TRANSITIONS, Call, State
+from xaqueue.core.model.definitions import parse
+from xaqueue.core.storage import directory_fs
+from xaqueue.core.storage.hardening import DEFAULT
+from xaqueue.message import DEFAULT_PRIORITY, QUEUE_NAME, Properties
 from xaqueue.xa import Code
 
 PAGES = ("xaqueue.1", "xaqueue.5", "xaqueue.7")

@@ -17,9 +17,9 @@ from support import console_scene as scene
 from support import console_scripts as scripts
 from support.chromium import browsing, expect, looking
 from support.console_scene import Console
+from xaqueue.offline.inspect_branches import InDoubt
 from xaqueue.rpc.client.manager import remote_manager
 from xaqueue.rpc.methods.service import RemoteOperator
-from xaqueue.space.offline.inspect_branches import InDoubt
 from xaqueue.xid import Xid
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ from support.served import Process
 from xaqueue import TransactionManager
 from xaqueue.carried import CarrierState, Life
 from xaqueue.errors import QueueWaiting, RolledBack
-from xaqueue.space.offline import inspect
+from xaqueue.offline import inspect
 from xaqueue.tm import guard, last_resource
 from xaqueue.tm.coordinator import TraceStep as Step
 from xaqueue.tm.driver import Dialect

@@ -13,7 +13,7 @@ import xaqueue
 
 CHILD = """
 import os, signal, sys, xaqueue
-from xaqueue.space.engine import register
+from xaqueue.features.retries import register
 
 root, sync, size_bytes, tried, held = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
 register.SIZE_BYTES = size_bytes
@@ -54,7 +54,7 @@ def test_a_killed_consumer_has_tried_what_it_held(tmp_path: Path, sync: str, siz
 
 LESSEE = """
 import os, signal, sys, xaqueue
-from xaqueue.space.engine import register
+from xaqueue.features.retries import register
 
 root, sync, register.SIZE_BYTES = sys.argv[1], sys.argv[2], int(sys.argv[3])
 connection = xaqueue.connect(root, sync=sync)

@@ -21,7 +21,7 @@ from support.served import EmbeddedHost
 KILLED_IN_PREPARE = """
 import os, signal, sys
 import xaqueue
-from xaqueue.storage.directory_fs import DirectoryFileSystem
+from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 
 renames, rename = int(sys.argv[2]), DirectoryFileSystem.rename
 

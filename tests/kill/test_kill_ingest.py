@@ -20,10 +20,10 @@ import pytest
 
 import xaqueue
 from support import SUPPORT
+from xaqueue.core.owner.open import create, is_owned
+from xaqueue.core.owner.record import read_owner
 from xaqueue.errors import OperationalError
-from xaqueue.space.offline.reader import QueueReader
-from xaqueue.space.owner.open import create, is_owned
-from xaqueue.space.owner.record import read_owner
+from xaqueue.offline.reader import QueueReader
 from xaqueue.tools.demo import records
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")

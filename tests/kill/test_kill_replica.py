@@ -22,9 +22,9 @@ from support.pair import Client, Networks, judge, wait_for_work
 from support.replica_pair import ReplicatedPair
 from support.replicas import made, text
 from support.served import PATIENCE_S
-from xaqueue.space.offline.check import check
-from xaqueue.space.offline.findings import Severity
-from xaqueue.space.owner.open import write_definitions
+from xaqueue.core.owner.open import write_definitions
+from xaqueue.offline.check import check
+from xaqueue.offline.findings import Severity
 
 FULL = os.environ.get("XAQUEUE_CRASH_FULL") == "1"
 FAILOVERS = int(os.environ.get("XAQUEUE_FAILOVERS", "100" if FULL else "1"))

@@ -24,10 +24,10 @@ import pytest
 
 from support import SUPPORT
 from support.retries_child import holds
-from xaqueue.space.offline.check import check
-from xaqueue.space.offline.findings import Severity
-from xaqueue.space.owner import open
-from xaqueue.space.owner.open import attach
+from xaqueue.core.owner import open
+from xaqueue.core.owner.open import attach
+from xaqueue.offline.check import check
+from xaqueue.offline.findings import Severity
 
 CHILD = SUPPORT / "retries_child.py"
 FULL = os.environ.get("XAQUEUE_CRASH_FULL") == "1"

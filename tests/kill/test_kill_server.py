@@ -20,8 +20,8 @@ from support.contract_connection import block_files
 from support.raw_client import PATIENCE_S
 from support.raw_work import Stage, Transaction, Worker, judge, stock
 from support.served import Process
-from xaqueue.space.offline.check import check
-from xaqueue.space.offline.findings import Severity
+from xaqueue.offline.check import check
+from xaqueue.offline.findings import Severity
 
 FULL = os.environ.get("XAQUEUE_CRASH_FULL") == "1"
 KILLS = 30 if FULL else 4

@@ -16,7 +16,7 @@ from support.contract_connection import block_files
 from support.raw_client import PATIENCE_S
 from support.raw_work import Stage, Worker, judge, stock
 from support.served import ServerThread
-from xaqueue.space.offline.check import check
+from xaqueue.offline.check import check
 
 SESSIONS = 64
 SYNC = ("NONE", "JOURNAL")

@@ -17,8 +17,8 @@ import pytest
 import xaqueue
 from support import SUPPORT
 from support.kill_child import settled
-from xaqueue.space.offline.check import check
-from xaqueue.space.offline.findings import Severity
+from xaqueue.offline.check import check
+from xaqueue.offline.findings import Severity
 from xaqueue.tools.torture.ledger import Ledger
 from xaqueue.tools.torture.run import LONGEST_START_S, Life, kill
 from xaqueue.tools.torture.work import reopened

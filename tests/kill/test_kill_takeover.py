@@ -20,9 +20,9 @@ import xaqueue
 from support.booking import Booking
 from support.pair import FENCED, Client, Networks, Pair, judge, wait_for_work
 from support.served import PATIENCE_S
-from xaqueue.space.offline.check import check
-from xaqueue.space.offline.findings import Severity
-from xaqueue.space.owner.open import create, write_definitions
+from xaqueue.core.owner.open import create, write_definitions
+from xaqueue.offline.check import check
+from xaqueue.offline.findings import Severity
 
 FULL = os.environ.get("XAQUEUE_CRASH_FULL") == "1"
 FAILOVERS = int(os.environ.get("XAQUEUE_FAILOVERS", "100" if FULL else "1"))

@@ -15,9 +15,9 @@ import pytest
 import xaqueue
 from support import SUPPORT
 from support.topic_child import SUBSCRIBERS, TOPIC
-from xaqueue.space.offline.check import check
-from xaqueue.space.offline.findings import Severity
-from xaqueue.space.owner.open import create, write_definitions
+from xaqueue.core.owner.open import create, write_definitions
+from xaqueue.offline.check import check
+from xaqueue.offline.findings import Severity
 
 FULL = os.environ.get("XAQUEUE_CRASH_FULL") == "1"
 KILLS = 100 if FULL else 2

@@ -29,12 +29,12 @@ from support.pair import FENCED, Program, free_ports
 from support.replica_pair import NOT_OPENED
 from support.replicas import made
 from support.served import PATIENCE_S, RUN
+from xaqueue.core.model import layout
 from xaqueue.errors import Error
 from xaqueue.message import Message
-from xaqueue.space.model import layout
-from xaqueue.space.offline.check import check
-from xaqueue.space.offline.findings import Severity
-from xaqueue.space.offline.inspect import browse
+from xaqueue.offline.check import check
+from xaqueue.offline.findings import Severity
+from xaqueue.offline.inspect import browse
 
 FULL = os.environ.get("XAQUEUE_CRASH_FULL") == "1"
 FAILOVERS = int(os.environ.get("XAQUEUE_FAILOVERS", "50" if FULL else "1"))

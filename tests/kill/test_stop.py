@@ -20,11 +20,11 @@ import xaqueue
 from support.contract_connection import PATIENCE_S, QUEUES, block_files, bodies, put
 from support.served import ServerThread
 from xaqueue.connection import Connection
+from xaqueue.core.owner import open as attach_room
+from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.errors import ConnectionLost, Error, OutcomeUnknown, RolledBack
 from xaqueue.rpc import wire
 from xaqueue.rpc.server.peer import Limits
-from xaqueue.space.owner import open as attach_room
-from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.xa import Code, Outcome
 from xaqueue.xid import Xid
 

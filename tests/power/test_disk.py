@@ -18,9 +18,9 @@ import xaqueue
 from support.bare_space import ANY_QUEUE, DURABLE, BareSpace
 from support.disks import exhaust_inodes, fill, free, mounted, run, run_in_namespace
 from support.space_scan import scan
+from xaqueue.core.engine import heuristics
+from xaqueue.core.owner import record
 from xaqueue.errors import DiskFull, ResourceFailed, RetryLater, RolledBack, SpaceError
-from xaqueue.space.engine import heuristics
-from xaqueue.space.owner import record
 from xaqueue.xid import Xid
 
 NO_LIMITS = replace(ANY_QUEUE, min_free_bytes=0, min_free_inodes=0)

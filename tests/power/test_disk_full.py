@@ -18,9 +18,9 @@ import xaqueue
 from support.bare_space import DURABLE
 from support.disks import exhaust_inodes, fill, free, mounted, mounted_image, run_in_namespace
 from support.space_scan import scan
+from xaqueue.core.model import layout
 from xaqueue.errors import DiskLow
-from xaqueue.space.model import layout
-from xaqueue.space.offline import inspect
+from xaqueue.offline import inspect
 from xaqueue.xid import Xid
 
 MiB = 1024 * 1024

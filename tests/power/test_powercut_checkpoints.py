@@ -19,8 +19,8 @@ import xaqueue
 from support import SUPPORT
 from support.powercut import Lives, disk, seeded
 from support.served import Process
-from xaqueue.space.offline.check import check
-from xaqueue.space.offline.findings import Severity
+from xaqueue.offline.check import check
+from xaqueue.offline.findings import Severity
 from xaqueue.tools.torture.ledger import Ledger
 from xaqueue.tools.torture.run import Child, Life
 from xaqueue.tools.torture.work import reopened

@@ -19,7 +19,7 @@ import pytest
 import xaqueue
 from support import SUPPORT
 from support.strace_child import MARK
-from xaqueue.space.model import layout
+from xaqueue.core.model import layout
 
 CHILD = SUPPORT / "strace_child.py"
 TRACED = "fsync,fdatasync,sync_file_range,rename,renameat,renameat2,unlink,unlinkat,write,writev,pwrite64"

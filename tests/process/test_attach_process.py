@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 import xaqueue
+from xaqueue.core.owner.open import is_owned
+from xaqueue.core.owner.record import read_owner
 from xaqueue.errors import SpaceInUse
-from xaqueue.space.offline.check import repair
-from xaqueue.space.owner.open import is_owned
-from xaqueue.space.owner.record import read_owner
+from xaqueue.offline.check import repair
 
 OWNER_PROCESS = """
 import sys, xaqueue

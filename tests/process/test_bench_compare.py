@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.bare import BareCalls, BareProtocol, lines_of
-from xaqueue.storage.hardening import Hardening
+from xaqueue.core.storage.hardening import Hardening
 from xaqueue.tools import bench
 from xaqueue.tools.bench import BenchPlan
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from xaqueue.storage.mounts import mount_of
+from xaqueue.core.storage.mounts import mount_of
 from xaqueue.tools import environment
 
 MOUNTS = """\

@@ -15,7 +15,7 @@ from support import broken_journal
 from support.broken_journal import damage
 from support.doubtful import RUN, XID, leave_in_doubt, listed
 from xaqueue.cli.exit_codes import ExitCode
-from xaqueue.space.model import layout
+from xaqueue.core.model import layout
 
 PATIENCE_S = 60.0
 

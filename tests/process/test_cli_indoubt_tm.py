@@ -11,8 +11,8 @@ import xaqueue
 from support.doubtful import bodies, fails, run
 from support.tm_left import Left, leave
 from xaqueue.cli.exit_codes import ExitCode
-from xaqueue.space.engine.heuristics import decide
-from xaqueue.space.owner.open import attach
+from xaqueue.core.engine.heuristics import decide
+from xaqueue.core.owner.open import attach
 from xaqueue.tm.log_directory import OPERATOR_LOG
 
 

@@ -28,9 +28,9 @@ from support.contract_connection import PATIENCE_S, bodies, drain, put
 from support.served import ServerThread
 from xaqueue import errors
 from xaqueue.connection import Connection
+from xaqueue.core.owner import open
 from xaqueue.errors import InterfaceError, InvalidArgument, OperationalError, SpaceInUse
 from xaqueue.rpc.client.asyncio import AsyncConnection
-from xaqueue.space.owner import open
 from xaqueue.tm.manager import TransactionManager
 from xaqueue.xa import Outcome
 

@@ -15,8 +15,8 @@ import pytest
 import xaqueue
 from support import SUPPORT
 from support.space_scan import scan
+from xaqueue.core.owner import open
 from xaqueue.errors import SpaceInUse
-from xaqueue.space.owner import open
 
 CHILD = SUPPORT / "fault_child.py"
 

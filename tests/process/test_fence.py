@@ -21,15 +21,15 @@ from support.bare_space import DURABLE, BareSpace
 from support.contract_connection import PATIENCE_S
 from support.served import ServerThread
 from xaqueue.cli.exit_codes import ExitCode
+from xaqueue.core.owner.open import attach, start_background
+from xaqueue.core.owner.threads import Watchdog
+from xaqueue.core.storage.layers import OwnerFileSystem
 from xaqueue.errors import DecisionLogError, Error, ProtocolError, ResourceFailed
+from xaqueue.offline import inspect
 from xaqueue.rpc.client.manager import remote_manager
 from xaqueue.rpc.server import server as server_room
 from xaqueue.rpc.server.peer import Limits
 from xaqueue.rpc.server.server import Server
-from xaqueue.space.offline import inspect
-from xaqueue.space.owner.open import attach, start_background
-from xaqueue.space.owner.threads import Watchdog
-from xaqueue.storage.layers import OwnerFileSystem
 from xaqueue.tm.log_directory import open_log
 
 LEVELS = ["JOURNAL", DURABLE, "NONE"]
@@ -368,7 +368,7 @@ CLOSES = """
 import os, sys, threading
 from functools import partial
 from xaqueue.rpc.server import peer
-from xaqueue.space.engine.state import Space
+from xaqueue.core.engine.state import Space
 peer.Limits = partial(peer.Limits, close_s=0.2)
 Space.checkpoint = lambda self: threading.Event().wait()  # as a sync that hangs
 from xaqueue.cli.main import main

@@ -7,7 +7,7 @@ import pickle
 import subprocess
 import sys
 
-from xaqueue.storage.ids import fresh_id
+from xaqueue.core.storage.ids import fresh_id
 from xaqueue.xid import Xid
 
 

@@ -22,9 +22,9 @@ from typer.testing import CliRunner
 
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
+from xaqueue.core.storage.hardening import Hardening
+from xaqueue.core.storage.owner_file import FileLock
 from xaqueue.errors import InvalidArgument
-from xaqueue.storage.hardening import Hardening
-from xaqueue.storage.owner_file import FileLock
 from xaqueue.tools import iotest, peer, verdict
 from xaqueue.tools.environment import Device, DeviceKind, Environment, device_of
 from xaqueue.tools.peer import Peer

@@ -16,11 +16,11 @@ import pytest
 import xaqueue
 from support.raw_client import RawClient
 from support.served import ServerThread
+from xaqueue.core.owner import open as attach_room
 from xaqueue.errors import ConnectionLost, RolledBack, UnknownXid
 from xaqueue.rpc import wire
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.rpc.server.peer import Limits
-from xaqueue.space.owner import open as attach_room
 from xaqueue.xa import Code, Outcome
 from xaqueue.xid import Xid
 

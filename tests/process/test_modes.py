@@ -17,18 +17,18 @@ from typer.testing import CliRunner
 import xaqueue
 from support.contract_batches import batch, prepared
 from xaqueue.cli.main import app
+from xaqueue.core.engine import heuristics
+from xaqueue.core.engine.session import Session
+from xaqueue.core.model import layout
+from xaqueue.core.owner import open
+from xaqueue.core.storage import modes as modes_of
+from xaqueue.core.storage.directory_fs import DirectoryFileSystem
+from xaqueue.core.storage.modes import BY_UMASK, PRIVATE, Modes, for_group, heir_of
 from xaqueue.errors import InvalidArgument
-from xaqueue.space.engine import heuristics
-from xaqueue.space.engine.session import Session
-from xaqueue.space.model import layout
-from xaqueue.space.offline import inspect
-from xaqueue.space.offline.check import check
-from xaqueue.space.offline.reader import QueueReader
-from xaqueue.space.owner import open
-from xaqueue.space.owner.salvage import salvage
-from xaqueue.storage import modes as modes_of
-from xaqueue.storage.directory_fs import DirectoryFileSystem
-from xaqueue.storage.modes import BY_UMASK, PRIVATE, Modes, for_group, heir_of
+from xaqueue.offline import inspect
+from xaqueue.offline.check import check
+from xaqueue.offline.reader import QueueReader
+from xaqueue.offline.salvage import salvage
 from xaqueue.tm.log_directory import open_log
 from xaqueue.tm.manager import TransactionManager
 from xaqueue.xid import Xid

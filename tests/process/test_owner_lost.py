@@ -22,19 +22,19 @@ import xaqueue
 from support import SUPPORT
 from support.bare_space import ANY_QUEUE, BareSpace, FaultyFileSystem
 from xaqueue import Connection
+from xaqueue.core.model import layout
+from xaqueue.core.owner import open as attach_room
+from xaqueue.core.owner import threads
+from xaqueue.core.owner.open import attach, create
+from xaqueue.core.recovery.recover import open_space
+from xaqueue.core.storage import owner_file
+from xaqueue.core.storage.directory_fs import DirectoryFileSystem
+from xaqueue.core.storage.fs import replace_file
+from xaqueue.core.storage.hardening import Hardening
 from xaqueue.errors import DecisionLogError, ResourceFailed
-from xaqueue.space.engine import cleanup
-from xaqueue.space.model import layout
-from xaqueue.space.offline.check import check
-from xaqueue.space.offline.findings import Severity
-from xaqueue.space.owner import open as attach_room
-from xaqueue.space.owner import threads
-from xaqueue.space.owner.open import attach, create
-from xaqueue.space.recovery.recover import open_space
-from xaqueue.storage import owner_file
-from xaqueue.storage.directory_fs import DirectoryFileSystem
-from xaqueue.storage.fs import replace_file
-from xaqueue.storage.hardening import Hardening
+from xaqueue.features.streams import cleanup
+from xaqueue.offline.check import check
+from xaqueue.offline.findings import Severity
 from xaqueue.tm.log_directory import open_log
 from xaqueue.xid import Xid
 
@@ -333,7 +333,7 @@ def _files(root: Path) -> list[str]:
 
 
 def test_who_only_waits_is_told(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xaqueue.space.owner.threads.WATCH_S", 0.05)
+    monkeypatch.setattr("xaqueue.core.owner.threads.WATCH_S", 0.05)
     connection = xaqueue.connect(root)
     threading.Timer(0.3, by_a_server_that_forgot, [root]).start()
     with pytest.raises(ResourceFailed, match="owns it no more"):

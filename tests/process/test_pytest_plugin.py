@@ -19,7 +19,7 @@ from xaqueue.testing import MemorySpace, served
 USER_TESTS = """
 import sys
 
-LOADED_BEFORE = "xaqueue.space.engine.state" in sys.modules
+LOADED_BEFORE = "xaqueue.core.engine.state" in sys.modules
 
 import pytest
 import xaqueue

@@ -18,22 +18,22 @@ import xaqueue
 from support.replicas import ReplicaThread, made, text, until
 from support.served import PATIENCE_S, RUN, ServerThread
 from xaqueue.connection import Connection
+from xaqueue.core.model import format, layout, records
+from xaqueue.core.model.block import decode
+from xaqueue.core.owner.open import write_definitions
+from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.errors import ConnectionLost, OutcomeUnknown, ResourceFailed, RolledBack, SpaceError, SpaceInUse
+from xaqueue.features.replica import follower, replicated
+from xaqueue.features.replica.promote import promote, tell_former
+from xaqueue.features.replica.replicated import Replicated
+from xaqueue.features.snapshots import restored, store
 from xaqueue.message import Message
-from xaqueue.replication import follower
-from xaqueue.replication.promote import promote, tell_former
+from xaqueue.offline.check import check
+from xaqueue.offline.findings import Severity
+from xaqueue.offline.inspect import browse as browse_directory
+from xaqueue.offline.inspect import status as read_status
+from xaqueue.offline.reader import QueueReader
 from xaqueue.rpc.client.manager import remote_manager
-from xaqueue.space.model import format, layout, records, replicated, restored
-from xaqueue.space.model.block import decode
-from xaqueue.space.model.replicated import Replicated
-from xaqueue.space.offline.check import check
-from xaqueue.space.offline.findings import Severity
-from xaqueue.space.offline.inspect import browse as browse_directory
-from xaqueue.space.offline.inspect import status as read_status
-from xaqueue.space.offline.reader import QueueReader
-from xaqueue.space.owner.open import write_definitions
-from xaqueue.space.snapshot import store
-from xaqueue.storage.directory_fs import DirectoryFileSystem
 
 Serve = Callable[..., ServerThread]
 Follow = Callable[[Path, ServerThread], ReplicaThread]

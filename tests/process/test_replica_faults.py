@@ -21,27 +21,28 @@ import xaqueue
 from support.replicas import ReplicaThread, made, text, until
 from support.served import RUN, Process, ServerThread
 from xaqueue.connection import Connection
+from xaqueue.core.model import layout
+from xaqueue.core.owner import open as open_room
+from xaqueue.core.owner.open import write_definitions
+from xaqueue.core.recovery.load import Load, Progress
+from xaqueue.core.storage import journal, journal_places
+from xaqueue.core.storage.directory_fs import DirectoryFileSystem
+from xaqueue.core.storage.journal_format import SECTOR_BYTES
+from xaqueue.core.storage.journal_places import Place
 from xaqueue.endpoint import parse
 from xaqueue.errors import Error, OutcomeUnknown, SpaceError, SpaceInUse
-from xaqueue.replication.follower import Follower, _begun_in, _piece_in, owned
-from xaqueue.replication.journal_copy import JournalCopy
-from xaqueue.replication.promote import _tell, promote
+from xaqueue.features.replica import replicated
+from xaqueue.features.replica import shipping as shipping_room
+from xaqueue.features.replica.follower import Follower, _begun_in, _piece_in, owned
+from xaqueue.features.replica.journal_copy import JournalCopy
+from xaqueue.features.replica.promote import _tell, promote
+from xaqueue.features.replica.replicated import Replicated
+from xaqueue.features.replica.shipping import Shipping
+from xaqueue.features.snapshots import restore
 from xaqueue.rpc.client.manager import RemoteManager, dialer, hello_of
 from xaqueue.rpc.methods import replication
 from xaqueue.rpc.server import server as server_room
 from xaqueue.rpc.server.peer import Limits
-from xaqueue.space.engine import shipping as shipping_room
-from xaqueue.space.engine.shipping import Shipping
-from xaqueue.space.model import layout, replicated
-from xaqueue.space.model.replicated import Replicated
-from xaqueue.space.owner import open as open_room
-from xaqueue.space.owner.open import write_definitions
-from xaqueue.space.recovery.load import Load, Progress
-from xaqueue.space.snapshot import restore
-from xaqueue.storage import journal, journal_places
-from xaqueue.storage.directory_fs import DirectoryFileSystem
-from xaqueue.storage.journal_format import SECTOR_BYTES
-from xaqueue.storage.journal_places import Place
 
 Serve = Callable[..., ServerThread]
 Follow = Callable[..., ReplicaThread]

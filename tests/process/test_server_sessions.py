@@ -18,7 +18,7 @@ from support.contract_connection import block_files
 from support.raw_client import MIGRATE, ONEPHASE, PATIENCE_S, SUSPEND, RawClient, UnknownXid
 from support.raw_work import Worker, judge, stock
 from support.served import Process, ServerThread
-from xaqueue.space.offline.check import check
+from xaqueue.offline.check import check
 
 SYNC = ("NONE", "JOURNAL")
 

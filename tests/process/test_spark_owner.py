@@ -18,16 +18,16 @@ import pytest
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 
 import xaqueue
+from xaqueue.core.owner import open as attach_room
+from xaqueue.core.owner import record
+from xaqueue.core.owner.open import is_owned
+from xaqueue.core.owner.record import Owner, read_owner
+from xaqueue.core.storage.ids import fresh_id
 from xaqueue.endpoint import UNIX_PATH_LIMIT_BYTES
 from xaqueue.errors import SpaceError, SpaceInUse
 from xaqueue.rpc.client.manager import RemoteManager
-from xaqueue.space.owner import open as attach_room
-from xaqueue.space.owner import record
-from xaqueue.space.owner.open import is_owned
-from xaqueue.space.owner.record import Owner, read_owner
 from xaqueue.spark import server_launcher
 from xaqueue.spark.server_launcher import reach
-from xaqueue.storage.ids import fresh_id
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 

@@ -14,11 +14,11 @@ from unittest.mock import patch
 import pytest
 
 import xaqueue
-from xaqueue.space.owner import open as owner_open
-from xaqueue.space.owner.open import attach
-from xaqueue.space.recovery.recover import open_space
-from xaqueue.storage import owner_file
-from xaqueue.storage.owner_file import OWNER
+from xaqueue.core.owner import open as owner_open
+from xaqueue.core.owner.open import attach
+from xaqueue.core.recovery.recover import open_space
+from xaqueue.core.storage import owner_file
+from xaqueue.core.storage.owner_file import OWNER
 from xaqueue.tm.log_directory import open_log
 
 KILLED = """

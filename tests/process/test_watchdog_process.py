@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 import xaqueue
 from support.bare_space import DURABLE
 from xaqueue.cli.main import app
-from xaqueue.space.model import layout
-from xaqueue.space.offline import inspect
-from xaqueue.space.owner import threads
+from xaqueue.core.model import layout
+from xaqueue.core.owner import threads
+from xaqueue.offline import inspect
 
 PATIENCE_S = 30.0
 SHORT_S = 0.05

@@ -21,14 +21,17 @@ from support.crash_level import FILLING, LAGGING, NOON_US, STRICT, Level, level_
 from support.crash_story import EMPTY
 from support.forgetful import Crashed
 from support.simulating import simulate
+from xaqueue.core.engine import timeouts
+from xaqueue.core.engine.session import Session
+from xaqueue.core.model.definitions import Definitions, QueueDefinition
+from xaqueue.core.model.index import Order
+from xaqueue.core.model.retry import RetryPolicy
 from xaqueue.errors import LeaseExpired, QueueFull, ResourceFailed, RetryLater, RolledBack
+from xaqueue.features.dedup import dedup
+from xaqueue.features.limits.limits import Limits
+from xaqueue.features.retries import moving
+from xaqueue.features.streams import cleanup
 from xaqueue.message import MessageId
-from xaqueue.space.engine import cleanup, dedup, moving, timeouts
-from xaqueue.space.engine.session import Session
-from xaqueue.space.model.definitions import Definitions, QueueDefinition
-from xaqueue.space.model.index import Order
-from xaqueue.space.model.limits import Limits
-from xaqueue.space.model.retry import RetryPolicy
 from xaqueue.xa import Code, Flag
 from xaqueue.xid import Xid
 

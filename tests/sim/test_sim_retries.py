@@ -16,12 +16,14 @@ from support.crash_level import JOURNAL, LAGGING, NOON_US, STRICT, Level, open_s
 from support.crash_story import EMPTY
 from support.forgetful import ForgetfulFileSystem
 from support.simulating import simulate
+from xaqueue.core.engine import timeouts
+from xaqueue.core.engine.session import Session
+from xaqueue.core.model.definitions import Definitions, QueueDefinition
+from xaqueue.core.model.retry import RetryPolicy
 from xaqueue.errors import LeaseExpired
+from xaqueue.features.retries import moving
+from xaqueue.features.streams import cleanup
 from xaqueue.message import MessageId
-from xaqueue.space.engine import cleanup, moving, timeouts
-from xaqueue.space.engine.session import Session
-from xaqueue.space.model.definitions import Definitions, QueueDefinition
-from xaqueue.space.model.retry import RetryPolicy
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 

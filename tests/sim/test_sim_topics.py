@@ -17,10 +17,11 @@ from support.crash_level import FILLING, LAGGING, STRICT, Level, open_space, rea
 from support.crash_story import EMPTY
 from support.forgetful import ForgetfulFileSystem
 from support.simulating import simulate
-from xaqueue.space.engine import cleanup, moving
-from xaqueue.space.engine.session import Session
-from xaqueue.space.model.definitions import Definitions, QueueDefinition
-from xaqueue.space.model.retry import RetryPolicy
+from xaqueue.core.engine.session import Session
+from xaqueue.core.model.definitions import Definitions, QueueDefinition
+from xaqueue.core.model.retry import RetryPolicy
+from xaqueue.features.retries import moving
+from xaqueue.features.streams import cleanup
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 

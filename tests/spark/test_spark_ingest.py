@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from support.spark_space import FabricatedSpace, message_id
 from xaqueue.cli.main import app
+from xaqueue.core.model import layout, records
+from xaqueue.core.model.records import StreamRecord
 from xaqueue.errors import DamagedBlock, InvalidArgument, OperationalError, UnknownQueue
-from xaqueue.space.model import layout, records
-from xaqueue.space.model.records import StreamRecord
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
@@ -288,7 +288,7 @@ class TestWithSpark:
         assert [row["seq"] for row in table(target)] == [1, 2, 3]
 
     def test_verify(self, spark: SparkSession, space: FabricatedSpace, tmp_path: Path) -> None:
-        from xaqueue.space.offline.verify import verify as by_processes
+        from xaqueue.offline.verify import verify as by_processes
         from xaqueue.spark.verify import verify
 
         other = FabricatedSpace(tmp_path / "other")

@@ -13,9 +13,9 @@ import pytest
 
 import xaqueue
 from support.spark_space import FabricatedSpace
-from xaqueue.space.offline.reader import QueueReader
-from xaqueue.space.owner.open import is_owned
-from xaqueue.space.owner.record import read_owner
+from xaqueue.core.owner.open import is_owned
+from xaqueue.core.owner.record import read_owner
+from xaqueue.offline.reader import QueueReader
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

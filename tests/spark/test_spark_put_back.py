@@ -20,8 +20,8 @@ import pytest
 from typer.testing import CliRunner
 
 from xaqueue.cli.main import app
-from xaqueue.space.owner.open import create, is_owned
-from xaqueue.space.owner.record import read_owner
+from xaqueue.core.owner.open import create, is_owned
+from xaqueue.core.owner.record import read_owner
 from xaqueue.spark.server_launcher import reach
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from xaqueue.core.owner.open import create, is_owned
+from xaqueue.core.owner.record import read_owner
 from xaqueue.message import Message
-from xaqueue.space.owner.open import create, is_owned
-from xaqueue.space.owner.record import read_owner
 from xaqueue.xa import Flag
 
 if TYPE_CHECKING:

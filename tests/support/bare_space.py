@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from xaqueue import Connection
+from xaqueue.core.engine.session import Session
+from xaqueue.core.engine.state import Space
+from xaqueue.core.model import layout
+from xaqueue.core.model.block import Block, Kind, encode
+from xaqueue.core.model.definitions import Definitions, QueueDefinition
+from xaqueue.core.model.message_name import tags_of
+from xaqueue.core.owner import open
+from xaqueue.core.recovery.recover import open_space
+from xaqueue.core.storage.directory_fs import DirectoryFileSystem
+from xaqueue.core.storage.hardening import Hardening
 from xaqueue.message import MessageId, Properties
-from xaqueue.space.engine.session import Session
-from xaqueue.space.engine.state import Space
-from xaqueue.space.model import layout
-from xaqueue.space.model.block import Block, Kind, encode
-from xaqueue.space.model.definitions import Definitions, QueueDefinition
-from xaqueue.space.model.message_name import tags_of
-from xaqueue.space.owner import open
-from xaqueue.space.recovery.recover import open_space
-from xaqueue.storage.directory_fs import DirectoryFileSystem
-from xaqueue.storage.hardening import Hardening
 from xaqueue.xid import Xid
 
 ANY_QUEUE = Definitions(default=QueueDefinition())

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from support.bare_space import bare_space
 from support.journals import spoil
-from xaqueue.space.engine import heuristics
-from xaqueue.space.model import layout
-from xaqueue.space.model.change import is_valid
-from xaqueue.storage.directory_fs import DirectoryFileSystem
-from xaqueue.storage.journal_format import Record
-from xaqueue.storage.journal_reader import look
+from xaqueue.core.engine import heuristics
+from xaqueue.core.model import layout
+from xaqueue.core.model.change import is_valid
+from xaqueue.core.storage.directory_fs import DirectoryFileSystem
+from xaqueue.core.storage.journal_format import Record
+from xaqueue.core.storage.journal_reader import look
 from xaqueue.xid import Xid
 
 IN_DOUBT, DECIDED = (Xid(1, name, b"b") for name in (b"in doubt", b"decided"))

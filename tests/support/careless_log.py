@@ -16,10 +16,10 @@ from types import FrameType
 import pytest
 
 from support.forgetful import ForgetfulFileSystem
-from xaqueue.space.engine import directory_log
-from xaqueue.space.engine.directory_log import STAGED, DirectoryLog
-from xaqueue.space.model import layout
-from xaqueue.space.model.change import Change, Op
+from xaqueue.core.engine import directory_log
+from xaqueue.core.engine.directory_log import STAGED, DirectoryLog
+from xaqueue.core.model import layout
+from xaqueue.core.model.change import Change, Op
 
 RETRIES = layout.retries_path("").rpartition("/")[2]
 

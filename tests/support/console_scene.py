@@ -14,8 +14,8 @@ from support.served import ServerThread
 from support.tm_left import Left, leave
 from xaqueue.cli import advise
 from xaqueue.connection import Connection
+from xaqueue.core.owner import open as attach_room
 from xaqueue.rpc.client.manager import remote_manager
-from xaqueue.space.owner import open as attach_room
 from xaqueue.web.front import HttpConfig, HttpFront
 from xaqueue.xid import Xid
 

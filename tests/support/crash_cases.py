@@ -29,8 +29,8 @@ from support.crash_level import (
 )
 from support.crash_story import EMPTY, Act, End, Put, Sample, Story, Take, play
 from support.forgetful import ForgetfulFileSystem, Tree
-from xaqueue.space.model import layout
-from xaqueue.space.model.layout import RANGE_SIZE, Watermark
+from xaqueue.core.model import layout
+from xaqueue.core.model.layout import RANGE_SIZE, Watermark
 
 FULL = os.environ.get("XAQUEUE_CRASH_FULL") == "1"
 TREES = 1 << 14 if FULL else 1 << 7

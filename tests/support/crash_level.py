@@ -14,21 +14,20 @@ from functools import cached_property
 from unittest import mock
 
 from support.forgetful import ForgetfulFileSystem, LastingFileSystem, Tree
+from xaqueue.core.engine.state import Space
+from xaqueue.core.model import layout
+from xaqueue.core.model.block import Block, encode
+from xaqueue.core.model.block import Kind as BlockKind
+from xaqueue.core.model.change import PUT, Change, Kind, entry_of, is_valid
+from xaqueue.core.model.definitions import Definitions, QueueDefinition
+from xaqueue.core.recovery.recover import open_space as open_bare
+from xaqueue.core.storage import journal as journal_of
+from xaqueue.core.storage.hardening import Hardening
+from xaqueue.core.storage.journal import Journal, checkpoint_entry
+from xaqueue.core.storage.journal_format import SECTOR_BYTES, Entry
+from xaqueue.features.pair import pair, pair_fs
+from xaqueue.features.pair.pair_fs import PairFileSystem
 from xaqueue.message import MessageId, Properties
-from xaqueue.space.engine.state import Space
-from xaqueue.space.model import layout
-from xaqueue.space.model.block import Block, encode
-from xaqueue.space.model.block import Kind as BlockKind
-from xaqueue.space.model.change import PUT, Change, Kind, entry_of, is_valid
-from xaqueue.space.model.definitions import Definitions, QueueDefinition
-from xaqueue.space.owner import pair
-from xaqueue.space.recovery.recover import open_space as open_bare
-from xaqueue.storage import journal as journal_of
-from xaqueue.storage import pair_fs
-from xaqueue.storage.hardening import Hardening
-from xaqueue.storage.journal import Journal, checkpoint_entry
-from xaqueue.storage.journal_format import SECTOR_BYTES, Entry
-from xaqueue.storage.pair_fs import PairFileSystem
 
 NOON_US = 1_700_000_000_000_000
 ANY_QUEUE = Definitions(default=QueueDefinition())

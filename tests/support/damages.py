@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.bare_space import BareSpace
-from xaqueue.space.offline.check import check
+from xaqueue.offline.check import check
 
 LARGE = b"L" * 200_000
 """A body that is longer than what is read of a file when a space is opened."""

@@ -9,8 +9,8 @@ import pytest
 
 import xaqueue
 from support.bare_space import BareSpace
+from xaqueue.core.engine import heuristics
 from xaqueue.errors import ResourceFailed
-from xaqueue.space.engine import heuristics
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
 

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 
 from support.torn import TornContent
-from xaqueue.space.model import layout
-from xaqueue.space.model.block import has_valid_checksum
+from xaqueue.core.model import layout
+from xaqueue.core.model.block import has_valid_checksum
 from xaqueue.testing import forgetful
 from xaqueue.testing.content import FileContent
 from xaqueue.testing.crashing import Crashed as Crashed

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from xaqueue.space.engine.directory_log import DirectoryLog
-from xaqueue.space.model.change import MOVE, PUT, Change, Kind
-from xaqueue.space.model.definitions import UNDEFINED
-from xaqueue.space.model.queue import Queue
-from xaqueue.storage.directory_fs import DirectoryFileSystem
-from xaqueue.storage.group_commit import GroupCommit, Step
-from xaqueue.storage.hardening import Hardening
+from xaqueue.core.engine.directory_log import DirectoryLog
+from xaqueue.core.model.change import MOVE, PUT, Change, Kind
+from xaqueue.core.model.definitions import UNDEFINED
+from xaqueue.core.model.queue import Queue
+from xaqueue.core.storage.directory_fs import DirectoryFileSystem
+from xaqueue.core.storage.group_commit import GroupCommit, Step
+from xaqueue.core.storage.hardening import Hardening
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,13 +6,13 @@ import threading
 from collections.abc import Sequence
 
 from support.forgetful import ForgetfulFileSystem, Tree
-from xaqueue.space.engine.journal_log import JournalLog
-from xaqueue.space.model.change import Change, Kind, Op
-from xaqueue.space.model.definitions import UNDEFINED
-from xaqueue.space.model.layout import Watermark
-from xaqueue.space.model.queue import Queue
-from xaqueue.storage.fs import FileSystem
-from xaqueue.storage.journal import Journal
+from xaqueue.core.engine.journal_log import JournalLog
+from xaqueue.core.model.change import Change, Kind, Op
+from xaqueue.core.model.definitions import UNDEFINED
+from xaqueue.core.model.layout import Watermark
+from xaqueue.core.model.queue import Queue
+from xaqueue.core.storage.fs import FileSystem
+from xaqueue.core.storage.journal import Journal
 
 DIRECTORIES = ("active", "prepared", "committed", "committed/queue=q", "committed/queue=q/range=0")
 RANGE = DIRECTORIES[-1]

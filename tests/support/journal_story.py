@@ -8,7 +8,7 @@ from itertools import count
 
 from support.forgetful import Crashed, ForgetfulFileSystem, Tree
 from support.journals import entry, found, journal_of, numbers, started, write
-from xaqueue.storage.journal import Journal
+from xaqueue.core.storage.journal import Journal
 
 EMPTY = Tree({"journal": None})
 

@@ -7,10 +7,18 @@ import os
 from collections.abc import Callable, Sequence
 from zlib import crc32
 
-from xaqueue.storage.directory_fs import DirectoryFileSystem
-from xaqueue.storage.fs import FileSystem
-from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES, Journal
-from xaqueue.storage.journal_format import CHECKPOINT, EPOCH_BITS, SECTOR_BYTES, Entry, Record, parse_name, record_of
+from xaqueue.core.storage.directory_fs import DirectoryFileSystem
+from xaqueue.core.storage.fs import FileSystem
+from xaqueue.core.storage.journal import SMALLEST_SEGMENT_BYTES, Journal
+from xaqueue.core.storage.journal_format import (
+    CHECKPOINT,
+    EPOCH_BITS,
+    SECTOR_BYTES,
+    Entry,
+    Record,
+    parse_name,
+    record_of,
+)
 
 PLACE = "journal"
 

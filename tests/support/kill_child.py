@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from support.space_scan import scan
-from xaqueue.space.owner import open as attaching
-from xaqueue.storage.directory_fs import DirectoryFileSystem
+from xaqueue.core.owner import open as attaching
+from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.tools.torture.work import live, problems
 
 

@@ -25,7 +25,7 @@ from ledger_demo import kill_a_backend
 from ledger_service import manager_of, serve, take
 from support.careless_manager import CarelessManager
 from support.carrying import carries
-from xaqueue.space.owner.record import read_owner
+from xaqueue.core.owner.record import read_owner
 from xaqueue.tools.demo.stage import say
 
 CALM = 4

@@ -11,8 +11,8 @@ from unittest import mock
 
 from support import bare_space
 from support.bare_space import BareSpace, FaultyFileSystem
-from xaqueue.space.model.definitions import Definitions, QueueDefinition
-from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES
+from xaqueue.core.model.definitions import Definitions, QueueDefinition
+from xaqueue.core.storage.journal import SMALLEST_SEGMENT_BYTES
 
 NEEDS_ROOM = ("create", "rename", "unlink", "make_dir", "write_at", "set_modified_ns", "hold_dir")
 """The last needs a descriptor, which counts as room. The journal has its own, made before."""
@@ -70,7 +70,7 @@ def narrow_space(root: Path, sync: str) -> Iterator[tuple[BareSpace, NarrowFileS
     definitions = Definitions(default=QueueDefinition(), cache_bytes=0, journal_segment_bytes=SMALLEST_SEGMENT_BYTES)
     with (
         mock.patch.object(bare_space, "FaultyFileSystem", NarrowFileSystem),
-        mock.patch("xaqueue.space.engine.journal_log.KEPT_BYTES", LARGE_BYTES),
+        mock.patch("xaqueue.core.engine.journal_log.KEPT_BYTES", LARGE_BYTES),
         bare_space.bare_space(root, sync, definitions=definitions) as bare,
     ):
         fs = bare.fs

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from support.forgetful import Crashed, ForgetfulFileSystem, Tree
+from xaqueue.core.engine import redo
+from xaqueue.core.model import change, layout
+from xaqueue.core.model.block import Block, Kind, decode, encode_with_checksum
+from xaqueue.core.model.change import DROP, MOVE, PUT, Change, Op, entry_of, paths_of
+from xaqueue.core.storage.journal_format import Entry, Record
 from xaqueue.message import MessageId, Properties
-from xaqueue.space.engine import redo
-from xaqueue.space.model import change, layout
-from xaqueue.space.model.block import Block, Kind, decode, encode_with_checksum
-from xaqueue.space.model.change import DROP, MOVE, PUT, Change, Op, entry_of, paths_of
-from xaqueue.storage.journal_format import Entry, Record
 
 QUEUE = "orders"
 EMPTY = Tree(dict.fromkeys(layout.DIRECTORIES))

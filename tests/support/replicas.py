@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from support.served import PATIENCE_S, ServerThread
-from xaqueue.replication.follower import Follower, owned
-from xaqueue.space.owner.open import create, write_definitions
+from xaqueue.core.owner.open import create, write_definitions
+from xaqueue.features.replica.follower import Follower, owned
 
 SMALL = 64 * 1024
 """Bytes of a segment."""

@@ -15,15 +15,15 @@ from typing import Any
 import xaqueue
 from support.contract_connection import QUEUES
 from xaqueue.connection import Connection
+from xaqueue.core.engine import heuristics
+from xaqueue.core.engine.state import Space
+from xaqueue.core.owner import open as attach_room
+from xaqueue.core.storage.ids import fresh_id
+from xaqueue.core.storage.owner_file import OwnerFile
 from xaqueue.rpc.client.manager import remote_manager
 from xaqueue.rpc.server.listeners import ListenConfig
 from xaqueue.rpc.server.peer import Limits
 from xaqueue.rpc.server.server import Server
-from xaqueue.space.engine import heuristics
-from xaqueue.space.engine.state import Space
-from xaqueue.space.owner import open as attach_room
-from xaqueue.storage.ids import fresh_id
-from xaqueue.storage.owner_file import OwnerFile
 from xaqueue.xid import Xid
 
 PATIENCE_S = 60.0

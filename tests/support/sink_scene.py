@@ -13,8 +13,8 @@ from pyspark import TaskContext
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from support.served import ServerThread
+from xaqueue.core.owner import open as attach_room
 from xaqueue.rpc.client.manager import remote_manager
-from xaqueue.space.owner import open as attach_room
 from xaqueue.spark import sink
 from xaqueue.spark.sink import BatchWriter, StreamWriter
 from xaqueue.spark.sink_task import Prepared

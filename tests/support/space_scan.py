@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from xaqueue.core.model import layout
+from xaqueue.core.model.block import decode
+from xaqueue.core.model.message_name import PLAIN_NAME, tags_of
 from xaqueue.errors import DamagedBlock
-from xaqueue.space.model import layout
-from xaqueue.space.model.block import decode
-from xaqueue.space.model.message_name import PLAIN_NAME, tags_of
 
 
 def scan(root: str | Path, *, times: bool = True) -> list[str]:

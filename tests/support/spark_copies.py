@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 
 import xaqueue
+from xaqueue.core.model import layout
+from xaqueue.core.owner.open import create, is_owned
+from xaqueue.core.owner.record import read_owner
 from xaqueue.errors import OperationalError
-from xaqueue.space.model import layout
-from xaqueue.space.offline.reader import QueueReader
-from xaqueue.space.owner.open import create, is_owned
-from xaqueue.space.owner.record import read_owner
+from xaqueue.offline.reader import QueueReader
 from xaqueue.xa import Flag
 
 FULL = bool(os.environ.get("XAQUEUE_CRASH_FULL"))

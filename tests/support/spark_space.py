@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from xaqueue.core.model import block as command
+from xaqueue.core.model import layout
+from xaqueue.core.model.message_name import tags_of
+from xaqueue.core.model.records import StreamRecord, encode_retry, encode_stream
+from xaqueue.core.model.retry import Retry
 from xaqueue.message import MessageId, Properties
-from xaqueue.space.model import block as command
-from xaqueue.space.model import layout
-from xaqueue.space.model.message_name import tags_of
-from xaqueue.space.model.records import StreamRecord, encode_retry, encode_stream
-from xaqueue.space.model.retry import Retry
 
 ENQUEUED_AT = 1_700_000_000_000_000
 

@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from xaqueue.space.owner.open import create
+from xaqueue.core.owner.open import create
 from xaqueue.tm.gtrid import FORMAT_ID
 from xaqueue.xid import Xid
 

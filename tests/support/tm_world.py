@@ -14,9 +14,9 @@ from typing import Any
 from support.awaited import LoopThread
 from support.forgetful import Crashed, ForgetfulFileSystem, Tree
 from support.tm_tasks import TaskTransaction, in_tasks
+from xaqueue.core.storage.fs import FileSystem
+from xaqueue.core.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.errors import HeuristicOutcome
-from xaqueue.storage.fs import FileSystem
-from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.tm.awaiting import Loop
 from xaqueue.tm.coordinator import Coordinator, OnStep
 from xaqueue.tm.coordinator import TraceStep as Step

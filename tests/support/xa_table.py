@@ -16,10 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from xaqueue.core.engine import heuristics
+from xaqueue.core.engine.session import Session
+from xaqueue.core.model.branch import State
 from xaqueue.errors import Error, RolledBack
-from xaqueue.space.engine import heuristics
-from xaqueue.space.engine.session import Session
-from xaqueue.space.model.branch import State
 from xaqueue.xa import Code, Flag, Vote
 from xaqueue.xid import Xid
 

@@ -19,12 +19,13 @@ from support.bare_space import BareSpace, bare_space
 from support.served import ServerThread
 from xaqueue import metrics
 from xaqueue.cli.main import app
+from xaqueue.core.model.definitions import Definitions, QueueDefinition
+from xaqueue.core.model.retry import RetryPolicy
+from xaqueue.core.owner.record import read_owner
+from xaqueue.features.retries import moving
+from xaqueue.features.streams import cleanup
 from xaqueue.rpc.client import link
 from xaqueue.rpc.methods.meters import metrics_in
-from xaqueue.space.engine import cleanup, moving
-from xaqueue.space.model.definitions import Definitions, QueueDefinition
-from xaqueue.space.model.retry import RetryPolicy
-from xaqueue.space.owner.record import read_owner
 from xaqueue.testing import MemorySpace
 from xaqueue.xid import Xid
 

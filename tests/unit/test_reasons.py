@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from xaqueue.core.model import records
+from xaqueue.core.model.retry import Retry
 from xaqueue.delivery import REASON_LIMIT, checked_reason, reason_of
 from xaqueue.errors import InvalidArgument, RolledBack
 from xaqueue.message import MessageId
-from xaqueue.space.model import records
-from xaqueue.space.model.retry import Retry
 
 IDENTITY = MessageId(bytes(16))
 

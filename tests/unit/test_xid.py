@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from xaqueue.core.model.layout import block_path
 from xaqueue.errors import InvalidArgument
-from xaqueue.space.model.layout import block_path
 from xaqueue.xid import FORMAT_ID_LIMIT, LOCAL_FORMAT_ID, Xid
 
 NAME_MAX = 255

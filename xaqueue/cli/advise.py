@@ -19,17 +19,17 @@ from xaqueue.cli.branches import backend_of
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.location import Location, remote
 from xaqueue.cli.tm_log import ParticipantConfig, TmConfig, load, postgres
+from xaqueue.core.engine import operator_log
+from xaqueue.core.engine.operator_log import Forgotten
+from xaqueue.core.model.format import read_format
+from xaqueue.core.recovery.prepared import Verdict
+from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.endpoint import is_url
 from xaqueue.errors import DecisionLogError, InvalidArgument
+from xaqueue.offline.inspect_branches import InDoubt, in_doubt_in
+from xaqueue.offline.redo_view import look_into
 from xaqueue.rpc.client.reach import served_at
 from xaqueue.rpc.methods.service import RemoteOperator
-from xaqueue.space.engine import operator_log
-from xaqueue.space.engine.operator_log import Forgotten
-from xaqueue.space.model.format import read_format
-from xaqueue.space.offline.inspect_branches import InDoubt, in_doubt_in
-from xaqueue.space.offline.redo_view import look_into
-from xaqueue.space.recovery.prepared import Verdict
-from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.tm import last_resource
 from xaqueue.tm.advice import Advice, Advised, LogStatus, ParticipantStatus, advise
 from xaqueue.tm.driver import is_a

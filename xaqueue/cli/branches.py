@@ -17,15 +17,15 @@ from xaqueue.batch import ONE_SPACE, is_of_a_batch, parse_gtrid
 from xaqueue.cli import output, parameters
 from xaqueue.cli.exit_codes import agreed
 from xaqueue.cli.location import Location, reached, remote
+from xaqueue.core.engine import heuristics, operator_log
+from xaqueue.core.engine.heuristics import Decision, check_text
+from xaqueue.core.engine.operator_log import Forgotten
+from xaqueue.core.engine.session import Session
 from xaqueue.errors import InvalidArgument
+from xaqueue.offline import inspect, inspect_branches
+from xaqueue.offline.inspect_branches import InDoubt, dry_run_of
+from xaqueue.offline.redo_view import look_into
 from xaqueue.rpc.methods.service import RemoteOperator
-from xaqueue.space.engine import heuristics, operator_log
-from xaqueue.space.engine.heuristics import Decision, check_text
-from xaqueue.space.engine.operator_log import Forgotten
-from xaqueue.space.engine.session import Session
-from xaqueue.space.offline import inspect, inspect_branches
-from xaqueue.space.offline.inspect_branches import InDoubt, dry_run_of
-from xaqueue.space.offline.redo_view import look_into
 from xaqueue.tm.gtrid import Gtrid, parse_listed
 from xaqueue.xid import Xid
 

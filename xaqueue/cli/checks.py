@@ -23,17 +23,17 @@ from xaqueue.cli.location import (
     paths_of,
     reached,
 )
+from xaqueue.core.engine.session import Session
+from xaqueue.core.model.layout import parse_xid
+from xaqueue.core.owner.open import is_owned
+from xaqueue.core.owner.record import in_use, read_owner
 from xaqueue.errors import InvalidArgument
 from xaqueue.message import check_queue_name
-from xaqueue.space.engine.session import Session
-from xaqueue.space.model.layout import parse_xid
-from xaqueue.space.offline import check as one_space
-from xaqueue.space.offline import verify as many_spaces
-from xaqueue.space.offline.findings import Finding, Severity
-from xaqueue.space.offline.verify import Summary
-from xaqueue.space.owner.open import is_owned
-from xaqueue.space.owner.record import in_use, read_owner
-from xaqueue.space.owner.salvage import Loss, StepRead, find_loss, salvage
+from xaqueue.offline import check as one_space
+from xaqueue.offline import verify as many_spaces
+from xaqueue.offline.findings import Finding, Severity
+from xaqueue.offline.salvage import Loss, StepRead, find_loss, salvage
+from xaqueue.offline.verify import Summary
 
 ROWS = 20
 """Steps that are shown before and behind a loss, the nearest to it; --json has all."""

@@ -43,17 +43,17 @@ def _queues(location: Location) -> list[str]:
     if location.url:
         with remote(location.url, answer_s=LIMIT_S) as manager:
             return list(manager.space["queues"])
-    from xaqueue.space.offline import inspect
-    from xaqueue.space.owner.definitions_file import usable_definitions
-    from xaqueue.storage.directory_fs import DirectoryFileSystem
+    from xaqueue.core.owner.definitions_file import usable_definitions
+    from xaqueue.core.storage.directory_fs import DirectoryFileSystem
+    from xaqueue.offline import inspect
 
     there = inspect.queues_in(DirectoryFileSystem(location.directory, keep_unsynced=False))
     return [*usable_definitions(location.directory)[0].queues, *there]
 
 
 def _xids(location: Location) -> list[str]:
+    from xaqueue.offline.inspect_branches import in_doubt
     from xaqueue.rpc.methods.service import RemoteOperator
-    from xaqueue.space.offline.inspect_branches import in_doubt
 
     if url := served_at(location):
         with remote(url, answer_s=LIMIT_S) as manager:

@@ -24,7 +24,7 @@ from xaqueue.errors import (
     SpaceInUse,
     UnknownQueue,
 )
-from xaqueue.space.offline.health import KINDS, NOTE
+from xaqueue.offline.health import KINDS, NOTE
 
 
 class ExitCode(IntEnum):

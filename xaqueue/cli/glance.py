@@ -16,14 +16,14 @@ import typer
 from xaqueue.cli import output
 from xaqueue.cli.exit_codes import ExitCode, complain
 from xaqueue.cli.location import JsonOption, Location, SpaceOption, location_of, remote, served_at
+from xaqueue.core.owner.record import RECOVERING, read_owner
+from xaqueue.core.storage.owner_file import is_owned
 from xaqueue.errors import Error, SpaceError
+from xaqueue.features.counters.values import Counters
+from xaqueue.offline import inspect
+from xaqueue.offline.inspect import QueueStatus
 from xaqueue.rpc.methods.service import RemoteOperator, status_of
 from xaqueue.rpc.methods.sessions import SessionStatus
-from xaqueue.space.model.counters import Counters
-from xaqueue.space.offline import inspect
-from xaqueue.space.offline.inspect import QueueStatus
-from xaqueue.space.owner.record import RECOVERING, read_owner
-from xaqueue.storage.owner_file import is_owned
 
 ANSWER_S = 5.0
 """For how long a server is waited for where the files tell much of the same."""

@@ -11,12 +11,12 @@ from xaqueue.cli import output
 from xaqueue.cli.exit_codes import HEALTH_CODES
 from xaqueue.cli.glance import ANSWER_S
 from xaqueue.cli.location import JsonOption, SpaceOption, location_of, remote, served_at
+from xaqueue.core.owner.record import RECOVERING
+from xaqueue.offline import inspect
+from xaqueue.offline.health import IN_DOUBT_S, LAG_S, NOTE, Finding, findings
+from xaqueue.offline.inspect_branches import in_doubt
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.rpc.methods.service import status_of
-from xaqueue.space.offline import inspect
-from xaqueue.space.offline.health import IN_DOUBT_S, LAG_S, NOTE, Finding, findings
-from xaqueue.space.offline.inspect_branches import in_doubt
-from xaqueue.space.owner.record import RECOVERING
 
 
 def health(

@@ -15,8 +15,8 @@ from xaqueue.cli import branches, completion, output, parameters
 from xaqueue.cli import tm_log as log
 from xaqueue.cli.branches import backend_of
 from xaqueue.cli.location import JsonOption, SpaceOption, location_of
+from xaqueue.core.engine.heuristics import check_text
 from xaqueue.errors import InvalidArgument
-from xaqueue.space.engine.heuristics import check_text
 
 app = typer.Typer(
     no_args_is_help=True,

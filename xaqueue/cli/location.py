@@ -16,14 +16,14 @@ import typer
 
 from xaqueue.cli.output import progress_bar
 from xaqueue.connection import Connection
+from xaqueue.core.engine.session import Session
+from xaqueue.core.model.format import read_format
+from xaqueue.core.owner.open import attach
+from xaqueue.core.storage.ids import fresh_id
 from xaqueue.endpoint import is_url, parse_open_string
 from xaqueue.errors import InvalidArgument, SpaceError
 from xaqueue.rpc.client import reach
 from xaqueue.rpc.client.manager import RemoteManager, remote_manager
-from xaqueue.space.engine.session import Session
-from xaqueue.space.model.format import read_format
-from xaqueue.space.owner.open import attach
-from xaqueue.storage.ids import fresh_id
 
 SPACE_VARIABLE = "XAQUEUE_SPACE"
 CONNECT_S = 1.0

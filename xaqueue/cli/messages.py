@@ -17,16 +17,16 @@ from xaqueue.cli import completion, output, parameters
 from xaqueue.cli.exit_codes import ExitCode, complain
 from xaqueue.cli.location import DirectoryOption, SpaceOption, connected, directory_of, location_of, reached
 from xaqueue.connection import Connection
+from xaqueue.core.engine.messages import message_of
+from xaqueue.core.engine.session import Session
+from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import DamagedBlock, Error, InvalidArgument, RetryLater, RolledBack
 from xaqueue.message import EnqueueOptions, Message
+from xaqueue.offline import inspect
+from xaqueue.offline.inspect import QueueStatus, check_known
+from xaqueue.offline.reader import EARLIEST, LATEST, QueueReader, follow, start_after
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.rpc.methods import service
-from xaqueue.space.engine.messages import message_of
-from xaqueue.space.engine.session import Session
-from xaqueue.space.offline import inspect
-from xaqueue.space.offline.inspect import QueueStatus, check_known
-from xaqueue.space.offline.reader import EARLIEST, LATEST, QueueReader, follow, start_after
-from xaqueue.storage.ids import fresh_id
 
 LINES_A_BRANCH = 200
 TABLE_ROWS = 100

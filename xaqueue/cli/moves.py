@@ -22,7 +22,7 @@ from xaqueue.cli.target import Target
 from xaqueue.connection import Connection
 from xaqueue.errors import InvalidArgument, RetryLater
 from xaqueue.message import Message, MessageId, check_queue_name
-from xaqueue.space.offline import inspect
+from xaqueue.offline import inspect
 
 PIECE = 100
 """Messages of one transaction."""

@@ -11,9 +11,9 @@ from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
 from xaqueue.cli.output import printable
+from xaqueue.core.model.layout import parse_block
 from xaqueue.errors import InvalidArgument, UnknownXid
 from xaqueue.message import MESSAGE_ID_BYTES, MessageId
-from xaqueue.space.model.layout import parse_block
 from xaqueue.tm.gtrid import Gtrid
 from xaqueue.xid import Xid
 

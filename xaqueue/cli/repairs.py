@@ -14,8 +14,8 @@ from xaqueue.cli.location import DirectoryOption, JsonOption, directory_of, unch
 from xaqueue.cli.moves import DryRunOption
 from xaqueue.errors import InvalidArgument
 from xaqueue.message import check_queue_name
-from xaqueue.space.offline import aside
-from xaqueue.space.offline import reconstruct as rebuild
+from xaqueue.offline import aside
+from xaqueue.offline import reconstruct as rebuild
 
 
 def reconstruct(

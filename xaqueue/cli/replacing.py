@@ -8,8 +8,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from xaqueue.core.storage.owner_file import try_lock
 from xaqueue.errors import SpaceError
-from xaqueue.storage.owner_file import try_lock
 
 
 @contextmanager

@@ -38,7 +38,7 @@ def replica(
     returns once this replica has it on disk. `xaqueue promote` makes the replica the space. A space that its replica
     has replaced becomes a replica of that one in the same way.
     """
-    from xaqueue.replication.follower import Follower, owned
+    from xaqueue.features.replica.follower import Follower, owned
 
     if not is_url(source):
         raise InvalidArgument(f"--from {source!r}: a URL is wanted, where `xaqueue serve` serves the space")
@@ -63,7 +63,7 @@ def promote(
     and lists in unshipped.jsonl what the replica never had. Until then nobody may serve it to clients that do not know
     of the replica.
     """
-    from xaqueue.replication.promote import promote as promote_replica
+    from xaqueue.features.replica.promote import promote as promote_replica
 
     if not yes:
         agreed(f"make {directory} the space, in the place of the one it follows?")

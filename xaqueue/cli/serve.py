@@ -22,11 +22,11 @@ from xaqueue.cli.exit_codes import ExitCode, complain
 from xaqueue.cli.location import DirectoryOption, JsonOption, SpaceOption, directory_of, location_of, remote, served_at
 from xaqueue.cli.log_output import LogFormat, LogFormatOption, LogLevelOption, finish, written_aside
 from xaqueue.cli.tm_log import load
+from xaqueue.core.model.layout import REPLICATION
+from xaqueue.core.storage.owner_file import OwnerFile
 from xaqueue.errors import InvalidArgument, ResourceFailed
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.rpc.server.peer import NEVER_S, Limits
-from xaqueue.space.model.layout import REPLICATION
-from xaqueue.storage.owner_file import OwnerFile
 from xaqueue.xid import Xid
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def _tell_former(directory: Path, listen: ListenConfig) -> None:
     """Where this was a replica, the space that it has replaced is told so: it may be what is waited for next."""
     if not (directory / REPLICATION).exists():
         return
-    from xaqueue.replication.promote import tell_former
+    from xaqueue.features.replica.promote import tell_former
 
     places = [f"xaqs://{place}" for place in listen.tls] + [f"xaq://{place}" for place in listen.tcp]
     url = (places or [f"xaq+unix://{path}" for path in listen.unix])[0]
@@ -209,7 +209,7 @@ def _tell_former(directory: Path, listen: ListenConfig) -> None:
 
 
 def _stand_by(directory: Path, takeover_s: float | None, sync: str | None, look: Callable[[], None]) -> OwnerFile:
-    from xaqueue.space.owner.standby import wait
+    from xaqueue.features.pair.standby import wait
 
     typer.echo(f"standing by for {directory}")
     return wait(directory, takeover_s=takeover_s, sync=sync, look=look)

@@ -25,14 +25,14 @@ from xaqueue.cli.location import (
     unchecked_directory_of,
 )
 from xaqueue.cli.parameters import instant
+from xaqueue.core.model.format import read_format
+from xaqueue.core.model.layout import MANIFEST, SNAPSHOTS
+from xaqueue.core.owner.definitions_file import usable_definitions
+from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.errors import InvalidArgument, OperationalError
-from xaqueue.space.model.format import read_format
-from xaqueue.space.model.layout import MANIFEST, SNAPSHOTS
-from xaqueue.space.offline.inspect import carriers_in
-from xaqueue.space.owner.definitions_file import usable_definitions
-from xaqueue.space.owner.restoring import restore as restore_space
-from xaqueue.space.snapshot import manifest, store
-from xaqueue.storage.directory_fs import DirectoryFileSystem
+from xaqueue.features.snapshots import manifest, store
+from xaqueue.features.snapshots.restoring import restore as restore_space
+from xaqueue.offline.inspect import carriers_in
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

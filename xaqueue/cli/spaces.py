@@ -16,18 +16,18 @@ from xaqueue.cli import completion, output
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.glance import counter_table, queue_document, queue_table, served_status
 from xaqueue.cli.location import JsonOption, SpaceOption, location_of, no_url, reached, remote, served_at
+from xaqueue.core.model import definition_edits, definitions, layout
+from xaqueue.core.model.index import Order
+from xaqueue.core.owner import open
+from xaqueue.core.storage.hardening import DEFAULT, GRAMMAR, Hardening
 from xaqueue.errors import AccessDenied, ConnectionLost, InvalidArgument
+from xaqueue.features.counters.values import Counting
 from xaqueue.message import check_queue_name
+from xaqueue.offline import inspect
+from xaqueue.offline.aside import Aside
+from xaqueue.offline.inspect import JournalStatus
 from xaqueue.reservation import Reservation
 from xaqueue.rpc.methods.service import status_of
-from xaqueue.space.model import definition_edits, definitions, layout
-from xaqueue.space.model.counters import Counting
-from xaqueue.space.model.index import Order
-from xaqueue.space.offline import inspect
-from xaqueue.space.offline.aside import Aside
-from xaqueue.space.offline.inspect import JournalStatus
-from xaqueue.space.owner import open
-from xaqueue.storage.hardening import DEFAULT, GRAMMAR, Hardening
 
 OrderName = Enum("OrderName", {order.name: order.value for order in Order})  # type: ignore[misc]
 

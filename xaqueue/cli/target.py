@@ -10,11 +10,11 @@ from contextlib import ExitStack
 
 from xaqueue.cli import glance
 from xaqueue.cli.location import Location, connected
+from xaqueue.core.model.block import UNLIMITED, Kind, head_of, repacked
+from xaqueue.core.owner.definitions_file import usable_definitions
 from xaqueue.errors import QueueFull
 from xaqueue.message import Message
-from xaqueue.space.model.block import UNLIMITED, Kind, head_of, repacked
-from xaqueue.space.offline import inspect
-from xaqueue.space.owner.definitions_file import usable_definitions
+from xaqueue.offline import inspect
 
 
 class Target(ExitStack):

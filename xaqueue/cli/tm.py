@@ -16,10 +16,10 @@ from xaqueue.cli.exit_codes import ExitCode, agreed
 from xaqueue.cli.location import JsonOption, remote
 from xaqueue.cli.tm_log import RECOVER_S, ParticipantConfig, TmConfig, load, opened
 from xaqueue.errors import JournalDamaged
+from xaqueue.offline.inspect import carriers_in
+from xaqueue.offline.inspect_branches import in_doubt_in
+from xaqueue.offline.redo_view import look_into
 from xaqueue.rpc.methods.service import RemoteOperator, status_of
-from xaqueue.space.offline.inspect import carriers_in
-from xaqueue.space.offline.inspect_branches import in_doubt_in
-from xaqueue.space.offline.redo_view import look_into
 from xaqueue.tm import last_resource
 from xaqueue.tm.gtrid import Gtrid
 from xaqueue.tm.log_directory import PARTICIPANTS, LogView, view_log

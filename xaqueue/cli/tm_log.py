@@ -33,9 +33,9 @@ import typer
 from xaqueue.cli import output, parameters
 from xaqueue.cli.branches import gtrid_json
 from xaqueue.cli.exit_codes import agreed
+from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.endpoint import is_url
 from xaqueue.errors import DecisionLogInUse, InvalidArgument, ProtocolError, UnknownXid
-from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.tm.advice import LogStatus
 from xaqueue.tm.gtrid import Gtrid, checked_name
 from xaqueue.tm.log import wall_clock

@@ -22,13 +22,13 @@ from xaqueue.cli.exit_codes import ended_in_order
 from xaqueue.cli.glance import ANSWER_S, SESSION_HEADINGS
 from xaqueue.cli.location import Location, SpaceOption, location_of, remote, served_at
 from xaqueue.errors import AccessDenied, ConnectionLost, Error
+from xaqueue.offline import health, inspect
+from xaqueue.offline.inspect import Status
+from xaqueue.offline.inspect_branches import in_doubt
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.rpc.methods.service import status_of
 from xaqueue.rpc.methods.sessions import UNFINISHED, SessionStatus
 from xaqueue.rpc.wire import decode
-from xaqueue.space.offline import health, inspect
-from xaqueue.space.offline.inspect import Status
-from xaqueue.space.offline.inspect_branches import in_doubt
 from xaqueue.xid import Xid
 
 if TYPE_CHECKING:

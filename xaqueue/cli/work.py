@@ -17,10 +17,10 @@ from xaqueue.cli.location import Location, SpaceOption, location_of
 from xaqueue.cli.log_output import LogFormat, LogFormatOption, LogLevelOption
 from xaqueue.cli.messages import QueueArgument
 from xaqueue.cli.tm_log import ParticipantConfig, TmConfig
+from xaqueue.core.model.format import read_format
 from xaqueue.endpoint import is_url, parse
 from xaqueue.errors import InvalidArgument, ResourceFailed
 from xaqueue.message import check_queue_name
-from xaqueue.space.model.format import read_format
 from xaqueue.tm.log_directory import PARTICIPANTS, keep_participants
 from xaqueue.work.forward import SOURCE, TARGET, Forwarder
 from xaqueue.work.loop import Loop

@@ -25,9 +25,9 @@ from typing import Any, NamedTuple, TypeVar, cast, get_args, get_origin, get_typ
 import msgpack
 
 from xaqueue import errors
+from xaqueue.core.model.block import properties_in, property_map
 from xaqueue.errors import DamagedBlock, DatabaseError, Error, HeuristicOutcome, InvalidArgument, RolledBack
 from xaqueue.message import Message, MessageId, check_message_id
-from xaqueue.space.model.block import properties_in, property_map
 from xaqueue.xa import Code, Flag
 from xaqueue.xid import Xid
 

@@ -21,9 +21,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from xaqueue.batch import Batch, Decision, Plan
+from xaqueue.core.model.format import read_format
 from xaqueue.errors import InvalidArgument, OperationalError, UnknownXid
 from xaqueue.rpc.client.manager import RemoteManager
-from xaqueue.space.model.format import read_format
 from xaqueue.spark import server_launcher
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid

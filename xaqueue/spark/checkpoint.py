@@ -14,9 +14,9 @@ from hashlib import sha256
 from pathlib import Path
 
 from xaqueue.batch import OFFSETS_LIMIT, Plan
+from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.errors import InvalidArgument
 from xaqueue.spark.options import local_path
-from xaqueue.storage.directory_fs import DirectoryFileSystem
 
 METADATA = "metadata"
 OFFSETS = "offsets"

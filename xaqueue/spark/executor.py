@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from socket import gethostname
 
+from xaqueue.core.model.format import read_format
 from xaqueue.errors import OperationalError, SpaceError
-from xaqueue.space.model.format import read_format
 
 SAME = "executors need the driver's directory under this path: mount it there, or keep this machine out of the job"
 

@@ -30,13 +30,13 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from xaqueue.core.storage.directory_fs import DirectoryFileSystem
+from xaqueue.core.storage.fs import FileSystem
+from xaqueue.core.storage.ids import fresh_id
+from xaqueue.core.storage.modes import BY_UMASK
+from xaqueue.core.storage.owner_file import FileLock
 from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.spark.checkpoint import Checkpoint
-from xaqueue.storage.directory_fs import DirectoryFileSystem
-from xaqueue.storage.fs import FileSystem
-from xaqueue.storage.ids import fresh_id
-from xaqueue.storage.modes import BY_UMASK
-from xaqueue.storage.owner_file import FileLock
 
 RECORD = "_ingest.json"
 BATCH = "_batch.json"

@@ -19,8 +19,8 @@ from difflib import get_close_matches
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
+from xaqueue.core.model.layout import LAST_SEQ
 from xaqueue.errors import InvalidArgument
-from xaqueue.space.model.layout import LAST_SEQ
 
 OF_A_CONNECTION = (
     "groupidprefix",

@@ -25,16 +25,16 @@ from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
+from xaqueue.core.model.format import read_format
+from xaqueue.core.model.layout import SOCKET
+from xaqueue.core.owner.open import is_owned
+from xaqueue.core.owner.record import RECOVERING, Owner, read_owner
+from xaqueue.core.storage.owner_file import FileLock
 from xaqueue.endpoint import UNIX_PATH_LIMIT_BYTES, Scheme, parse
 from xaqueue.errors import ConnectionLost, InvalidArgument, OperationalError, SpaceError, SpaceInUse
 from xaqueue.rpc.client.manager import RemoteManager, remote_manager
 from xaqueue.rpc.client.reach import SERVER_S, Finder, is_awaited, is_served_only, owner_of
-from xaqueue.space.model.format import read_format
-from xaqueue.space.model.layout import SOCKET
-from xaqueue.space.owner.open import is_owned
-from xaqueue.space.owner.record import RECOVERING, Owner, read_owner
 from xaqueue.spark.java import cache_directory
-from xaqueue.storage.owner_file import FileLock
 
 IDLE_EXIT_S = 30.0
 """A server that was started here ends after so long without a session."""

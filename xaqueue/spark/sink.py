@@ -25,11 +25,11 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from xaqueue.batch import NUMBER_LIMIT, Batch, Decision, Plan
+from xaqueue.core.model.format import read_format
+from xaqueue.core.owner.open import read_definitions
 from xaqueue.endpoint import parse as parse_url
 from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.message import check_queue_name
-from xaqueue.space.model.format import read_format
-from xaqueue.space.owner.open import read_definitions
 from xaqueue.spark import batch_commit, executor, server_launcher
 from xaqueue.spark.batch_commit import SinkSpace
 from xaqueue.spark.checkpoint import hardened_plan, query_in

@@ -19,9 +19,9 @@ from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import ArrayType
 
 from xaqueue.errors import InvalidArgument
-from xaqueue.space.offline import verify as spaces_room
-from xaqueue.space.offline.findings import Finding, Severity
-from xaqueue.space.offline.verify import Place, Share, Summary
+from xaqueue.offline import verify as spaces_room
+from xaqueue.offline.findings import Finding, Severity
+from xaqueue.offline.verify import Place, Share, Summary
 from xaqueue.spark import no_pandas_warning
 
 SHARES_A_TASK = 8

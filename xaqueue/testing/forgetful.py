@@ -1,6 +1,6 @@
 """A file system in memory that forgets: after a crash it holds what was synced, and any part of the rest.
 
-It is the other side of ``xaqueue.storage.fs.FileSystem``. What a crash may leave of what was not synced:
+It is the other side of ``xaqueue.core.storage.fs.FileSystem``. What a crash may leave of what was not synced:
 
 - A name that was added may be missing; a name that was removed may be back. ``sync_dir`` settles the names of that one
   directory and of no other: a directory that was made needs the sync of its parent.
@@ -25,7 +25,7 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from xaqueue.storage.fs import Room
+from xaqueue.core.storage.fs import Room
 from xaqueue.testing.content import FileContent, fingerprint
 
 ROOT = 0

@@ -23,24 +23,24 @@ from types import TracebackType
 from typing import Any, Literal, Self, cast, get_args
 
 from xaqueue.connection import Connection
+from xaqueue.core.engine.session import Session
+from xaqueue.core.model import definition_edits, layout
+from xaqueue.core.model import definitions as definitions_of
+from xaqueue.core.model.definitions import Definitions
+from xaqueue.core.owner.open import check_empty, hardening_of
+from xaqueue.core.owner.threads import Timekeeper
+from xaqueue.core.recovery.recover import open_space
+from xaqueue.core.storage.hardening import Hardening
+from xaqueue.core.storage.ids import fresh_id
+from xaqueue.core.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.endpoint import MEMORY
 from xaqueue.errors import InvalidArgument, ResourceFailed
+from xaqueue.features.replica.copying import NO_REPLICATION, NO_SNAPSHOTS
+from xaqueue.features.streams.cleanup import Clearer
 from xaqueue.message import Message, check_queue_name
 from xaqueue.resource_manager import ResourceManager
 from xaqueue.rpc.client import reach
-from xaqueue.space.engine.cleanup import Clearer
-from xaqueue.space.engine.session import Session
-from xaqueue.space.model import definition_edits, layout
-from xaqueue.space.model import definitions as definitions_of
-from xaqueue.space.model.copying import NO_REPLICATION, NO_SNAPSHOTS
-from xaqueue.space.model.definitions import Definitions
-from xaqueue.space.owner.open import check_empty, hardening_of
-from xaqueue.space.owner.threads import Timekeeper
-from xaqueue.space.recovery.recover import open_space
 from xaqueue.spans import connection
-from xaqueue.storage.hardening import Hardening
-from xaqueue.storage.ids import fresh_id
-from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.testing.crashing import CHANGES, LOOKS, Crashed, CrashingFileSystem
 from xaqueue.testing.forgetful import Tree
 from xaqueue.times import span_us

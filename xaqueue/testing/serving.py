@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import xaqueue
+from xaqueue.core.model import definitions
+from xaqueue.core.owner import open
 from xaqueue.errors import OperationalError
-from xaqueue.space.model import definitions
-from xaqueue.space.owner import open
 from xaqueue.testing.memory import Queues, text_of
 
 START_S = 60.0

@@ -18,6 +18,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from xaqueue.core.storage.fs import FileSystem
+from xaqueue.core.storage.group_commit import JournalCommit, nothing
+from xaqueue.core.storage.ids import fresh_id
+from xaqueue.core.storage.journal import Journal, checkpoint_entry
+from xaqueue.core.storage.journal_format import Entry
+from xaqueue.core.storage.journal_reader import look
+from xaqueue.core.storage.owner_file import OwnerFile
 from xaqueue.errors import (
     DecisionLogError,
     JournalDamaged,
@@ -26,13 +33,6 @@ from xaqueue.errors import (
     RetryLater,
     SpaceError,
 )
-from xaqueue.storage.fs import FileSystem
-from xaqueue.storage.group_commit import JournalCommit, nothing
-from xaqueue.storage.ids import fresh_id
-from xaqueue.storage.journal import Journal, checkpoint_entry
-from xaqueue.storage.journal_format import Entry
-from xaqueue.storage.journal_reader import look
-from xaqueue.storage.owner_file import OwnerFile
 from xaqueue.tm import records
 from xaqueue.tm.records import NODE, DecisionTable, Heuristic, OpenDecision, damaged, read_node, write_node
 from xaqueue.xa import Outcome

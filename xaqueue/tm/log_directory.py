@@ -26,13 +26,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from xaqueue.core.storage import append_log
+from xaqueue.core.storage.directory_fs import DirectoryFileSystem
+from xaqueue.core.storage.fs import FileSystem, replace_file
+from xaqueue.core.storage.modes import BY_UMASK, PRIVATE, Modes
+from xaqueue.core.storage.owner_file import LOCK, NEW_OWNER, OWNER, OwnerFile, is_owned
 from xaqueue.endpoint import is_url
 from xaqueue.errors import DecisionLogDamaged, DecisionLogError, DecisionLogInUse, InvalidArgument
-from xaqueue.storage import append_log
-from xaqueue.storage.directory_fs import DirectoryFileSystem
-from xaqueue.storage.fs import FileSystem, replace_file
-from xaqueue.storage.modes import BY_UMASK, PRIVATE, Modes
-from xaqueue.storage.owner_file import LOCK, NEW_OWNER, OWNER, OwnerFile, is_owned
 from xaqueue.tm.advice import LogStatus, log_status
 from xaqueue.tm.gtrid import Gtrid
 from xaqueue.tm.log import JOURNAL, DecisionLog, LogContent, read

@@ -23,9 +23,9 @@ from typing import Any, NoReturn
 
 import msgpack
 
+from xaqueue.core.storage.fs import FileSystem, replace_file
+from xaqueue.core.storage.journal_format import Entry, Record
 from xaqueue.errors import DecisionLogDamaged, DecisionLogError
-from xaqueue.storage.fs import FileSystem, replace_file
-from xaqueue.storage.journal_format import Entry, Record
 from xaqueue.tm.gtrid import Gtrid
 from xaqueue.tm.voting import ParticipantOutcome
 from xaqueue.xa import Outcome

@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from xaqueue.storage.mounts import IN_MEMORY, Mount, mount_of
+from xaqueue.core.storage.mounts import IN_MEMORY, Mount, mount_of
 
 NO_JOURNAL = (
     "this ext4 has NO JOURNAL. It skips inodes deleted within the last half minute one by one, so that creating files "

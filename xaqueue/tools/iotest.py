@@ -24,10 +24,10 @@ from itertools import count, cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from xaqueue.core.storage.directory_fs import DirectoryFileSystem
+from xaqueue.core.storage.fs import NO_ROOM
+from xaqueue.core.storage.owner_file import FileLock
 from xaqueue.errors import InvalidArgument, SpaceError
-from xaqueue.storage.directory_fs import DirectoryFileSystem
-from xaqueue.storage.fs import NO_ROOM
-from xaqueue.storage.owner_file import FileLock
 from xaqueue.tools import environment, verdict
 from xaqueue.tools.peer import meet
 from xaqueue.tools.rates import Preallocated, Rate, aligned, latency_us

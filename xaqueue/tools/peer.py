@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from xaqueue.core.storage.directory_fs import DirectoryFileSystem
+from xaqueue.core.storage.fs import FileSystem, discard
+from xaqueue.core.storage.owner_file import FileLock, boot_id
 from xaqueue.errors import InvalidArgument
-from xaqueue.storage.directory_fs import DirectoryFileSystem
-from xaqueue.storage.fs import FileSystem, discard
-from xaqueue.storage.owner_file import FileLock, boot_id
 
 PLACE = ".xaqueue-iotest-peer"
 WAIT_S = 120.0

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from xaqueue.storage.mounts import IN_MEMORY, NETWORK
+from xaqueue.core.storage.mounts import IN_MEMORY, NETWORK
 from xaqueue.tools.environment import Device, DeviceKind, Environment
 from xaqueue.tools.peer import Peer
 

@@ -18,12 +18,12 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from xaqueue.connection import Connection
+from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import InvalidArgument, ResourceFailed
 from xaqueue.message import Message, check_queue_name, id_digits_of, id_of
+from xaqueue.offline.health import findings
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.rpc.methods.service import status_of
-from xaqueue.space.offline.health import findings
-from xaqueue.storage.ids import fresh_id
 from xaqueue.web import indoubt
 from xaqueue.web.door import action_of, answered, ask, asker_of, link_of, part
 from xaqueue.xid import Xid

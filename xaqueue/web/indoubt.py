@@ -19,10 +19,10 @@ from starlette.routing import BaseRoute, Route
 
 from xaqueue.batch import is_of_a_batch, parse_gtrid
 from xaqueue.errors import InvalidArgument, UnknownXid
+from xaqueue.offline.inspect_branches import Content, InDoubt, by_age, dry_run_of
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.rpc.methods.service import RemoteOperator
 from xaqueue.rpc.wire import decode
-from xaqueue.space.offline.inspect_branches import Content, InDoubt, by_age, dry_run_of
 from xaqueue.tm.gtrid import parse_listed
 from xaqueue.web.door import action_of, answered, ask, part, text_of
 from xaqueue.xid import Xid

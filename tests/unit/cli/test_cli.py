@@ -27,8 +27,8 @@ from xaqueue.cli.location import SPACE_VARIABLE
 from xaqueue.cli.main import app
 from xaqueue.cli.output import counted, moment, preview, progress_bar, size
 from xaqueue.connection import Connection
+from xaqueue.core.model import layout
 from xaqueue.errors import ResourceFailed, RolledBack
-from xaqueue.space.model import layout
 
 PATIENCE_S = 60.0
 

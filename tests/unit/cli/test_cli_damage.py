@@ -17,10 +17,10 @@ from support import broken_journal
 from support.broken_journal import DECIDED, IN_DOUBT, records
 from support.doubtful import run
 from support.journals import spoil
+from xaqueue.core.model import layout
+from xaqueue.core.owner.open import create
+from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.errors import Error
-from xaqueue.space.model import layout
-from xaqueue.space.owner.open import create
-from xaqueue.storage.directory_fs import DirectoryFileSystem
 
 QUEUE = layout.queue_path("orders")
 ALL = {b"first", b"second", b"fourth", b"fifth"}

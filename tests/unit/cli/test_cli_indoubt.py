@@ -12,8 +12,8 @@ import pytest
 import xaqueue
 from support.doubtful import XID, bodies, fails, leave_in_doubt, listed, run
 from xaqueue.cli.exit_codes import ExitCode
+from xaqueue.core.model import layout
 from xaqueue.errors import HeuristicOutcome
-from xaqueue.space.model import layout
 from xaqueue.tm.gtrid import FORMAT_ID, Gtrid
 from xaqueue.xa import Code
 from xaqueue.xid import Xid

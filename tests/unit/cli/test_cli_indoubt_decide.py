@@ -14,9 +14,9 @@ import xaqueue
 from support.doubtful import XID, bodies, fails, leave_in_doubt, listed, run
 from xaqueue.cli import output
 from xaqueue.cli.exit_codes import ExitCode
-from xaqueue.space.engine.heuristics import decide
-from xaqueue.space.model import layout
-from xaqueue.space.owner.open import attach
+from xaqueue.core.engine.heuristics import decide
+from xaqueue.core.model import layout
+from xaqueue.core.owner.open import attach
 from xaqueue.xid import Xid
 
 OPERATOR = f"{getpass.getuser()}@{socket.gethostname()}"

@@ -17,8 +17,8 @@ from support.bare_space import bare_space
 from support.broken_journal import STEPS, damage, files, lose_directories
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
-from xaqueue.space.model import layout
-from xaqueue.storage.journal_format import name_of
+from xaqueue.core.model import layout
+from xaqueue.core.storage.journal_format import name_of
 
 
 @pytest.fixture

@@ -19,6 +19,10 @@ import xaqueue
 from support.doubtful import XID, bodies, fails, leave_in_doubt, listed, run
 from support.served import ServerThread
 from xaqueue.cli.exit_codes import ExitCode
+from xaqueue.core.engine.operator_log import forgotten
+from xaqueue.core.model import layout
+from xaqueue.core.owner.open import create
+from xaqueue.core.owner.watches import DefinitionsWatch
 from xaqueue.errors import (
     ConnectionLost,
     HeuristicOutcome,
@@ -29,10 +33,6 @@ from xaqueue.errors import (
 )
 from xaqueue.rpc.client.manager import remote_manager
 from xaqueue.rpc.methods.service import RemoteOperator
-from xaqueue.space.engine.operator_log import forgotten
-from xaqueue.space.model import layout
-from xaqueue.space.owner.open import create
-from xaqueue.space.owner.watches import DefinitionsWatch
 from xaqueue.xid import Xid
 
 BRANCHES = 100

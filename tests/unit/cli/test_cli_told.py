@@ -19,9 +19,9 @@ from support.doubtful import XID, fails, leave_in_doubt, listed, run
 from support.served import ServerThread
 from xaqueue.cli import output
 from xaqueue.cli.exit_codes import ExitCode
+from xaqueue.core.owner.open import create, write_definitions
+from xaqueue.offline import inspect_branches
 from xaqueue.rpc.methods.service import RemoteOperator
-from xaqueue.space.offline import inspect_branches
-from xaqueue.space.owner.open import create, write_definitions
 from xaqueue.xid import Xid
 
 LONG = Xid(1480676162, b"7f3c0b529a4e4a869f0e0d6c6b1a2c3d-of-a-long-name", b"a-participant-of-a-long-name")

@@ -23,10 +23,10 @@ from xaqueue.cli import copies, output
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.connection import Connection
+from xaqueue.core.engine.session import Session
+from xaqueue.core.owner.open import create
+from xaqueue.core.storage.ids import fresh_id
 from xaqueue.message import MOST_TRIES, Message, Properties
-from xaqueue.space.engine.session import Session
-from xaqueue.space.owner.open import create
-from xaqueue.storage.ids import fresh_id
 from xaqueue.times import EARLIEST_US, LATEST_US
 
 times = st.integers(EARLIEST_US, LATEST_US)

@@ -26,11 +26,11 @@ from xaqueue.cli import glance, output, top
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.location import Location, remote
 from xaqueue.cli.main import app
+from xaqueue.core.owner.open import create, write_definitions
 from xaqueue.errors import AccessDenied, ConnectionLost
+from xaqueue.features.counters.values import Counters
+from xaqueue.offline.inspect import QueueStatus
 from xaqueue.rpc.methods.sessions import SessionStatus
-from xaqueue.space.model.counters import Counters
-from xaqueue.space.offline.inspect import QueueStatus
-from xaqueue.space.owner.open import create, write_definitions
 from xaqueue.xid import Xid
 
 PATIENCE_S = 60.0

@@ -14,10 +14,10 @@ import xaqueue
 from support.served import ServerThread
 from xaqueue.cli.exit_codes import HEALTH_CODES
 from xaqueue.cli.main import app
-from xaqueue.space.model.replicated import ReplicationStatus
-from xaqueue.space.offline import inspect
-from xaqueue.space.offline.health import KINDS, NOTE, findings
-from xaqueue.space.offline.inspect import QueueStatus, Status
+from xaqueue.features.replica.replicated import ReplicationStatus
+from xaqueue.offline import inspect
+from xaqueue.offline.health import KINDS, NOTE, findings
+from xaqueue.offline.inspect import QueueStatus, Status
 
 FULL = QueueStatus("orders", "fifo", "", 1, 1, full="max_messages = 1", stuck="queue 'failed' is not defined")
 CASES: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [

@@ -16,8 +16,9 @@ from support.doubtful import fails
 from xaqueue.access import Identity, token_name
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
-from xaqueue.space.model import definitions
-from xaqueue.space.owner.open import write_definitions
+from xaqueue.core.model import definitions
+from xaqueue.core.owner.open import write_definitions
+from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 
 TEXT = """\
 [queues.orders]
@@ -83,7 +84,7 @@ def test_a_rotation_that_is_cut_off_leaves_a_token_that_holds(
 ) -> None:
     file, calls = tmp_path / "token", 0
     assert token(place, "shop", file) == 0
-    rename, replace = xaqueue.storage.directory_fs.DirectoryFileSystem.rename, Path.replace
+    rename, replace = DirectoryFileSystem.rename, Path.replace
 
     def dying(call: object) -> object:
         def called(*given: object) -> object:
@@ -96,7 +97,7 @@ def test_a_rotation_that_is_cut_off_leaves_a_token_that_holds(
         return called
 
     with monkeypatch.context() as killed:
-        killed.setattr(xaqueue.storage.directory_fs.DirectoryFileSystem, "rename", dying(rename))
+        killed.setattr(DirectoryFileSystem, "rename", dying(rename))
         killed.setattr(Path, "replace", dying(replace))
         if words and dies_at > 1:  # else the token of the file is kept, which is one step
             killed.setattr("xaqueue.cli.tokens._held", lambda *_: None)

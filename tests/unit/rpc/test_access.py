@@ -26,13 +26,13 @@ from support.raw_client import HungUp, RawClient, Refused
 from support.served import ServerThread
 from xaqueue.access import Identity
 from xaqueue.connection import Connection
+from xaqueue.core.owner import open as attach_room
 from xaqueue.endpoint import parse
 from xaqueue.errors import AccessDenied, ConnectionLost, Error, InvalidArgument, RolledBack
 from xaqueue.message import Message, MessageId, Origin, Properties
 from xaqueue.rpc.client.manager import RemoteManager, context_of, dial
 from xaqueue.rpc.server.listeners import ListenConfig
 from xaqueue.rpc.server.peer import Limits
-from xaqueue.space.owner import open as attach_room
 from xaqueue.xid import Xid
 
 PATIENCE_S = 60.0

@@ -13,8 +13,8 @@ import xaqueue
 from support.awaited import Held, bodies, cancelled, told
 from support.contract_connection import PATIENCE_S, QUEUES
 from support.served import ServerThread
+from xaqueue.core.owner import open as attach_room
 from xaqueue.errors import ConnectionLost, OutcomeUnknown, RolledBack
-from xaqueue.space.owner import open as attach_room
 from xaqueue.xa import Code, Outcome
 
 

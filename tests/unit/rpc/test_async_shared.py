@@ -13,10 +13,10 @@ import xaqueue
 from support.awaited import Held, bodies
 from support.contract_connection import PATIENCE_S
 from support.served import ServerThread
+from xaqueue.core.owner import open as attach_room
 from xaqueue.errors import ConnectionLost, InterfaceError, LeaseExpired, OutcomeUnknown
 from xaqueue.rpc.client.asyncio import AsyncConnection, AsyncDelivery
 from xaqueue.rpc.client.lanes import Turn
-from xaqueue.space.owner import open as attach_room
 
 QUEUES = """
 [queues.jobs]

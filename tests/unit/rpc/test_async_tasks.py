@@ -14,10 +14,10 @@ from support.awaited import Held, bodies
 from support.certificates import Authority
 from support.contract_connection import PATIENCE_S, QUEUES
 from support.served import ServerThread
+from xaqueue.core.owner import open as attach_room
 from xaqueue.errors import ConnectionLost, InterfaceError, InvalidArgument, UnknownQueue
 from xaqueue.message import Message
 from xaqueue.rpc.server.listeners import ListenConfig
-from xaqueue.space.owner import open as attach_room
 
 
 @pytest.fixture

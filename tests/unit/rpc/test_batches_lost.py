@@ -11,9 +11,9 @@ import pytest
 from support.contract_batches import SCAN, batch, bodies, prepared
 from support.cutting_proxy import Cut, CuttingProxy
 from support.served import ServerThread
+from xaqueue.core.owner import open as attach_room
 from xaqueue.errors import OutcomeUnknown
 from xaqueue.rpc.client.manager import remote_manager
-from xaqueue.space.owner import open as attach_room
 
 CUTS = [Cut(*point, when) for point in product(("request", "answer"), (1, 2)) for when in ("before", "within", "after")]
 

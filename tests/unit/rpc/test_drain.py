@@ -17,10 +17,10 @@ from support.served import ServerThread
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.connection import Connection
+from xaqueue.core.owner import open as attach_room
 from xaqueue.errors import DuplicateXid, InvalidArgument, RolledBack
 from xaqueue.message import Message
 from xaqueue.rpc.client.manager import RemoteManager, remote_manager
-from xaqueue.space.owner import open as attach_room
 from xaqueue.xa import Code, Flag
 from xaqueue.xid import Xid
 

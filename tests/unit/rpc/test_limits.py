@@ -17,11 +17,11 @@ from support.raw_client import HungUp, RawClient, Refused
 from support.served import ServerThread
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
+from xaqueue.core.owner import open as attach_room
 from xaqueue.endpoint import parse
 from xaqueue.errors import ConnectionLost, InvalidArgument, ResourceFailed, RolledBack
 from xaqueue.rpc.client.manager import RemoteManager, dial
 from xaqueue.rpc.server.peer import FRAME_OVERHEAD_BYTES, LEAST, Limits, PeerTimeouts
-from xaqueue.space.owner import open as attach_room
 from xaqueue.xa import Flag
 
 PATIENCE_S = 60.0

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from xaqueue.core.storage.owner_file import OwnerFile
 from xaqueue.errors import InvalidArgument
 from xaqueue.rpc.server.listeners import ListenConfig
 from xaqueue.rpc.server.server import ALIVE, READY, Notifier, run
-from xaqueue.storage.owner_file import OwnerFile
 
 PATIENCE_S = 60.0
 

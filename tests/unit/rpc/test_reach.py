@@ -21,17 +21,17 @@ from support.served import ServerThread
 from xaqueue.cli import location
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
+from xaqueue.core.engine.session import Session
+from xaqueue.core.model import layout
+from xaqueue.core.owner.open import attach, create
+from xaqueue.core.owner.record import READY, RECOVERING, format_owner, in_use, read_owner
+from xaqueue.core.storage.directory_fs import DirectoryFileSystem
+from xaqueue.core.storage.fs import replace_file
+from xaqueue.core.storage.owner_file import OwnerFile, is_owned
 from xaqueue.errors import ConnectionLost, InvalidArgument, SpaceInUse
 from xaqueue.rpc.client import manager, reach
 from xaqueue.rpc.server.peer import Limits
-from xaqueue.space.engine.session import Session
-from xaqueue.space.model import layout
-from xaqueue.space.owner.open import attach, create
-from xaqueue.space.owner.record import READY, RECOVERING, format_owner, in_use, read_owner
 from xaqueue.spark import server_launcher
-from xaqueue.storage.directory_fs import DirectoryFileSystem
-from xaqueue.storage.fs import replace_file
-from xaqueue.storage.owner_file import OwnerFile, is_owned
 from xaqueue.work import loop
 
 SHORT_S, LONG_S = 0.05, 600.0

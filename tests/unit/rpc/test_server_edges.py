@@ -19,6 +19,13 @@ from support.certificates import Authority
 from support.served import PATIENCE_S, ServerThread
 from xaqueue.access import Identity
 from xaqueue.connection import Connection
+from xaqueue.core.engine import memory
+from xaqueue.core.engine.memory import RecoveryReport
+from xaqueue.core.engine.session import Session
+from xaqueue.core.engine.state import Space
+from xaqueue.core.model import layout
+from xaqueue.core.owner.open import create
+from xaqueue.core.recovery.recover import _Recovery
 from xaqueue.endpoint import parse
 from xaqueue.errors import InvalidArgument, ResourceFailed, RetryLater, RolledBack
 from xaqueue.rpc.client.link import ClientSocket
@@ -28,13 +35,6 @@ from xaqueue.rpc.methods.messages import CURSORS
 from xaqueue.rpc.server.listeners import ListenConfig
 from xaqueue.rpc.server.peer import Limits
 from xaqueue.rpc.server.tls import TlsLayer
-from xaqueue.space.engine import memory
-from xaqueue.space.engine.memory import RecoveryReport
-from xaqueue.space.engine.session import Session
-from xaqueue.space.engine.state import Space
-from xaqueue.space.model import layout
-from xaqueue.space.owner.open import create
-from xaqueue.space.recovery.recover import _Recovery
 from xaqueue.xa import Outcome
 from xaqueue.xid import LOCAL_FORMAT_ID, Xid
 

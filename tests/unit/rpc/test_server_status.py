@@ -19,14 +19,14 @@ from support.contract_connection import PATIENCE_S, QUEUES, put
 from support.served import ServerThread
 from xaqueue.cli.main import app
 from xaqueue.connection import Connection
+from xaqueue.core.engine import heuristics
+from xaqueue.core.model.branch import Branch
+from xaqueue.core.owner import open as attach_room
+from xaqueue.offline import inspect
 from xaqueue.rpc.client.manager import remote_manager
 from xaqueue.rpc.methods import service
 from xaqueue.rpc.methods.service import queue_list, status_of
 from xaqueue.rpc.wire import MalformedFrame
-from xaqueue.space.engine import heuristics
-from xaqueue.space.model.branch import Branch
-from xaqueue.space.offline import inspect
-from xaqueue.space.owner import open as attach_room
 from xaqueue.xid import Xid
 
 MORE = {"sessions", "waiting", "draining", "in_doubt_age"}

@@ -26,10 +26,10 @@ import xaqueue
 from support.raw_client import JOIN, ONEPHASE, STARTRSCAN, SUCCESS, SUSPEND, HungUp, RawClient, UnknownXid
 from support.served import PATIENCE_S, ServerThread
 from xaqueue.batch import ONE_SPACE, SEVERAL_SPACES
+from xaqueue.core.model import layout
 from xaqueue.rpc import wire
 from xaqueue.rpc.server.peer import Limits
 from xaqueue.rpc.server.session import METHODS
-from xaqueue.space.model import layout
 
 FRAMES = 100
 """Of one session."""

@@ -11,11 +11,11 @@ import pytest
 
 import xaqueue
 from support.spark_space import FabricatedSpace, keep
+from xaqueue.core.engine.session import Session
+from xaqueue.core.owner import open
+from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.errors import InvalidArgument, SpaceError
 from xaqueue.reservation import Reservation
-from xaqueue.space.engine.session import Session
-from xaqueue.space.owner import open
-from xaqueue.storage.directory_fs import DirectoryFileSystem
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from support.spark_space import FabricatedSpace, message_id
+from xaqueue.core.model.layout import RANGE_SIZE
 from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError
-from xaqueue.space.model.layout import RANGE_SIZE
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")

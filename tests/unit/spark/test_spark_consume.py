@@ -17,13 +17,13 @@ import pytest
 import xaqueue
 from support.spark_space import FabricatedSpace, keep
 from xaqueue.connection import Connection
+from xaqueue.core.engine.session import Session
+from xaqueue.core.model import layout
+from xaqueue.core.model.format import read_format
+from xaqueue.core.owner import open
 from xaqueue.errors import ConnectionLost, InvalidArgument, QueueReserved, SpaceError
+from xaqueue.offline.reader import QueueReader
 from xaqueue.reservation import Reservation
-from xaqueue.space.engine.session import Session
-from xaqueue.space.model import layout
-from xaqueue.space.model.format import read_format
-from xaqueue.space.offline.reader import QueueReader
-from xaqueue.space.owner import open
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")

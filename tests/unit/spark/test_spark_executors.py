@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 import xaqueue
+from xaqueue.core.engine.session import Session
+from xaqueue.core.owner import open
 from xaqueue.errors import ConnectionLost, InvalidArgument, OperationalError, ResourceFailed, SpaceError, SpaceInUse
-from xaqueue.space.engine.session import Session
-from xaqueue.space.owner import open
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")

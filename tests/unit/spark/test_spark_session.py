@@ -13,7 +13,7 @@ import pytest
 
 from support.spark_space import FabricatedSpace
 from xaqueue.errors import OperationalError
-from xaqueue.space.offline.reader import QueueReader
+from xaqueue.offline.reader import QueueReader
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")

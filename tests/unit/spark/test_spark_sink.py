@@ -23,6 +23,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from support.sink_scene import QUERY, Scene, as_bytes, texts
 from xaqueue.batch import ONE_SPACE, parse_gtrid
+from xaqueue.core.owner import open as attach_room
 from xaqueue.errors import (
     ConnectionLost,
     InvalidArgument,
@@ -34,7 +35,6 @@ from xaqueue.errors import (
     UnknownXid,
 )
 from xaqueue.rpc.client.manager import RemoteManager, remote_manager
-from xaqueue.space.owner import open as attach_room
 from xaqueue.spark import batch_commit, sink
 from xaqueue.spark import sink_task as branches
 from xaqueue.spark.batch_commit import way_on

@@ -17,10 +17,10 @@ import pyarrow as pa
 from support.served import ServerThread
 from support.sink_scene import QUERY, Scene, as_bytes, texts
 from xaqueue.batch import SEVERAL_SPACES, Batch
+from xaqueue.core.model.format import read_format
+from xaqueue.core.owner import open as attach_room
 from xaqueue.errors import InvalidArgument, OperationalError, UnknownXid
 from xaqueue.rpc.client.manager import RemoteManager
-from xaqueue.space.model.format import read_format
-from xaqueue.space.owner import open as attach_room
 from xaqueue.spark import sink_task as branches
 from xaqueue.spark.server_launcher import reach
 from xaqueue.xid import Xid

@@ -14,11 +14,11 @@ from uuid import UUID
 import pytest
 
 from support.spark_space import ENQUEUED_AT, FabricatedSpace, body, message_id
+from xaqueue.core.model import layout
+from xaqueue.core.model.block import Block, Kind, decode, decode_message, encode
+from xaqueue.core.model.layout import RANGE_SIZE
 from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError, UnknownQueue
 from xaqueue.message import Properties
-from xaqueue.space.model import layout
-from xaqueue.space.model.block import Block, Kind, decode, decode_message, encode
-from xaqueue.space.model.layout import RANGE_SIZE
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
@@ -27,7 +27,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles, ReadMaxRows
 from pyspark.sql.types import StructField, StructType
 
-from xaqueue.space.model.block import HEAD_READ_BYTES
+from xaqueue.core.model.block import HEAD_READ_BYTES
 from xaqueue.spark.source import columns, plan
 from xaqueue.spark.source import reader as reading
 from xaqueue.spark.source.reader import QueueKey, ReadTask

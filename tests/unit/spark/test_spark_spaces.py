@@ -14,10 +14,10 @@ from uuid import UUID
 import pytest
 
 from support.spark_space import FabricatedSpace
+from xaqueue.core.model import layout
+from xaqueue.core.model.format import read_format as format_of_space
+from xaqueue.core.model.layout import RANGE_SIZE
 from xaqueue.errors import InvalidArgument, SpaceError, UnknownQueue
-from xaqueue.space.model import layout
-from xaqueue.space.model.format import read_format as format_of_space
-from xaqueue.space.model.layout import RANGE_SIZE
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")

@@ -12,13 +12,13 @@ from typer.testing import CliRunner
 import xaqueue
 from support.spark_space import FabricatedSpace, message_id
 from xaqueue.cli.main import app
+from xaqueue.core.model import layout
+from xaqueue.core.owner.open import attach, create
+from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import SpaceError
-from xaqueue.space.model import layout
-from xaqueue.space.offline.check import check
-from xaqueue.space.offline.findings import Finding
-from xaqueue.space.offline.verify import Place, duplicates, examine, shares, spaces_of, verify
-from xaqueue.space.owner.open import attach, create
-from xaqueue.storage.ids import fresh_id
+from xaqueue.offline.check import check
+from xaqueue.offline.findings import Finding
+from xaqueue.offline.verify import Place, duplicates, examine, shares, spaces_of, verify
 
 AT_ONCE = "FDATASYNC;DSYNC"
 """The directories are what a commit has said; with a journal they follow by a moment."""

@@ -14,9 +14,9 @@ import pytest
 import xaqueue
 from support.served import ServerThread
 from xaqueue import TransactionManager
+from xaqueue.core.model.format import read_format
+from xaqueue.core.owner.open import create
 from xaqueue.errors import ProtocolError
-from xaqueue.space.model.format import read_format
-from xaqueue.space.owner.open import create
 from xaqueue.tm import last_resource
 from xaqueue.tm.coordinator import TraceStep as Step
 from xaqueue.tm.gtrid import Gtrid

@@ -12,6 +12,10 @@ from pathlib import Path
 import pytest
 
 from support.journals import FullFileSystem
+from xaqueue.core.storage.directory_fs import DirectoryFileSystem
+from xaqueue.core.storage.journal import SMALLEST_SEGMENT_BYTES
+from xaqueue.core.storage.journal_format import Entry
+from xaqueue.core.storage.owner_file import is_owned
 from xaqueue.errors import (
     DecisionLogDamaged,
     DecisionLogError,
@@ -19,10 +23,6 @@ from xaqueue.errors import (
     InvalidArgument,
     RetryLater,
 )
-from xaqueue.storage.directory_fs import DirectoryFileSystem
-from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES
-from xaqueue.storage.journal_format import Entry
-from xaqueue.storage.owner_file import is_owned
 from xaqueue.tm.gtrid import FORMAT_ID, Gtrid, checked_name, parse_listed
 from xaqueue.tm.log import DecisionLog
 from xaqueue.tm.log_directory import open_log, view_log

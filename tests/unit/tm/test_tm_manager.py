@@ -15,6 +15,8 @@ import pytest
 import xaqueue
 from support.tm_world import COMMITTED, PREPARED, ROLLED_BACK, Bank, World
 from xaqueue import Connection, TransactionManager
+from xaqueue.core.engine import heuristics
+from xaqueue.core.owner import open
 from xaqueue.errors import (
     DecisionLogInUse,
     HeuristicHazard,
@@ -25,8 +27,6 @@ from xaqueue.errors import (
     RolledBack,
     UnknownXid,
 )
-from xaqueue.space.engine import heuristics
-from xaqueue.space.owner import open
 from xaqueue.tm.coordinator import TraceStep as Step
 from xaqueue.tm.log_directory import view_log
 from xaqueue.tm.records import TransactionState

@@ -25,9 +25,9 @@ from support.tm_world import (
     World,
 )
 from xaqueue import TransactionManager
+from xaqueue.core.owner import open
+from xaqueue.core.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.errors import RolledBack
-from xaqueue.space.owner import open
-from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.tm.coordinator import TraceStep as Step
 from xaqueue.tm.gtrid import FORMAT_ID, Gtrid
 from xaqueue.tm.log import DecisionLog

@@ -12,8 +12,8 @@ import xaqueue
 from support.contract_connection import PATIENCE_S, put
 from support.served import ServerThread
 from xaqueue.connection import Connection
+from xaqueue.core.storage.ids import fresh_id
 from xaqueue.rpc.client.manager import remote_manager
-from xaqueue.storage.ids import fresh_id
 from xaqueue.tm.log_directory import PARTICIPANTS, keep_participants
 from xaqueue.work import forward, loop
 from xaqueue.work.forward import SOURCE, TARGET, Forwarder

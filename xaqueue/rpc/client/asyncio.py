@@ -33,6 +33,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 from xaqueue.awaited import awaited, carried
 from xaqueue.connection import Connection
+from xaqueue.core.storage.ids import fresh_id
 from xaqueue.delivery import LEASE_S, Delivery
 from xaqueue.endpoint import EXAMPLES, Endpoint, Scheme, is_url, parse
 from xaqueue.errors import ConnectionLost, InterfaceError, InvalidArgument, OutcomeUnknown
@@ -41,7 +42,6 @@ from xaqueue.rpc.client.lanes import Lane, Lanes, Owner, Turn, lost
 from xaqueue.rpc.client.link import keep_alive
 from xaqueue.rpc.client.manager import RemoteManager, connect_s_of, dialer, hello_of
 from xaqueue.spans import connection
-from xaqueue.storage.ids import fresh_id
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
 

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import msgpack
 
+from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import (
     AccessDenied,
     ConnectionLost,
@@ -32,7 +33,6 @@ from xaqueue.rpc import wire
 from xaqueue.rpc.client.branch import RemoteBranch
 from xaqueue.rpc.credentials import explain, is_refusal
 from xaqueue.rpc.wire import AnswerFrame, MalformedFrame
-from xaqueue.storage.ids import fresh_id
 
 PIPELINED_BYTES = 64 * 1024
 """What is pipelined is sent before its request when there is more of it."""

@@ -33,7 +33,7 @@ from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
 
 if TYPE_CHECKING:
-    from xaqueue.space.engine.scrub import Scrubbed
+    from xaqueue.features.scrub.scrub import Scrubbed
 
 ANSWER_S = 120.0
 """How long an answer may take, beside what its request itself may wait: as long as the server may take for a sync."""
@@ -56,7 +56,7 @@ class RemoteManager(BranchCalls, MessageCalls, LeaseCalls, QueryCalls):
 
     def repair(self, queue: str) -> Scrubbed:
         """Reads every message of a queue, and sets aside what is damaged; takes as long as these are many."""
-        from xaqueue.space.engine.scrub import Scrubbed
+        from xaqueue.features.scrub.scrub import Scrubbed
 
         return decode(Scrubbed, self.call("repair", queue, waits_s=LONG_S))
 

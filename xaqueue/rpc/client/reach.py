@@ -20,18 +20,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xaqueue.connection import Connection
+from xaqueue.core.engine.session import Session
+from xaqueue.core.model.format import read_format
+from xaqueue.core.owner.definitions_file import usable_definitions
+from xaqueue.core.owner.open import is_attached
+from xaqueue.core.owner.record import RECOVERING, Owner, in_use, read_owner
+from xaqueue.core.storage.hardening import Hardening
+from xaqueue.core.storage.ids import fresh_id
+from xaqueue.core.storage.owner_file import is_owned
 from xaqueue.endpoint import is_url, parse, parse_open_string
 from xaqueue.errors import ConnectionLost, InvalidArgument, SpaceError, SpaceInUse
-from xaqueue.space.engine.session import Session
-from xaqueue.space.model.format import read_format
-from xaqueue.space.owner.definitions_file import usable_definitions
-from xaqueue.space.owner.open import is_attached
-from xaqueue.space.owner.record import RECOVERING, Owner, in_use, read_owner
-from xaqueue.space.owner.restoring import attach_or_restore
+from xaqueue.features.snapshots.restoring import attach_or_restore
 from xaqueue.spans import connection
-from xaqueue.storage.hardening import Hardening
-from xaqueue.storage.ids import fresh_id
-from xaqueue.storage.owner_file import is_owned
 
 if TYPE_CHECKING:
     from xaqueue.rpc.client.link import ClientSocket

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from xaqueue import carried
 from xaqueue.carried import Carriers, CarrierStatus
+from xaqueue.core.model.block import decode_head
 from xaqueue.errors import (
     ConnectionLost,
     Error,
@@ -27,7 +28,6 @@ from xaqueue.rpc.client.link import Link
 from xaqueue.rpc.methods.messages import check_failure_queue
 from xaqueue.rpc.wire import PAGE, xid_of
 from xaqueue.snapshot import SnapshotStatus
-from xaqueue.space.model.block import decode_head
 from xaqueue.xa import Flag, Outcome, Vote
 from xaqueue.xid import Xid
 

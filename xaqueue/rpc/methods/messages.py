@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Unpack
 
+from xaqueue.core.model.block import pack_properties, property_map, repacked
+from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import ConnectionLost, Error, InvalidArgument, MessageTooLarge
 from xaqueue.message import (
     PLAIN_OPTIONS,
@@ -26,8 +28,6 @@ from xaqueue.message import (
 from xaqueue.rpc import wire
 from xaqueue.rpc.client.link import Link
 from xaqueue.rpc.wire import PAGE
-from xaqueue.space.model.block import pack_properties, property_map, repacked
-from xaqueue.storage.ids import fresh_id
 from xaqueue.times import check_seconds
 
 if TYPE_CHECKING:

@@ -11,19 +11,20 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from xaqueue.core.engine import disk_space
+from xaqueue.core.engine.state import Space
+from xaqueue.core.model import layout
+from xaqueue.core.model.block_files import listed
+from xaqueue.core.model.branch import State
+from xaqueue.core.storage.layers import OwnerFileSystem
 from xaqueue.errors import ResourceFailed
+from xaqueue.features.counters.values import Counters
+from xaqueue.features.replica import replicated
+from xaqueue.features.replica.replicated import ReplicationStatus
+from xaqueue.offline.inspect import QueueStatus, Status
+from xaqueue.offline.inspect_branches import InDoubt
 from xaqueue.rpc import wire
 from xaqueue.rpc.methods.sessions import UNPREPARED, age_of_oldest
-from xaqueue.space.engine import disk_space
-from xaqueue.space.engine.state import Space
-from xaqueue.space.model import layout, replicated
-from xaqueue.space.model.block_files import listed
-from xaqueue.space.model.branch import State
-from xaqueue.space.model.counters import Counters
-from xaqueue.space.model.replicated import ReplicationStatus
-from xaqueue.space.offline.inspect import QueueStatus, Status
-from xaqueue.space.offline.inspect_branches import InDoubt
-from xaqueue.storage.layers import OwnerFileSystem
 
 QueueRow = tuple[str, int, int, int, int, int, int, int, int, bool, bool, str, int, int, int, int, int, int, int, int]
 """Name; messages that are ready, delayed, locked, in doubt, exhausted; age of the oldest that is ready in microseconds;

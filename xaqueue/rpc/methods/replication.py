@@ -21,15 +21,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
+from xaqueue.core.engine.state import Space
+from xaqueue.core.model.layout import GOOD_QUEUES, RESTORED, SNAPSHOTS
+from xaqueue.core.storage.fs import FileSystem
 from xaqueue.errors import Error, InvalidArgument, ResourceFailed, RetryLater
-from xaqueue.space.engine.shipping import LOOK_S, Shipping
-from xaqueue.space.engine.state import Space
-from xaqueue.space.model import replicated
-from xaqueue.space.model.layout import GOOD_QUEUES, RESTORED, SNAPSHOTS
-from xaqueue.space.model.replicated import Replicated
-from xaqueue.space.owner.replicas import list_unshipped
-from xaqueue.space.snapshot import manifest, store
-from xaqueue.storage.fs import FileSystem
+from xaqueue.features.replica import replicated
+from xaqueue.features.replica.replicas import list_unshipped
+from xaqueue.features.replica.replicated import Replicated
+from xaqueue.features.replica.shipping import LOOK_S, Shipping
+from xaqueue.features.snapshots import manifest, store
 
 if TYPE_CHECKING:
     from xaqueue.rpc.server.peer import Caller

@@ -2,7 +2,7 @@
 
     branch     {"xid": xid, "state": "active", "in doubt" or "committing", "since": int microseconds UTC}
     drained    {"draining": bool, "active": count, "in_doubt": count, "left": [branch], the oldest first}
-    status     the fields of ``xaqueue.space.offline.inspect.Status``, from the server's memory, and
+    status     the fields of ``xaqueue.offline.inspect.Status``, from the server's memory, and
       sessions      how many are open
       waiting       how many of them wait for a message
       draining      whether new branches are refused
@@ -27,27 +27,27 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from xaqueue.core.engine import heuristics, operator_log
+from xaqueue.core.engine.heuristics import Decision
+from xaqueue.core.engine.operator_log import Forgotten
+from xaqueue.core.engine.state import Space
+from xaqueue.core.model import layout
+from xaqueue.core.model.block import Kind
+from xaqueue.core.model.branch import HEURISTICS, Branch, State
+from xaqueue.core.model.entry import Entry
+from xaqueue.core.owner.record import READ_ONLY, READY, read_owner
+from xaqueue.core.storage.directory_fs import DirectoryFileSystem
+from xaqueue.core.storage.fs import FileSystem
 from xaqueue.errors import ConnectionLost, InvalidArgument, OutcomeUnknown, RetryLater
 from xaqueue.message import check_queue_name
+from xaqueue.offline.inspect import QueueStatus, Status, depths_in, described, fields_of_files
+from xaqueue.offline.inspect_branches import InDoubt, by_age, pages
+from xaqueue.offline.queue_files import share, sum_of
+from xaqueue.offline.redo_view import read_journal
 from xaqueue.rpc import wire
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.rpc.methods.sessions import ACTIVE, UNFINISHED, UNPREPARED, SessionStatus, age_of_oldest, since_of
 from xaqueue.rpc.wire import decode
-from xaqueue.space.engine import heuristics, operator_log
-from xaqueue.space.engine.heuristics import Decision
-from xaqueue.space.engine.operator_log import Forgotten
-from xaqueue.space.engine.state import Space
-from xaqueue.space.model import layout
-from xaqueue.space.model.block import Kind
-from xaqueue.space.model.branch import HEURISTICS, Branch, State
-from xaqueue.space.model.entry import Entry
-from xaqueue.space.offline.inspect import QueueStatus, Status, depths_in, described, fields_of_files
-from xaqueue.space.offline.inspect_branches import InDoubt, by_age, pages
-from xaqueue.space.offline.queue_files import share, sum_of
-from xaqueue.space.offline.redo_view import read_journal
-from xaqueue.space.owner.record import READ_ONLY, READY, read_owner
-from xaqueue.storage.directory_fs import DirectoryFileSystem
-from xaqueue.storage.fs import FileSystem
 from xaqueue.xid import Xid
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from xaqueue.space.engine.session import Session
-from xaqueue.space.engine.state import Space
-from xaqueue.space.model.branch import Branch, State
-from xaqueue.space.recovery.prepared import Verdict
+from xaqueue.core.engine.session import Session
+from xaqueue.core.engine.state import Space
+from xaqueue.core.model.branch import Branch, State
+from xaqueue.core.recovery.prepared import Verdict
 from xaqueue.xid import Xid
 
 UNPREPARED = (State.ACTIVE, State.IDLE, State.ROLLBACK_ONLY)

@@ -26,14 +26,14 @@ from functools import partial
 from pathlib import Path
 
 from xaqueue.access import Identity, check_exposure, token_name
+from xaqueue.core.model.layout import SOCKET
+from xaqueue.core.storage.owner_file import FileLock
 from xaqueue.endpoint import Endpoint, Scheme, host_and_port, is_loopback
 from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.rpc.client.link import keep_alive
 from xaqueue.rpc.credentials import names_in, read_token, server_context
 from xaqueue.rpc.server.peer import NOBODY, Limits, Trust
 from xaqueue.rpc.server.tls import TlsLayer
-from xaqueue.space.model.layout import SOCKET
-from xaqueue.storage.owner_file import FileLock
 
 BACKLOG = 256
 UNIX_MODE = 0o600

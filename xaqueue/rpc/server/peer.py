@@ -18,10 +18,10 @@ from xaqueue.access import Identity, Rights, same_member, token_name
 from xaqueue.errors import AccessDenied, InvalidArgument
 
 if TYPE_CHECKING:
+    from xaqueue.core.engine.session import Session
     from xaqueue.message import Message
+    from xaqueue.offline.inspect_branches import InDoubt
     from xaqueue.rpc.methods.sessions import SessionStatus
-    from xaqueue.space.engine.session import Session
-    from xaqueue.space.offline.inspect_branches import InDoubt
 
 REFUSALS_LOGGED = 10
 """Of one session, in the log."""

@@ -1,8 +1,8 @@
 """Many sessions wait in one thread: each runs in a greenlet, and where it has to wait the event loop goes on.
 
-The engine's code is the same as under threads (``xaqueue.storage.scheduling``). A greenlet is never ended from outside:
-it runs on until its session is over. Whoever is no session's greenlet, the checkpointer's thread or the loop at its
-end, waits as a thread does.
+The engine's code is the same as under threads (``xaqueue.core.storage.scheduling``). A greenlet is never ended from
+outside: it runs on until its session is over. Whoever is no session's greenlet, the checkpointer's thread or the loop
+at its end, waits as a thread does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from greenlet import getcurrent, greenlet
 
-from xaqueue.storage.scheduling import THREADS, Condition, Threads, Waiter
+from xaqueue.core.storage.scheduling import THREADS, Condition, Threads, Waiter
 
 T = TypeVar("T")
 

@@ -25,7 +25,15 @@ from pathlib import Path
 from typing import Any
 
 from xaqueue.access import Identity
+from xaqueue.core.engine.session import Session
+from xaqueue.core.engine.state import Space
+from xaqueue.core.engine.timeouts import expire, sweep
+from xaqueue.core.model.layout import SOCKET
+from xaqueue.core.owner.open import announce
+from xaqueue.core.storage.group_commit import Unacknowledged
+from xaqueue.core.storage.owner_file import OwnerFile
 from xaqueue.errors import InvalidArgument, ResourceFailed, SpaceError, SpaceInUse
+from xaqueue.features.snapshots.restoring import attach_or_restore
 from xaqueue.rpc import wire
 from xaqueue.rpc.methods import service
 from xaqueue.rpc.methods.meters import metrics_in
@@ -34,14 +42,6 @@ from xaqueue.rpc.server.listeners import ListenConfig, Listeners, clear_own
 from xaqueue.rpc.server.peer import NEVER_S, Caller, Limits
 from xaqueue.rpc.server.scheduler import Scheduler
 from xaqueue.rpc.server.session import ServerSession
-from xaqueue.space.engine.session import Session
-from xaqueue.space.engine.state import Space
-from xaqueue.space.engine.timeouts import expire, sweep
-from xaqueue.space.model.layout import SOCKET
-from xaqueue.space.owner.open import announce
-from xaqueue.space.owner.restoring import attach_or_restore
-from xaqueue.storage.group_commit import Unacknowledged
-from xaqueue.storage.owner_file import OwnerFile
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 HANG_S = 5.0

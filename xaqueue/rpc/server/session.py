@@ -19,6 +19,8 @@ from typing import Any, NamedTuple, Protocol, cast
 import msgpack
 
 from xaqueue.access import Identity
+from xaqueue.core.engine.session import Session
+from xaqueue.core.engine.state import Space
 from xaqueue.errors import AccessDenied, Error, InvalidArgument, ResourceFailed, RolledBack
 from xaqueue.rpc import wire
 from xaqueue.rpc.methods.batches import QUERY_METHODS
@@ -32,8 +34,6 @@ from xaqueue.rpc.server.listeners import Listeners, unix_pid
 from xaqueue.rpc.server.peer import UNAUTHENTICATED_BYTES, Caller, Limits, PeerTimeouts, ServerCalls
 from xaqueue.rpc.server.scheduler import Scheduler
 from xaqueue.rpc.wire import CallFrame, MalformedFrame
-from xaqueue.space.engine.session import Session
-from xaqueue.space.engine.state import Space
 from xaqueue.xa import Code
 
 CALLS_AHEAD = 256

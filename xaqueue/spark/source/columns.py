@@ -24,9 +24,9 @@ from pyspark.sql import types as t
 from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from xaqueue.core.model.block import decode_message
 from xaqueue.errors import DamagedBlock, InvalidArgument
 from xaqueue.message import DEFAULT_PRIORITY
-from xaqueue.space.model.block import decode_message
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn

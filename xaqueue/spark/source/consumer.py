@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
+from xaqueue.core.model.format import read_format, why_behind
 from xaqueue.errors import InvalidArgument, OperationalError, SpaceError
-from xaqueue.space.model.format import read_format, why_behind
 from xaqueue.spark.checkpoint import harden_done
 from xaqueue.spark.source.options import ARCHIVE, SourceOptions
 from xaqueue.spark.source.plan import Numbers

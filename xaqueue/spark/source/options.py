@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from socket import gethostname
 
+from xaqueue.core.model.layout import LAST_SEQ
 from xaqueue.errors import InvalidArgument
 from xaqueue.message import QUEUE_NAME, check_queue_name
-from xaqueue.space.model.layout import LAST_SEQ
 from xaqueue.spark import options as kinds
 from xaqueue.spark.options import Given, json_object, option, refused, space_path, table
 from xaqueue.spark.source.plan import EARLIEST, LATEST, Bounds, Tasks, bounds

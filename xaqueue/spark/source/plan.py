@@ -31,9 +31,9 @@ from heapq import heappop, heappush
 from math import ceil
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from xaqueue.core.model.layout import LAST_SEQ, RANGE_BITS, RANGE_SIZE
 from xaqueue.errors import InvalidArgument, SpaceError
 from xaqueue.message import QUEUE_NAME
-from xaqueue.space.model.layout import LAST_SEQ, RANGE_BITS, RANGE_SIZE
 from xaqueue.spark.options import Given, json_object, moment_ms, refused, space_path
 
 EARLIEST = "earliest"

@@ -25,12 +25,13 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
+from xaqueue.core.model.block import split_message, stored_in
+from xaqueue.core.model.block_files import ahead, read_message
+from xaqueue.core.model.layout import RANGE_BITS, RANGE_SIZE, range_path
+from xaqueue.core.model.message_name import ID_DIGITS
+from xaqueue.core.storage.regular import READ
 from xaqueue.errors import DamagedBlock, InvalidArgument, OperationalError, SpaceError
-from xaqueue.space.model.block import split_message, stored_in
-from xaqueue.space.model.block_files import ahead, read_message
-from xaqueue.space.model.layout import RANGE_BITS, RANGE_SIZE, range_path
-from xaqueue.space.model.message_name import ID_DIGITS
-from xaqueue.space.offline.reader import QueueReader
+from xaqueue.offline.reader import QueueReader
 from xaqueue.spark import executor
 from xaqueue.spark.options import log_ignored
 from xaqueue.spark.source import plan
@@ -38,7 +39,6 @@ from xaqueue.spark.source.columns import Columns, Rows
 from xaqueue.spark.source.options import SourceOptions
 from xaqueue.spark.source.plan import EARLIEST, LATEST, Bounds, Moment, Offset
 from xaqueue.spark.source.snapshot import QueueState, Spaces, SpaceSnapshot, reserved
-from xaqueue.storage.regular import READ
 
 BATCH_ROWS = 2_000
 BATCH_BYTES = 4 * 1024 * 1024

@@ -24,16 +24,16 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 
+from xaqueue.core.model import records
+from xaqueue.core.model.format import check_recovered, read_format, why_behind
+from xaqueue.core.model.layout import FORMAT, stream_path
+from xaqueue.core.model.records import StreamRecord
+from xaqueue.core.model.tables import suggestion
+from xaqueue.core.owner.open import read_definitions
+from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.errors import DamagedBlock, InvalidArgument, OperationalError, SpaceError, UnknownQueue
-from xaqueue.space.model import records
-from xaqueue.space.model.format import check_recovered, read_format, why_behind
-from xaqueue.space.model.layout import FORMAT, stream_path
-from xaqueue.space.model.records import StreamRecord
-from xaqueue.space.model.tables import suggestion
-from xaqueue.space.offline.reader import QueueReader, queues
-from xaqueue.space.owner.open import read_definitions
+from xaqueue.offline.reader import QueueReader, queues
 from xaqueue.spark.source.options import SourceOptions, is_pattern
-from xaqueue.storage.directory_fs import DirectoryFileSystem
 
 ID_DIGITS = 8
 """Of a space's id that an offset keeps: enough to tell another one."""

@@ -20,9 +20,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from xaqueue.core.owner import open
+from xaqueue.core.storage.hardening import Hardening
 from xaqueue.errors import DiskFull
-from xaqueue.space.owner import open
-from xaqueue.storage.hardening import Hardening
 from xaqueue.tools.torture.ledger import CrashTally, Ledger, Statement
 from xaqueue.tools.torture.power import made, survive_power_losses
 from xaqueue.tools.torture.work import NO_ROOM, reopened

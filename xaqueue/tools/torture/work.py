@@ -19,12 +19,12 @@ from pathlib import Path
 from zlib import crc32
 
 from xaqueue.connection import Connection
+from xaqueue.core.engine.session import Session
+from xaqueue.core.owner.open import attach
 from xaqueue.errors import DiskFull, Error
 from xaqueue.message import Message
-from xaqueue.space.engine.session import Session
-from xaqueue.space.offline.check import check
-from xaqueue.space.offline.findings import Severity
-from xaqueue.space.owner.open import attach
+from xaqueue.offline.check import check
+from xaqueue.offline.findings import Severity
 from xaqueue.tools.torture.ledger import Holdings, Number, Place, Statement
 from xaqueue.xid import Xid
 

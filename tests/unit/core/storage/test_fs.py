@@ -1,0 +1,534 @@
+"""The port over a real directory: what is written is all there, what fails leaves nothing, descriptors are bounded."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from support.bare_space import FaultyFileSystem
+from xaqueue.core.storage import directory_fs as fs_room
+from xaqueue.core.storage.directory_fs import DirectoryFileSystem
+from xaqueue.core.storage.fs import NO_ROOM, FileSystem
+from xaqueue.core.storage.regular import read_up_to
+
+
+@pytest.fixture
+def fs(tmp_path: Path) -> Iterator[DirectoryFileSystem]:
+    opened = DirectoryFileSystem(tmp_path)
+    yield opened
+    opened.close()
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch, name: str) -> list[tuple[int, int]]:
+    """(device, inode) of every descriptor that ``os.<name>`` is called with."""
+    calls: list[tuple[int, int]] = []
+    real: Callable[[int], None] = getattr(os, name)
+
+    def counted(fd: int) -> None:
+        found = os.fstat(fd)
+        calls.append((found.st_dev, found.st_ino))
+        real(fd)
+
+    monkeypatch.setattr(os, name, counted)
+    return calls
+
+
+def inode(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino
+
+
+def test_it_is_the_port(fs: DirectoryFileSystem) -> None:
+    port: FileSystem = fs
+    assert port is fs
+
+
+# create
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [[], [b""], [b"one"], [b"one", b"", b"two"], [b"%d," % number for number in range(2000)], [b"x" * 3_000_000]],
+    ids=["no chunk", "empty chunk", "one", "three", "more than one call takes", "large"],
+)
+def test_create_writes_every_chunk(fs: DirectoryFileSystem, tmp_path: Path, chunks: list[bytes]) -> None:
+    fs.create("file", chunks)
+    assert (tmp_path / "file").read_bytes() == b"".join(chunks) == fs.read("file")
+    assert fs.size("file") == len(b"".join(chunks))
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 7])
+def test_short_writes_are_gone_on_with(
+    fs: DirectoryFileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    real_write = os.write
+
+    def short_writev(fd: int, buffers: Sequence[bytes]) -> int:
+        return real_write(fd, b"".join(buffers)[:at_once])
+
+    def short_write(fd: int, data: bytes | memoryview) -> int:
+        return real_write(fd, bytes(data[:at_once]))
+
+    monkeypatch.setattr(os, "writev", short_writev)
+    monkeypatch.setattr(os, "write", short_write)
+    chunks = [b"head", b"body " * 10]
+    fs.create("file", chunks)
+    assert (tmp_path / "file").read_bytes() == b"".join(chunks)
+
+
+def test_create_of_a_file_that_exists_fails_and_leaves_it(fs: DirectoryFileSystem, tmp_path: Path) -> None:
+    fs.create("file", [b"first"])
+    with pytest.raises(FileExistsError):
+        fs.create("file", [b"second"])
+    assert (tmp_path / "file").read_bytes() == b"first"
+
+
+@pytest.mark.parametrize("failing", ["writev", "write"])
+def test_create_that_fails_leaves_no_file_and_no_descriptor(
+    fs: DirectoryFileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, failing, full)
+    if failing == "write":
+        monkeypatch.setattr(os, "writev", lambda fd, buffers: 1)
+    before = open_descriptors()
+    with pytest.raises(OSError, match="No space left") as failed:
+        fs.create("file", [b"content"])
+    assert failed.value.errno in NO_ROOM
+    assert list(tmp_path.iterdir()) == []
+    assert open_descriptors() == before
+
+
+def test_create_past_a_file_size_limit_leaves_nothing(fs: DirectoryFileSystem, tmp_path: Path) -> None:
+    """The kernel's own short write: it takes what fits, and refuses the rest."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            fs.create("file", [b"x" * 5000, b"y" * 5000])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_are_private_and_not_inherited(fs: DirectoryFileSystem, tmp_path: Path) -> None:
+    fs.create("file", [b"x"])
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o600
+    assert not any(os.get_inheritable(fd) for fd in fs._unsynced.values())
+
+
+# write_at
+
+
+def test_write_at_makes_and_overwrites_in_place(fs: DirectoryFileSystem, tmp_path: Path) -> None:
+    fs.write_at("mark", 0, [b"0123456789"])
+    before = inode(tmp_path / "mark")
+    fs.write_at("mark", 2, [b"ab"])
+    assert (tmp_path / "mark").read_bytes() == b"01ab456789"
+    assert inode(tmp_path / "mark") == before
+
+
+def test_a_short_write_in_place_is_an_error(fs: DirectoryFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    fs.write_at("mark", 0, [b"0123456789"])
+    monkeypatch.setattr(os, "pwritev", lambda fd, chunks, offset: sum(map(len, chunks)) - 1)
+    with pytest.raises(OSError, match="short write in place"):
+        fs.write_at("mark", 0, [b"9876543210"])
+
+
+def test_places_keep_their_descriptors_up_to_a_cap(fs: DirectoryFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fs_room, "OPEN_DIRECTORIES", 3)
+    before = open_descriptors()
+    for number in range(20):
+        fs.write_at(f"mark {number % 7}", 0, [b"%d" % number])
+    assert open_descriptors() - before <= 3
+    assert fs.read("mark 0") == b"14"
+
+
+# reading and names
+
+
+def test_read_whole_and_in_part(fs: DirectoryFileSystem) -> None:
+    fs.create("file", [b"0123456789"])
+    assert (fs.read("file"), fs.read("file", 4), fs.read("file", 99)) == (b"0123456789", b"0123", b"0123456789")
+    with pytest.raises(FileNotFoundError):
+        fs.read("none")
+
+
+def test_read_up_to_of_a_file_that_reads_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = bytes(range(256)) * 10
+    (tmp_path / "file").write_bytes(content)
+    real = os.read
+    monkeypatch.setattr(os, "read", lambda fd, size: real(fd, min(size, 100)))
+    fd = os.open(tmp_path / "file", os.O_RDONLY)
+    assert read_up_to(fd, len(content) + 1) == content
+    os.close(fd)
+
+
+def test_names_in_a_directory(fs: DirectoryFileSystem) -> None:
+    fs.make_dir("d")
+    fs.make_dir("d/inner")
+    fs.create("d/.hidden", [])
+    fs.create("d/file", [])
+    assert sorted(fs.list("d")) == [".hidden", "file", "inner"]
+    assert (fs.is_dir("d"), fs.is_dir("d/file"), fs.is_dir("none")) == (True, False, False)
+    assert (fs.exists("d/file"), fs.exists("none")) == (True, False)
+    with pytest.raises(FileExistsError):
+        fs.make_dir("d")
+    with pytest.raises(FileNotFoundError):
+        fs.list("none")
+
+
+def test_a_link_is_no_directory_and_exists_even_if_broken(fs: DirectoryFileSystem, tmp_path: Path) -> None:
+    fs.make_dir("d")
+    (tmp_path / "link").symlink_to("d")
+    (tmp_path / "broken").symlink_to("none")
+    assert not fs.is_dir("link")
+    assert fs.exists("broken")
+
+
+def test_rename_moves_and_replaces(fs: DirectoryFileSystem, tmp_path: Path) -> None:
+    fs.make_dir("a")
+    fs.make_dir("b")
+    fs.create("a/file", [b"new"])
+    fs.create("b/file", [b"old"])
+    fs.rename("a/file", "b/file")
+    assert (fs.list("a"), fs.read("b/file")) == ([], b"new")
+    with pytest.raises(FileNotFoundError):
+        fs.rename("a/file", "b/file")
+
+
+def test_unlink_and_remove_dir(fs: DirectoryFileSystem, tmp_path: Path) -> None:
+    fs.make_dir("d")
+    fs.create("d/file", [])
+    fs.sync_dir("d")
+    with pytest.raises(OSError, match="not empty"):
+        fs.remove_dir("d")
+    before = open_descriptors()
+    fs.unlink("d/file")
+    fs.remove_dir("d")
+    assert open_descriptors() == before - 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_times_are_kept_to_the_microsecond(fs: DirectoryFileSystem) -> None:
+    fs.create("file", [])
+    fs.set_modified_ns("file", 1_700_000_000_123_456_000)
+    assert fs.modified_ns("file") == 1_700_000_000_123_456_000
+
+
+def test_the_room_is_what_a_user_may_use(fs: DirectoryFileSystem) -> None:
+    room = fs.room()
+    assert 0 < room.free_bytes <= room.total_bytes < 2**63
+    assert 0 <= room.free_inodes <= room.total_inodes < 2**63
+
+
+# syncs and descriptors
+
+
+@pytest.mark.parametrize(("call", "name"), [("sync_data", "fdatasync"), ("sync_file", "fsync")])
+def test_a_renamed_file_is_synced_by_its_new_name_and_the_descriptor_it_was_written_by(
+    fs: DirectoryFileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, name: str
+) -> None:
+    """A failed write-back is told to descriptors that were open when it failed."""
+    calls = count_calls(monkeypatch, name)
+    fs.make_dir("a")
+    fs.make_dir("b")
+    before = open_descriptors()
+    fs.create("a/file", [b"x"])
+    fs.rename("a/file", "b/file")
+    monkeypatch.setattr(os, "open", lambda *_: pytest.fail("the file was opened anew"))
+    getattr(fs, call)("b/file")
+    assert calls == [inode(tmp_path / "b" / "file")]
+    assert open_descriptors() == before
+
+
+def test_a_file_that_replaced_an_unsynced_one_is_the_one_that_is_synced(
+    fs: DirectoryFileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = count_calls(monkeypatch, "fdatasync")
+    before = open_descriptors()
+    fs.create("target", [b"old"])
+    fs.create("source", [b"new"])
+    fs.rename("source", "target")
+    fs.sync_data("target")
+    assert calls == [inode(tmp_path / "target")]
+    assert open_descriptors() == before
+
+
+def test_a_synced_file_that_replaced_an_unsynced_one_is_the_one_that_is_synced(
+    fs: DirectoryFileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fs.create("source", [b"new"])
+    fs.sync_data("source")
+    calls = count_calls(monkeypatch, "fdatasync")
+    fs.create("target", [b"old"])
+    fs.rename("source", "target")
+    fs.sync_data("target")
+    assert calls == [inode(tmp_path / "target")]
+
+
+@pytest.mark.parametrize("gone", ["unlink", "rename"])
+def test_a_place_that_is_gone_is_made_anew(fs: DirectoryFileSystem, gone: str) -> None:
+    fs.write_at("mark", 0, [b"old"])
+    if gone == "unlink":
+        fs.unlink("mark")
+    else:
+        fs.rename("mark", "aside")
+    fs.write_at("mark", 0, [b"new"])
+    assert fs.read("mark") == b"new"
+    assert gone == "unlink" or fs.read("aside") == b"old"
+
+
+def test_an_old_file_is_opened_to_be_synced(
+    fs: DirectoryFileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    calls = count_calls(monkeypatch, "fdatasync")
+    before = open_descriptors()
+    fs.sync_data("file")
+    assert calls == [inode(tmp_path / "file")]
+    assert open_descriptors() == before
+    with pytest.raises(FileNotFoundError):
+        fs.sync_data("none")
+
+
+def test_a_place_is_synced_by_the_descriptor_it_was_written_by(
+    fs: DirectoryFileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fs.write_at("mark", 0, [b"x"])
+    calls = count_calls(monkeypatch, "fdatasync")
+    held = open_descriptors()
+    fs.sync_data("mark")
+    assert calls == [inode(tmp_path / "mark")]
+    assert open_descriptors() == held
+
+
+def test_beyond_the_cap_the_oldest_file_is_synced_early(
+    fs: DirectoryFileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fs_room, "OPEN_FILES", 3)
+    calls = count_calls(monkeypatch, "fdatasync")
+    before = open_descriptors()
+    for number in range(10):
+        fs.create(f"file {number}", [b"x"])
+    assert open_descriptors() - before == 3
+    assert calls == [inode(tmp_path / f"file {number}") for number in range(7)]
+
+
+def test_an_early_sync_that_fails_is_told(fs: DirectoryFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(fs_room, "OPEN_FILES", 1)
+    fs.create("first", [b"x"])
+    monkeypatch.setattr(os, "fdatasync", broken)
+    with pytest.raises(OSError, match="Input/output"):
+        fs.create("second", [b"x"])
+
+
+def test_where_nothing_will_be_synced_no_descriptor_is_kept(tmp_path: Path) -> None:
+    before = open_descriptors()
+    fs = DirectoryFileSystem(tmp_path, keep_unsynced=False)
+    for number in range(10):
+        fs.create(f"file {number}", [b"x"])
+    assert open_descriptors() == before
+
+
+def test_directories_keep_their_descriptors_up_to_a_cap(
+    fs: DirectoryFileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fs_room, "OPEN_DIRECTORIES", 2)
+    calls = count_calls(monkeypatch, "fsync")
+    before = open_descriptors()
+    for name in "abcab":
+        if not fs.is_dir(name):
+            fs.make_dir(name)
+        fs.sync_dir(name)
+    assert open_descriptors() - before == 2
+    assert calls == [inode(tmp_path / name) for name in "abcab"]
+
+
+def test_a_held_directory_needs_no_descriptor_to_be_synced(
+    fs: DirectoryFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fs.make_dir("d")
+    fs.hold_dir("d")
+    fs.hold_dir("d")
+    monkeypatch.setattr(os, "open", lambda *_: pytest.fail("the directory was opened anew"))
+    fs.sync_dir("d")
+
+
+def test_a_sync_that_fails_is_told_and_keeps_no_descriptor(
+    fs: DirectoryFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    before = open_descriptors()
+    fs.create("file", [b"x"])
+    monkeypatch.setattr(os, "fdatasync", broken)
+    with pytest.raises(OSError, match="Input/output"):
+        fs.sync_data("file")
+    assert open_descriptors() == before
+
+
+def test_close_gives_every_descriptor_back(tmp_path: Path) -> None:
+    before = open_descriptors()
+    fs = DirectoryFileSystem(tmp_path)
+    fs.create("file", [b"x"])
+    fs.write_at("mark", 0, [b"x"])
+    fs.make_dir("d")
+    fs.hold_dir("d")
+    assert open_descriptors() == before + 3
+    fs.close()
+    assert open_descriptors() == before
+
+
+CALLS: dict[str, Callable[[DirectoryFileSystem], object]] = {
+    "create": lambda fs: fs.create("new", [b"x"]),
+    "write_at": lambda fs: fs.write_at("mark 0", 0, [b"x"]),
+    "read": lambda fs: fs.read("mark 0"),
+    "read all": lambda fs: fs.read("mark 0", 10),
+    "list": lambda fs: fs.list(""),
+    "hold_dir": lambda fs: fs.hold_dir("d 0"),
+    "sync_dir": lambda fs: fs.sync_dir("d 0"),
+    "sync_file": lambda fs: fs.sync_file("mark 0"),
+    "sync_data": lambda fs: fs.sync_data("mark 0"),
+    "sync_all": lambda fs: fs.sync_all(),
+}
+
+
+@pytest.fixture
+def few_descriptors() -> Iterator[int]:
+    """The process may have so many."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = max(int(name) for name in os.listdir("/proc/self/fd")) + 40  # noqa: PTH208
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, before[1]))
+    yield allowed
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize("kept", ["directories", "places", "files"])
+@pytest.mark.parametrize("call", CALLS)
+def test_what_is_kept_open_is_never_what_is_missing(tmp_path: Path, few_descriptors: int, call: str, kept: str) -> None:
+    fs = DirectoryFileSystem(tmp_path)
+    for number in range(3):
+        fs.make_dir(f"d {number}")
+        fs.write_at(f"mark {number}", 0, [b"x"])
+    fs.close()
+    for number in range(3):
+        if kept == "directories":
+            fs.sync_dir(f"d {number}")
+        elif kept == "places":
+            fs.write_at(f"mark {number}", 0, [b"x"])
+        else:
+            fs.create(f"file {number}", [b"x"])
+    taken = []
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.open("/dev/null", os.O_RDONLY))
+        CALLS[call](fs)
+    finally:
+        for fd in taken:
+            os.close(fd)
+        fs.close()
+
+
+def test_half_of_the_descriptors_are_left_to_others(tmp_path: Path, few_descriptors: int) -> None:
+    fs = DirectoryFileSystem(tmp_path)
+    before = open_descriptors()
+    for number in range(few_descriptors):
+        fs.make_dir(f"d {number}")
+        fs.sync_dir(f"d {number}")
+        fs.write_at(f"mark {number}", 0, [b"x"])
+        fs.create(f"file {number}", [b"x"])
+    assert open_descriptors() - before <= few_descriptors // 2
+    fs.close()
+
+
+def starve_once(monkeypatch: pytest.MonkeyPatch, path: Path) -> list[int]:
+    """The first open of this path finds no descriptor. Returns the descriptors that are synced from now on."""
+    real_open, real_sync = os.open, os.fdatasync
+    lacks = [str(path)]
+    synced: list[int] = []
+
+    def open_(name: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if name in lacks:
+            lacks.remove(name)
+            raise OSError(errno.EMFILE, "no descriptors", name)
+        return real_open(name, flags, mode, dir_fd=dir_fd)
+
+    def fdatasync(fd: int) -> None:
+        synced.append(fd)
+        real_sync(fd)
+
+    monkeypatch.setattr(os, "open", open_)
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    return synced
+
+
+def test_a_file_that_finds_no_descriptor_gets_that_of_the_oldest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fs = DirectoryFileSystem(tmp_path)
+    fs.create("old", [b"1"])
+    fs.create("young", [b"2"])
+    oldest = fs._unsynced["old"]
+    with monkeypatch.context() as patch:
+        synced = starve_once(patch, tmp_path / "new")
+        fs.create("new", [b"3"])
+    assert synced == [oldest]
+    assert list(fs._unsynced) == ["young", "new"]
+    assert fs.read("new") == b"3"
+    fs.close()
+
+
+def test_a_file_that_finds_no_descriptor_where_none_is_kept_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fs = FaultyFileSystem(tmp_path)
+    with monkeypatch.context() as patch:
+        starve_once(patch, tmp_path / "new")
+        with pytest.raises(OSError, match="no descriptors"):
+            fs.create("new", [b"3"])
+    assert not fs.exists("new")
+
+
+@pytest.mark.parametrize(
+    ("call", "work"),
+    [
+        ("writev", lambda fs: fs.create("d/new", [b"x"])),
+        ("pwritev", lambda fs: fs.write_at("d/file", 0, [b"x"])),
+        ("fsync", lambda fs: fs.sync_file("d/file")),
+        ("fdatasync", lambda fs: fs.sync_data("d/file")),
+        ("fsync", lambda fs: fs.sync_dir("d")),
+    ],
+)
+def test_a_call_that_fails_says_at_which_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, work: Callable[[DirectoryFileSystem], object]
+) -> None:
+    def failing(*_: object) -> NoReturn:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with closing(DirectoryFileSystem(tmp_path)) as fs:
+        fs.make_dir("d")
+        fs.create("d/file", [b"y"])
+        monkeypatch.setattr(os, call, failing)
+        with pytest.raises(OSError, match="Input/output error") as failed:
+            work(fs)
+    assert str(failed.value.filename).startswith(str(tmp_path / "d"))

@@ -1,0 +1,204 @@
+"""What an open cannot do without is made again from what is left, and whole messages come back out of quarantine."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+import xaqueue
+from support.forgetful import Crashed, Tree
+from xaqueue.core.engine import quarantine
+from xaqueue.core.model import layout
+from xaqueue.core.model.format import read_format
+from xaqueue.core.owner.open import create
+from xaqueue.errors import SpaceError, SpaceInUse
+from xaqueue.offline.check import check
+from xaqueue.offline.reconstruct import make_definitions, make_format, reconstruct, remake
+
+TOML = '[queues.orders]\norder = "lifo"\n[queues.more]\n'
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Three messages in orders, one in more, closed cleanly."""
+    root = tmp_path / "space"
+    create(root, sync="NONE")
+    (root / layout.QUEUES).write_text(TOML + '[space]\nsync = "NONE"\n')
+    with xaqueue.connect(root) as connection:
+        for body in (b"first", b"second", b"third"):
+            connection.enqueue("orders", body, headers={"kind": body.decode()})
+        connection.enqueue("more", b"fourth")
+    return root
+
+
+def bodies(root: Path, queue: str = "orders") -> set[bytes]:
+    with xaqueue.connect(root) as connection:
+        return {message.body for message in connection.browse(queue)}
+
+
+def message(root: Path, body: bytes) -> Path:
+    return next(path for path in (root / layout.COMMITTED).rglob("*") if path.is_file() and body in path.read_bytes())
+
+
+def test_format_as_the_last_owner_says(root: Path) -> None:
+    was = read_format(root)
+    path = root / layout.FORMAT
+    for content in (None, b"\xff", b"x"):
+        path.unlink()
+        if content:
+            path.write_bytes(content)
+        (made,) = remake(root)
+        assert made.endswith("as its last owner says")
+        assert read_format(root) == was
+    assert remake(root) == []
+    assert {path.stem for path in (root / layout.QUARANTINE).iterdir()} == {"FORMAT", "FORMAT~2"}
+
+
+def test_a_new_id_where_nobody_knows(root: Path) -> None:
+    was = read_format(root)
+    (root / layout.FORMAT).unlink()
+    (root / layout.OWNER).unlink()
+    (made,) = remake(root)
+    assert "with a new id" in made
+    assert read_format(root).name == "space"
+    assert read_format(root).id != was.id
+
+
+def test_what_says_what_it_is_stays(root: Path, tmp_path: Path) -> None:
+    (root / layout.FORMAT).write_text("xaqueue 99 space id\n")
+    with pytest.raises(SpaceError, match="use a newer one"):
+        remake(root)
+    (tmp_path / "photos").mkdir()
+    with pytest.raises(SpaceError, match="was no queue space"):
+        remake(tmp_path / "photos")
+    assert list((tmp_path / "photos").iterdir()) == []
+
+
+def test_a_space_in_use(root: Path) -> None:
+    with xaqueue.connect(root), pytest.raises(SpaceInUse):
+        remake(root)
+
+
+def test_definitions_from_the_copy_or_from_the_queues(root: Path) -> None:
+    was = (root / layout.QUEUES).read_text()
+    (root / layout.QUEUES).write_text("[")
+    assert remake(root) == ["queues.toml: from its last good copy"]
+    assert (root / layout.QUEUES).read_text() == was
+    (root / layout.GOOD_QUEUES).unlink()
+    for text in ("[", None):
+        (root / layout.QUEUES).unlink()
+        if text:
+            (root / layout.QUEUES).write_text(text)
+        (made,) = remake(root)
+        assert "anew, with more, orders" in made
+        assert remake(root) == []
+    assert bodies(root) == {b"first", b"second", b"third"}
+    assert (root / layout.QUARANTINE / "queues.toml").read_text() == "["
+
+
+def test_a_file_with_a_strange_name_comes_back(root: Path) -> None:
+    """With its id and its properties, and under a new number; a damaged one stays."""
+    path = message(root, b"first")
+    path.rename(path.with_name("photo.jpg"))
+    message(root, b"second").write_bytes(b"X")
+    done = reconstruct(root)
+    assert (done.made, done.back) == ([], {"orders": 1})
+    assert len(done.left) == 1
+    assert bodies(root) == {b"first", b"third"}
+    with xaqueue.connect(root) as connection:
+        (back,) = (one for one in connection.browse("orders") if one.body == b"first")
+        assert (back.message_id.hex(), back.headers) == (path.name[17:], {"kind": "first"})
+        assert back.seq > 3
+    assert [finding for finding in check(root) if finding.severity == "damage"] == []
+    assert reconstruct(root).back == {}
+
+
+def test_of_one_queue_only(root: Path) -> None:
+    for body in (b"first", b"fourth"):
+        path = message(root, body)
+        path.rename(path.with_name("photo.jpg"))
+    assert reconstruct(root, "more").back == {"more": 1}
+    assert bodies(root, "more") == {b"fourth"}
+    assert bodies(root) == {b"second", b"third"}
+    assert reconstruct(root).back == {"orders": 1}
+
+
+def test_a_message_that_stands_twice_comes_back_never(root: Path) -> None:
+    path = message(root, b"first")
+    shutil.copy(path, path.with_name("0" * 15 + "9" + path.name[16:]))
+    assert (done := reconstruct(root)).back == {}
+    assert "stands in its queue twice" in done.left[0]
+    with xaqueue.connect(root) as connection:
+        while connection.dequeue("orders") is not None:
+            pass
+    assert reconstruct(root).back == {}
+    assert bodies(root) == set()
+
+
+def test_what_a_branch_may_need_stays(root: Path) -> None:
+    with xaqueue.connect(root) as connection:
+        connection.tpc_begin(connection.xid(1, "gtrid", "bqual"))
+        taken = connection.dequeue("orders")
+        assert taken is not None
+        assert connection.tpc_prepare()
+    path = message(root, taken.body)
+    elsewhere = path.parent.with_name("range=000000000000f")
+    elsewhere.mkdir()
+    path.rename(elsewhere / path.name)
+    assert (done := reconstruct(root)).back == {}
+    assert "may name it" in done.left[0]
+
+
+@pytest.mark.parametrize("name", [layout.FORMAT, layout.QUEUES])
+@pytest.mark.parametrize("is_known", [True, False])
+def test_it_may_be_cut_off_at_any_call(root: Path, name: str, *, is_known: bool) -> None:
+    """Run again it makes the same, and what was damaged is kept."""
+    if not is_known:
+        (root / layout.OWNER).unlink()
+        (root / layout.GOOD_QUEUES).unlink()
+    wanted = (root / name).read_bytes() if is_known else None
+    start = Tree({name: b"\xff", layout.QUARANTINE: None, layout.COMMITTED: None, layout.queue_path("orders"): None})
+    make = make_format if name == layout.FORMAT else make_definitions
+    for crash_after in itertools.count():
+        (root / name).write_bytes(b"\xff")
+        fs = start.open(crash_after)
+        with suppress(Crashed):
+            make(fs, root)
+        for tree in (*fs.trees_after_crash(), fs.tree_after_kill()):
+            left = tree.nodes.get(name)
+            (root / name).unlink(missing_ok=True)
+            if left is not None:
+                (root / name).write_bytes(left)
+            after = tree.open()
+            make(after, root)
+            nodes = after.tree_after_kill().nodes
+            assert nodes[name] not in (b"\xff", b"")
+            assert wanted in (None, nodes[name])
+            assert list(nodes.values()).count(b"\xff") >= 1
+        if not fs.crashed:
+            break
+    assert crash_after > 5
+
+
+def test_one_that_was_consumed_before_its_file_was_marked_says_so(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command is cut off, the space is used, and the command comes again."""
+    message(root, b"fourth").rename(root / "committed/queue=more/photo.jpg")
+
+    def cut_off(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(quarantine, "mark", cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            reconstruct(root)
+    for back in (None, {"more": 1}):
+        assert back is None or reconstruct(root).back == back
+        with xaqueue.connect(root) as connection:
+            delivered = connection.dequeue("more")
+            assert delivered is not None
+            assert delivered.possible_duplicate
+            connection.commit()

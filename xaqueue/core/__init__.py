@@ -1,0 +1,1 @@
+"""Queue, transactions and recovery: what everybody must know, and nothing else."""

@@ -1,0 +1,129 @@
+"""The blocks of a branch before they are prepared: made when the work is done, and given to the space's log."""
+
+from __future__ import annotations
+
+from functools import lru_cache, partial
+from operator import attrgetter
+
+from xaqueue.core.engine.busy import Busy
+from xaqueue.core.engine.state import Space
+from xaqueue.core.model.block import (
+    NO_MESSAGE,
+    NO_TRY,
+    NOTHING,
+    UNLIMITED,
+    Block,
+    Kind,
+    Listed,
+    encode_with_checksum,
+    head_of,
+    pack_list,
+    pack_properties,
+)
+from xaqueue.core.model.branch import Branch, State, Written
+from xaqueue.core.model.layout import FIRST, PREPARED
+from xaqueue.core.storage.fs import NO_ROOM
+from xaqueue.errors import DiskFull
+from xaqueue.message import Properties
+
+
+def _add(space: Space, branch: Branch, written: Written, head: bytes, body: bytes = b"") -> None:
+    """Adds a block that ends a branch: the reserve may be used for it. Raises what ``without_room`` says."""
+    try:
+        try:
+            space.log.add(branch, written, head, body)
+        except OSError as error:
+            space.room.retry(error, lambda: space.log.add(branch, written, head, body))
+    except OSError as error:
+        raise without_room(space, branch, len(head) + len(body), error) from error
+
+
+def without_room(space: Space, branch: Branch, size_bytes: int, error: OSError) -> Exception:
+    """What is to be raised where a block was not added: DiskFull, and then the branch is doomed, or ResourceFailed."""
+    if error.errno not in NO_ROOM:
+        return space.fence(error)
+    branch.rollback_reason = DiskFull(
+        f"no room for a block of {size_bytes:,} bytes: {error.strerror}; "
+        f"{space.fs.room().free_bytes:,} bytes are free. Branch {branch.xid} is rollback-only: roll it back"
+    )
+    return branch.rollback_reason
+
+
+def spill(space: Space, branch: Branch) -> bool:
+    """What this branch and all that are idle keep in memory is written while there is room: somebody else may take the
+    rest, and what is under way is to find what it needs. Returns whether there was something. Called by a session that
+    is at work in this branch. Raises OSError, ResourceFailed.
+    """
+    before = space.kept()
+    space.log.spill(branch)
+    with space.lock:
+        others = [one for one in space.branches.values() if _is_kept(one)]
+    for other in others:
+        with space.lock:
+            if space.branches.get(other.xid) is not other or not _is_kept(other):
+                continue
+            other.busy = True
+        with Busy(space, other):
+            space.log.spill(other)
+    return space.kept() < before
+
+
+def _is_kept(branch: Branch) -> bool:
+    """Whether memory has blocks of it, and nobody is about to change them. Called with the lock held."""
+    return (
+        branch.base is State.ACTIVE
+        and not (branch.busy or branch.working or branch.rollback_reason)
+        and any(written.content is not None and not written.path for written in branch.blocks)
+    )
+
+
+def take(space: Space, branch: Branch, written: Written) -> None:
+    """A message is dequeued. Without room for its block, that is added later, or not at all: what ends the branch may
+    need none."""
+    try:
+        space.log.take(branch, written, partial(dequeue_block, space, written))
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise space.fence(error) from error
+
+
+def add_dequeue(space: Space, branch: Branch, written: Written) -> None:
+    """Adds the block of a dequeue that has none yet. Raises as ``_add`` does."""
+    _add(space, branch, written, dequeue_block(space, written))
+
+
+def dequeue_block(space: Space, written: Written) -> bytes:
+    """The block that names the message to remove, and says how many tries that had had."""
+    packed = _packed(written.queue, written.entry.tries if written.entry is not None else 0, written.is_try)
+    head, written.checksum = head_of(Kind.DEQUEUE, written.message_id, packed, b"", space.epoch)
+    return head
+
+
+@lru_cache(maxsize=1024)
+def _packed(queue: str, tries: int, is_try: bool) -> bytes:
+    return pack_properties(Properties(queue, tries=tries, unknown={} if is_try else {NO_TRY: True}))
+
+
+def add_branch_block(space: Space, branch: Branch) -> None:
+    """Adds the branch block, which lists all others. Raises as ``_add`` does."""
+    if branch.branch_block is not None:  # a commit in one phase found no room
+        space.discard([branch.branch_block.path])
+        branch.branch_block = None
+    if not space.log.is_atomic and space.was_here(branch.xid):  # its old blocks must not come back among these
+        space.log.sync_names((PREPARED,))
+    branch.blocks.sort(key=attrgetter("number"))
+    block = Block(Kind.BRANCH, NO_MESSAGE, Properties(""), pack_list(list_of(branch)), space.epoch)
+    head, checksum = encode_with_checksum(block, body_limit_bytes=UNLIMITED)
+    written = Written(0, Kind.BRANCH, "", NO_MESSAGE, checksum, suffix=FIRST)
+    _add(space, branch, written, head, block.body)
+    branch.branch_block = written
+
+
+def list_of(branch: Branch) -> list[Listed]:
+    """What a branch block says: a row for each number, an empty one where a dequeue came to nothing."""
+    rows = [NOTHING] * branch.blocks[-1].number
+    for written in branch.blocks:
+        rows[written.number - 1] = Listed(
+            written.kind, written.queue, written.message_id, written.checksum, written.key
+        )
+    return rows

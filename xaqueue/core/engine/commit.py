@@ -1,0 +1,300 @@
+"""Prepare, commit and rollback: the one place where the order of their operations is read.
+
+Each verb asks nobody how durable the space is. It makes sure that content is on disk before a name (``harden``), says
+what is done as a change, and gives that to the space's log, which returns once it is durable and published:
+
+    prepare    blocks into prepared/, the one that makes the branch complete (.000) last
+    commit     one block: it enters committed/, or the message that it names goes; that is the commit point
+               several: .000 becomes .commit, that is the commit point; then messages come and go; then the rest goes
+    one phase  the same from active/, or from memory, where nothing that is not committed survives
+               with a dedup_key that counts, one block is as several: its record moves with the message, and the list
+               says who claims it
+    rollback   of a prepared branch: .000 goes first, which un-prepares it
+
+In the terms of crash rules 1 to 4 in ARCHITECTURE.md. A redo record is atomic: it needs no commit point of its own, and
+holds the same operations. After RetryLater nothing was done; after CommitPending the same call completes it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+
+from xaqueue.core.engine import quarantine
+from xaqueue.core.engine.blocks import add_branch_block, add_dequeue
+from xaqueue.core.engine.log import STEP_FILES, CommitPending
+from xaqueue.core.engine.state import Space
+from xaqueue.core.model.block import Kind
+from xaqueue.core.model.branch import RULES, Branch, State
+from xaqueue.core.model.change import DROP, MOVE, PUT, Change, Op
+from xaqueue.core.model.change import Kind as Step
+from xaqueue.core.model.layout import ACTIVE, COMMIT, FIRST, PREPARED, QUARANTINE, block_path, message_path, retry_path
+from xaqueue.core.storage.group_commit import nothing
+from xaqueue.core.storage.hardening import NOTHING
+from xaqueue.errors import DiskFull, RetryLater
+from xaqueue.features.retries import tries
+from xaqueue.features.retries.tries import Failed
+from xaqueue.xa import Outcome
+from xaqueue.xid import Xid
+
+HELD_BYTES = 64 * 1024
+"""What a prepared branch may hold of its blocks in memory; there may be many, and for long."""
+
+
+def _waits(space: Space, branch: Branch) -> bool:
+    """Whether its steps wait for their syncs: not where all its queues say so. What has a rule for its xid does, since
+    others rely on that; and what is too much to be in memory only until the next sync.
+    """
+    if branch.kept_bytes > HELD_BYTES or branch.to_harden or not space.serving or branch.xid[0] in RULES:
+        return True
+    definitions = [space.definitions.of(written.queue) for written in branch.blocks]
+    return any(one is None or one.sync != NOTHING for one in definitions)
+
+
+def prepare(space: Space, branch: Branch) -> None:
+    """After it, nothing but commit, rollback or an operator's decision removes the branch.
+
+    Raises DiskFull without room; then the branch can only be rolled back.
+    """
+    written_blocks = branch.blocks
+    for written in written_blocks:
+        if not written.path and written.content is None:
+            add_dequeue(space, branch, written)
+    if len(written_blocks) > 1 or written_blocks[0].is_shared or (branch.riders and branch.needs_list):
+        add_branch_block(space, branch)
+        written_blocks = branch.all_blocks
+    else:
+        written_blocks[0].suffix = FIRST
+    if branch.to_harden:
+        space.log.harden(branch)
+    ops: list[Op] = []
+    for written in written_blocks:
+        target = f"{PREPARED}/{branch.name}.{written.suffix}"
+        if written.path:
+            ops.append((MOVE, written.path, target, 0))
+        else:
+            assert written.content is not None
+            ops.append((PUT, target, *written.content, 0))
+    change = Change(Step.PREPARE, branch.name, ops)
+    try:
+        if len(ops) > STEP_FILES:
+            change = space.log.ahead(branch, change)
+        publish = partial(_publish_prepared, space, branch)
+        if space.definitions.has_unsynced and not _waits(space, branch):
+            space.log.perform_late(lambda: change, publish)
+        else:
+            space.log.perform(change, publish)
+    except RetryLater as full:
+        branch.rollback_reason = DiskFull(f"{full}. Branch {branch.xid} is rolled back")
+        raise branch.rollback_reason from full
+
+
+def _publish_prepared(space: Space, branch: Branch) -> None:
+    """Called with the lock held."""
+    for written in branch.blocks if branch.branch_block is None else branch.all_blocks:
+        written.path = f"{PREPARED}/{branch.name}.{written.suffix}"
+        if branch.kept_bytes > HELD_BYTES:
+            written.content = None
+    branch.prepared_at = space.now_ns() // 1000
+    branch.base = State.PREPARED
+    branch.busy = False
+    if space.waiters:
+        space.settle_locked(branch)
+
+
+def commit(space: Space, branch: Branch, *, late: bool = False) -> None:
+    """Commits a branch that is prepared, or one that never was, in one phase.
+
+    late: a prepared one, or one that a database carries, may be hardened behind its publication. RetryLater: nothing
+    was lost, commit again later.
+    """
+    step, carried = Step.COMMIT, branch.base is State.CARRIED
+    if carried:
+        step = Step.ONE_PHASE
+    elif branch.base is not State.PREPARED and branch.base is not State.COMMITTING:
+        step = Step.ONE_PHASE
+        _harden_unprepared(space, branch)
+        late = False
+    if space.definitions.has_unsynced and not carried and not late:
+        late = not _waits(space, branch)
+
+    for rider in branch.riders:
+        rider.stage(space, branch, {})
+    plan, publish = partial(commit_change, space, branch, step), partial(publish_commit, space, branch)
+    try:
+        if carried:  # its record cannot fail alone: those behind it say that it is applied
+            space.log.perform_late(plan, publish, is_limited=False)
+        elif late and space.serving:
+            space.log.perform_late(plan, publish)
+        else:
+            space.log.perform(plan, publish)
+    except RetryLater as full:
+        forget_numbers(space, branch)
+        if not isinstance(full, CommitPending):
+            raise
+        branch.become(State.COMMITTING)
+        with space.lock:
+            space.look_by(time.monotonic())
+        if branch.branch_block is not None:
+            branch.branch_block.path = block_path(PREPARED, branch.name, COMMIT)
+        raise
+    with space.lock:  # its files are gone: another branch may have its name
+        space.finish_locked(branch, Outcome.COMMITTED)
+    if carried and not late:
+        space.log.harden_late()
+
+
+def _harden_unprepared(space: Space, branch: Branch) -> None:
+    """What a commit in one phase asks for before its step."""
+    several = branch.needs_list
+    if several and not space.log.is_atomic:
+        for written in branch.blocks:
+            if not written.path:
+                add_dequeue(space, branch, written)
+        add_branch_block(space, branch)
+        space.log.harden(branch)
+        space.log.sync_names((ACTIVE,))  # else a crash could keep .commit and lose a block that it lists
+    elif branch.to_harden and (several or branch.blocks[0].kind is Kind.ENQUEUE):
+        space.log.harden(branch)
+    if not space.log.is_atomic and any(written.given for written in branch.blocks):
+        space.log.sync_names((PREPARED,))  # else the dequeue of an earlier life of this id could come back, and lock it
+
+
+def commit_change(space: Space, branch: Branch, step: Step) -> Change:
+    """What a commit does: numbers are given to what arrives. Called with the lock held."""
+    when_us = space.commit_time_us()
+    ops: list[Op] = []
+    removals: list[Op] = []
+    rest: list[Op] = []
+    arrivals: list[tuple[str, int]] = []
+    for written in branch.blocks:
+        entry = written.entry
+        if entry is None:  # the message is lost, and an operator knows
+            rest.append((DROP, written.path))
+        elif written.kind is Kind.ENQUEUE:
+            queue = space.queues.get(written.queue) or space.queue(written.queue)
+            entry.seq = queue.keep_number(entry.seq) if entry.seq else queue.allocate()
+            target = message_path(written.queue, entry.seq, written.message_id, entry.tags)
+            if written.path:
+                ops.append((MOVE, written.path, target, when_us))
+            else:
+                assert written.content is not None
+                ops.append((PUT, target, *written.content, when_us))
+            arrivals.append((written.queue, entry.seq))
+        else:
+            removals.append((DROP, message_path(written.queue, entry.seq, written.message_id, entry.tags)))
+            if entry.retry is not None:
+                rest.append((DROP, retry_path(written.queue, entry.seq, written.message_id)))
+            if written.path:
+                rest.append((DROP, written.path))
+    for rider in branch.riders:
+        ops += rider.ops(space, branch)
+    point: Sequence[Op] = ()
+    if branch.branch_block is not None:
+        marker = block_path(PREPARED, branch.name, COMMIT)
+        if branch.branch_block.path != marker:
+            point = ((MOVE, branch.branch_block.path, marker, 0),)
+        rest.append((DROP, marker))
+    return Change(step, branch.name, ops + removals if removals else ops, point, rest, arrivals)
+
+
+def forget_numbers(space: Space, branch: Branch) -> None:
+    """Its messages found no room: others may have published above their numbers by then."""
+    with space.lock:
+        for written in branch.blocks:
+            if written.kind is Kind.ENQUEUE and written.entry is not None and written.entry.seq:
+                space.queues[written.queue].give_back(written.entry.seq)
+                written.entry.seq = 0
+
+
+def publish_commit(space: Space, branch: Branch) -> None:
+    """What a branch has added and taken is visible. Called with the lock held, in commit order."""
+    for written in branch.blocks:
+        entry = written.entry
+        if entry is None:
+            continue
+        queue = space.queues[written.queue]
+        if written.kind is Kind.ENQUEUE:
+            space.publish_locked(queue, entry)
+            continue
+        if written.leaving:
+            setattr(queue.counters, written.leaving, getattr(queue.counters, written.leaving) + 1)
+        else:
+            queue.counters.dequeued += 1
+        if queue.consumed(entry):
+            space.has_consumed()
+    for rider in branch.riders:
+        rider.publish_locked(space, branch)
+        rider.release_locked(space, branch)
+
+
+def rollback(space: Space, branch: Branch) -> None:
+    """Undoes a branch and ends it."""
+    undo(space, branch)
+    if branch.damage:
+        resolve_damage(space, branch.xid)
+    with space.lock:
+        space.finish_locked(branch, Outcome.ROLLED_BACK)
+
+
+def undo(space: Space, branch: Branch) -> None:
+    """What a branch did is gone; its dequeued messages are back where they were, with one more try.
+
+    RetryLater: nothing was done. What was never prepared is undone all the same, and its tries are not recorded.
+    """
+    failed = tries.failed_by(space, branch)
+    waits = not space.definitions.has_unsynced or _waits(space, branch)
+    perform: Callable[[Change], object] = space.log.perform if waits else partial(_perform_late, space)
+    if branch.base is State.PREPARED:
+        try:
+            perform(rollback_change(space, branch, failed))
+        except RetryLater:  # its tries may be what has no room
+            if not failed:
+                raise
+            perform(rollback_change(space, branch, ()))
+    else:
+        counted = tries.records_of(space, failed)
+        if counted:
+            with suppress(RetryLater):
+                perform(Change(Step.ROLLBACK, branch.name, counted))
+        space.discard(_files(branch))
+    release(space, branch, failed)
+
+
+def _perform_late(space: Space, change: Change) -> None:
+    space.log.perform_late(lambda: change, nothing)
+
+
+def rollback_change(space: Space, branch: Branch, failed: Sequence[Failed]) -> Change:
+    """What the rollback of a prepared branch does, with which these deliveries fail: of its files .000 goes first.
+
+    Their records come before: of a branch in doubt recovery counts by its blocks, whatever these say.
+    """
+    first, *others = _files(branch) or [block_path(PREPARED, branch.name, FIRST)]
+    ops = [*tries.records_of(space, failed), (DROP, first)]
+    return Change(Step.ROLLBACK, branch.name, ops, rest=[(DROP, path) for path in others])
+
+
+def _files(branch: Branch) -> list[str]:
+    """Of its blocks, the one that makes it prepared first."""
+    return [written.path for written in reversed(branch.all_blocks) if written.path]
+
+
+def resolve_damage(space: Space, xid: Xid) -> None:
+    """What quarantine has of a branch that is decided now holds it in doubt no longer. Raises ResourceFailed."""
+    with space.fencing():
+        quarantine.resolve(space.fs, xid)
+    space.log.sync_names((QUARANTINE,))
+
+
+def release(space: Space, branch: Branch, failed: Sequence[Failed]) -> None:
+    """Gives every message back that the branch held, and forgets what it had added."""
+    with space.lock:
+        for written in branch.blocks:
+            if written.kind is Kind.ENQUEUE:
+                space.queue(written.queue).withdraw(written.message_id)
+        for rider in branch.riders:
+            rider.release_locked(space, branch)
+        tries.publish(space, failed)

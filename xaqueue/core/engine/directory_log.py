@@ -1,0 +1,405 @@
+"""Levels NONE, FSYNC and FDATASYNC, with ;DSYNC or without: the state machine of files, literally.
+
+A block is written to active/ when the work is done; a step renames it to prepared/ and on to committed/, and where it
+stands is its state. What a step does comes as a change, see ``xaqueue.core.model.change``:
+
+    content before name   ``harden`` and ``stage`` sync what active/ holds, by FSYNC or FDATASYNC, before it is given
+                          another name (rule 7)
+    its point             with DSYNC the directories are synced behind it: the step is decided (rule 2)
+    its operations        with DSYNC every directory that gained a name is synced, and then those that lost one, so
+                          that no crash loses a file between two directories (rules 1 to 3)
+    its rest              a crash may bring it back: recovery finds its work done (rule 3)
+
+With NONE nothing is synced, and no step waits for another. Steps of several threads share the syncs of a round.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple
+
+from xaqueue.core.engine.log import STEP_FILES, CommitPending
+from xaqueue.core.model import layout
+from xaqueue.core.model.block_files import make_twin, read_block
+from xaqueue.core.model.branch import Branch, Written
+from xaqueue.core.model.change import DROP, MOVE, PUT, Change, Kind, Op
+from xaqueue.core.model.layout import ACTIVE, COMMITTED, RANGE_BITS
+from xaqueue.core.model.queue import Queue
+from xaqueue.core.storage.fs import NO_ROOM, FileSystem, discard, remove_all
+from xaqueue.core.storage.group_commit import GroupCommit, Plan, Step, nothing
+from xaqueue.core.storage.hardening import Hardening
+from xaqueue.core.storage.scheduling import THREADS, Threads
+from xaqueue.errors import Error, RetryLater
+
+PARALLEL_SYNCS = 8
+"""Files of one step that are synced at a time; more does not help one disk."""
+
+
+STAGED = ".put."
+"""In active/, where a name that starts with a dot is no block."""
+
+
+class _Touched:
+    """Directories that gained and that lost a name, and files that changed in place, since the last SYNC."""
+
+    __slots__ = ("files", "sources", "targets", "to_take_back")
+
+    def __init__(self) -> None:
+        self.files: dict[str, None] = {}
+        self.targets: dict[str, None] = {}
+        self.sources: dict[str, None] = {}
+        self.to_take_back: list[Op] = []
+        """Renames of steps that then found no room: to be taken back."""
+
+    def note(self, ops: Sequence[Op]) -> None:
+        for op in ops:
+            if op[0] != DROP:
+                self.targets[op[2 if op[0] == MOVE else 1].rpartition("/")[0]] = None
+            if op[0] != PUT:
+                self.sources[op[1].rpartition("/")[0]] = None
+
+
+_COMMITS = frozenset({Kind.COMMIT, Kind.ONE_PHASE, Kind.BATCH})
+
+
+class _Names(NamedTuple):
+    """A step that only syncs these directories, in this order, behind all that others in its round have moved."""
+
+    directories: Sequence[str]
+
+
+class DirectoryLog(GroupCommit):
+    """See ``Log``."""
+
+    is_atomic = False
+    riding = ()
+    pending = False
+    waiting_room = (0, 0)
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        hardening: Hardening,
+        lock: threading.Lock,
+        *,
+        queues: Mapping[str, Queue],
+        waiting: Threads = THREADS,
+        lost: Callable[[], str],
+        check_owner: Callable[[], None],
+        published: Callable[[dict[str, layout.Watermark]], None],
+    ) -> None:
+        """queues: the memory of each, by its name. published: see ``JournalLog``."""
+        super().__init__(lock, waiting=waiting, lost=lost, check_owner=check_owner)
+        self.fs = fs
+        self._content = hardening.content
+        self._hardens = bool(hardening.content)
+        self._sync_content = fs.sync_file if hardening.content == "FSYNC" else fs.sync_data
+        self._directories = hardening.directories
+        self._never_syncs = not hardening.content and not hardening.directories
+        self._queues = queues
+        self._take_published = published
+        self._marks: dict[str, layout.Watermark] = {}
+        self.changed_queues: dict[str, Queue] = {}
+        self._pool: ThreadPoolExecutor | None = None
+
+    # Blocks of active branches
+
+    def add(self, branch: Branch, written: Written, head: bytes, body: bytes) -> None:
+        path = f"{ACTIVE}/{branch.name}.{written.suffix}"
+        chunks = [head, body] if body else [head]
+        if written.twin is None:
+            self.fs.create(path, chunks)
+        else:
+            make_twin(self.fs, written, path, chunks)
+        written.path = path
+        branch.to_harden = self._hardens
+
+    def take(self, branch: Branch, written: Written, block: Callable[[], bytes]) -> None:
+        self.add(branch, written, block(), b"")
+
+    def hand_back(self, written: Written) -> None:
+        """It is where its block is."""
+
+    def spill(self, branch: Branch) -> None:
+        """It has files only."""
+
+    def harden(self, branch: Branch) -> None:
+        if self._content:
+            self.sync_contents(branch.contents)
+
+    def discard(self, paths: Iterable[str]) -> None:
+        remove_all(self.fs, paths)
+
+    def sync_contents(self, paths: Sequence[str]) -> None:
+        self.check()
+        if self._content:
+            self._waiting.run(partial(self._sync_contents, paths))
+
+    def _sync_contents(self, paths: Sequence[str]) -> None:
+        with self._fencing():
+            if len(paths) < PARALLEL_SYNCS or not threading.main_thread().is_alive():  # then no pool takes work
+                for path in paths:
+                    self._sync_content(path)
+            else:
+                if self._pool is None:
+                    self._pool = ThreadPoolExecutor(PARALLEL_SYNCS, thread_name_prefix="xaqueue-sync")
+                list(self._pool.map(self._sync_content, paths))
+
+    def stage(self, path: str, head: bytes, body: bytes) -> None:
+        staged = staged_path(path)
+        self._make_dir(path.rpartition("/")[0])
+        discard(self.fs, staged)
+        self.fs.create(staged, [head, body] if body else [head])
+        self.sync_contents([staged])
+
+    def _make_dir(self, directory: str) -> None:
+        """And what is above it; on disk before it has a name."""
+        if not self.fs.is_dir(directory):
+            above = directory.rpartition("/")[0]
+            self._make_dir(above)
+            with suppress(FileExistsError):
+                self.fs.make_dir(directory)
+            self.sync_names((above,))
+
+    # Steps
+
+    def ahead(self, branch: Branch, change: Change) -> Change:
+        early = change.ops[:-STEP_FILES]
+        self.check()
+        self._waiting.run(partial(self._move_ahead, change._replace(ops=early)))
+        for written, (_, _, target, _) in zip(branch.all_blocks, early, strict=False):
+            written.path = target
+        return change._replace(ops=change.ops[-STEP_FILES:])
+
+    def _move_ahead(self, moves: Change) -> None:
+        try:
+            self._carry_out(moves, moves.ops)
+        except OSError as error:
+            self.fail(error)
+            raise self._failed() from error
+
+    def perform(self, plan: Plan, publish: Callable[[], None] = nothing) -> None:
+        change: Change | None
+        if self._never_syncs:  # and nobody waits for anybody
+            with self._lock:
+                if self.failure is not None:
+                    raise self._failed()
+                self.steps += 1
+                try:
+                    change = plan() if callable(plan) else plan
+                    if change is not None:
+                        self._carry_out(change, change.point or change.ops)
+                        if change.point:
+                            self._carry_out(change, change.ops)
+                    if self._lost():
+                        self._check_owner()
+                    publish()
+                    if self.changed_queues or self._marks:
+                        self._published()
+                except Error:
+                    raise
+                except BaseException as error:
+                    self.fail(error)
+                    raise self._failed() from error
+        else:
+            change = super().perform(plan, publish)
+        if change is not None and change.rest:
+            self._tidy(change)
+
+    def _harden(self, group: Sequence[Step]) -> None:
+        touched = _Touched()
+        with self._lock:
+            for step in group:
+                try:
+                    step.planned = step.plan() if callable(step.plan) else step.plan
+                    if type(step.planned) is Change:
+                        self._carry_out(step.planned, step.planned.point or step.planned.ops, touched)
+                except Error as error:
+                    step.error = error
+        self._sync(touched)
+        self._sync_names(path for step in group if type(step.planned) is _Names for path in step.planned.directories)
+        decided = [step for step in group if step.error is None and type(step.planned) is Change and step.planned.point]
+        if decided:
+            touched = _Touched()
+            with self._lock:
+                for step in decided:
+                    try:
+                        self._carry_out(step.planned, step.planned.ops, touched)
+                    except Error as error:
+                        step.error = error
+            self._sync(touched)
+        if self.failure is not None:
+            raise self._failed()  # it may have hung until somebody fenced the space, and those who waited were told
+        if self._lost():
+            self._check_owner()
+        with self._lock:
+            for step in group:
+                if step.error is None:
+                    step.publish()
+            if self.changed_queues or self._marks:
+                self._published()
+
+    def _carry_out(self, change: Change, ops: Sequence[Op], touched: _Touched | None = None) -> None:
+        """These of its operations, or none of their renames; before the first what its numbers need. Called with the
+        lock held, but for what a prepare moves ahead.
+
+        touched: adds what is to be synced behind it. Raises RetryLater where there is no room, and then nothing was
+        done, or is taken back before it is told; behind the point of the change CommitPending.
+        """
+        fs, done = self.fs, list[Op]()
+        is_decided = bool(change.point) and ops is change.ops
+        try:
+            for name, seq in () if is_decided else change.arrivals:
+                queue = self._queues[name]
+                if self._directories or seq > queue.reserved or seq >> RANGE_BITS not in queue.made_ranges:
+                    self._make_range(queue, seq, touched)
+            for op in ops:
+                code = op[0]
+                if code == MOVE:
+                    _, source, target, when_us = op
+                    if when_us:
+                        fs.set_modified_ns(source, when_us * 1000)
+                    fs.rename(source, target)
+                elif code == DROP:
+                    with suppress(FileNotFoundError):
+                        if self._directories:
+                            fs.hold_dir(op[1].rpartition("/")[0])  # what cannot be synced is not begun
+                        fs.unlink(op[1])
+                else:  # a record of the space, whose content is staged
+                    fs.rename(staged_path(op[1]), op[1])
+                done.append(op)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            to_take_back = [op for op in done if op[0] == MOVE]
+            if touched is None:
+                self._take_back(to_take_back)
+            else:
+                touched.note(done)
+                touched.to_take_back += to_take_back
+            raise no_room_error(change, error, is_decided=is_decided) from error
+        if touched is not None:
+            touched.note(ops)
+
+    def _make_range(self, queue: Queue, seq: int, touched: _Touched | None) -> None:
+        if seq > queue.reserved or seq >> RANGE_BITS not in queue.made_ranges:
+            queue.make_range(self.fs, seq)
+            if touched is not None:
+                touched.files[layout.watermark_path(queue.name)] = None
+                touched.targets[layout.queue_path(queue.name)] = None
+                touched.targets[COMMITTED] = None
+        if self._directories:
+            self.fs.hold_dir(layout.range_path(queue.name, seq))
+
+    def _take_back(self, moves: Sequence[Op]) -> None:
+        """A directory that must grow on a full disk does not."""
+        for _, source, target, _ in reversed(moves):
+            try:
+                self.fs.rename(target, source)  # where it stood a moment ago there is room
+            except OSError as error:  # half moved: never "no room, try again"
+                raise OSError(errno.EIO, f"cannot be moved back: {error.strerror}", target) from error
+
+    def _sync(self, touched: _Touched) -> None:
+        """What is taken back goes the other way, and so do its syncs, behind those of all that came so far."""
+        self.wake_finished()
+        if self._content:
+            for path in touched.files:
+                self._sync_content(path)
+        names = sorted({**touched.targets, **touched.sources}, key=_rank) if self._directories else []
+        self._sync_names(names)
+        if touched.to_take_back:
+            with self._lock:
+                self._take_back(touched.to_take_back)
+            self._sync_names(reversed(names))
+
+    def _tidy(self, change: Change) -> None:
+        """What may go at any time. Where that is all that the change does, it may find no room."""
+        try:
+            for op in change.rest:
+                with suppress(FileNotFoundError):
+                    self.fs.unlink(op[1])
+        except OSError as error:
+            if error.errno in NO_ROOM and not (change.ops or change.point):
+                raise no_room_error(change, error, is_decided=False) from error
+            self.fail(error)
+            raise self._failed() from error
+
+    def perform_late(self, plan: Callable[[], Change], publish: Callable[[], None], *, is_limited: bool = True) -> None:
+        self.perform(plan, publish)
+
+    def unhardened(self) -> dict[str, int]:
+        return {}
+
+    def harden_late(self) -> None:
+        self.check()
+
+    def perform_unrecorded(self, plan: Callable[[], Change]) -> None:
+        self.perform(plan)
+
+    def published_late(self) -> None:
+        """What was kept back until now counts as published. Called with the lock held."""
+        self._published()
+
+    def _published(self) -> None:
+        """Readers learn of it; without room, with the next step."""
+        marks = self._marks
+        self._take_published(marks)
+        if not marks:
+            return
+        try:
+            for queue, watermark in marks.items():
+                self.fs.write_at(layout.watermark_path(queue), 0, [layout.format_watermark(watermark)])
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+        else:
+            marks.clear()
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    # The directories
+
+    def read(self, path: str) -> bytes:
+        return read_block(self.fs, path)
+
+    def settle(self) -> None:
+        """They hold everything."""
+
+    def exclusively(self, call: Callable[[], None]) -> None:
+        """Calls this, beside the steps."""
+        call()
+
+    def sync_names(self, directories: Sequence[str]) -> None:
+        self.check()
+        if not self._directories:
+            return
+        super().perform(_Names(directories))
+
+    def _sync_names(self, directories: Iterable[str]) -> None:
+        for path in directories:
+            self.fs.sync_dir(path)
+
+
+def _rank(directory: str) -> int:
+    """A file goes from active/ to prepared/, from there to committed/, and on to archive/: targets first."""
+    top = directory.partition("/")[0]
+    return {layout.ARCHIVE: 0, layout.PREPARED: 2, ACTIVE: 3}.get(top, 1)
+
+
+def staged_path(path: str) -> str:
+    """Where the content of a record is written before it takes its name; recovery removes what stands there."""
+    return f"{ACTIVE}/{STAGED}{path.replace('/', '~')}"
+
+
+def no_room_error(change: Change, error: OSError, *, is_decided: bool) -> RetryLater:
+    step = change.kind.name.lower().replace("_", " ")
+    again = "commit" if change.kind in _COMMITS else "try"
+    what, kind = ("", CommitPending) if is_decided else ("nothing was done, ", RetryLater)
+    return kind(f"{step} of {change.name} found no room ({error.strerror}): {what}free some and {again} again")

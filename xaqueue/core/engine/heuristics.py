@@ -1,0 +1,171 @@
+"""An operator's decision on a branch in doubt: recorded durably before anything is done, kept until forget.
+
+A line of operators.log says first what is to be decided, by whom and why. The record is a block of kind *branch* in
+``heuristic/`` under the branch's xid: its headers say the same, and its body what the branch would have done. Once it
+is hardened the decision stands: a crash right after it is completed at the next open, and the transaction manager hears
+of it (XA_HEURCOM, XA_HEURRB, XA_HEURMIX).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xaqueue.core.engine import blocks, commit, operator_log
+from xaqueue.core.engine.state import Space
+from xaqueue.core.model.block import NO_MESSAGE, Block, Kind, decode, encode, pack_list
+from xaqueue.core.model.block_files import read_checked
+from xaqueue.core.model.branch import HEURISTICS, Branch, State
+from xaqueue.core.model.change import DROP, Change
+from xaqueue.core.model.change import Kind as Step
+from xaqueue.core.model.layout import HEURISTIC
+from xaqueue.core.storage.fs import FileSystem
+from xaqueue.errors import DamagedBlock, HeuristicOutcome, InvalidArgument, ProtocolError, UnknownXid
+from xaqueue.message import Properties
+from xaqueue.xa import Outcome
+from xaqueue.xid import Xid
+
+OUTCOMES = {
+    "commit": State.HEURISTIC_COMMIT,
+    "rollback": State.HEURISTIC_ROLLBACK,
+    "mixed": State.HEURISTIC_MIXED,
+}
+TEXT_LIMIT = 1000
+"""Characters of who decided, and of why, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What an operator decided: "commit", "rollback", or "mixed" for a commit of what damage had left."""
+
+    outcome: str
+    by: str
+    at: int
+    """Int microseconds UTC."""
+    reason: str = ""
+    """Why, in the operator's words; empty where nothing was said, and in records before there were reasons."""
+
+
+def check_text(name: str, text: str) -> str:
+    """The text itself, as a record may hold it. Raises InvalidArgument."""
+    if not isinstance(text, str) or len(text) > TEXT_LIMIT or not text.isprintable():
+        raise InvalidArgument(f"{name} {str(text)[:40]!r} is refused: one line of {TEXT_LIMIT} characters at most")
+    return text
+
+
+def read(fs: FileSystem, path: str) -> Decision:
+    """The decision recorded in a file. Raises DamagedBlock, FileNotFoundError."""
+    return parse(read_checked(fs, path))
+
+
+def parse(data: bytes) -> Decision:
+    """The decision that a record's bytes are. Raises DamagedBlock."""
+    block = decode(data)
+    recorded = block.properties.headers
+    outcome = recorded.get("decision", "")
+    if block.kind is not Kind.BRANCH or outcome not in OUTCOMES:
+        raise DamagedBlock("is no record of a decision")
+    return Decision(outcome, recorded.get("by", "unknown"), block.properties.enqueued_at, recorded.get("reason", ""))
+
+
+def decide(space: Space, xid: Xid, to_commit: bool, by: str, reason: str = "") -> Decision:
+    """Records an operator's decision on a branch in doubt, carries it out, and returns it.
+
+    by, reason: one line each. Where a decision was recorded before and not carried out, that one is, and returned.
+    Raises UnknownXid where nothing of that name is in doubt, HeuristicOutcome where it was decided before, RetryLater
+    where operators.log has no room.
+    """
+    check_text("operator", by)
+    check_text("reason", reason)
+    taken: Branch | None = None
+    try:
+        with space.lock:
+            space.check()
+            branch = space.branches.get(xid)
+            while branch is not None and branch.busy:
+                space.wait_settled()
+                branch = space.branches.get(xid)
+            if branch is not None and branch.base is State.CARRIED:
+                raise ProtocolError(
+                    f"branch {xid} is carried by a database, whose commit decides: its transaction manager "
+                    "finishes it. Where that database is lost for good, close the space, and then release the carrier"
+                )
+            if branch is None or branch.base not in (State.PREPARED, State.COMMITTING, *OUTCOMES.values()):
+                raise UnknownXid(f"branch {xid} is not in doubt: list those that are with `xaqueue indoubt list`")
+            if branch.base in HEURISTICS:
+                raise HeuristicOutcome(
+                    f"branch {xid} is {branch.base.value} already; forget ends this", HEURISTICS[branch.base]
+                )
+            if branch.base is State.COMMITTING and not (to_commit and branch.prepared_at):
+                raise ProtocolError(f"branch {xid} is past its commit point: it can only be committed")
+            taken = branch
+            branch.busy = True
+        outcome = "rollback" if not to_commit else "mixed" if branch.damage else "commit"
+        path = f"{HEURISTIC}/{xid}"
+        try:  # decided before, and there was no room to carry it out
+            decision = parse(space.read_record(path))
+        except FileNotFoundError:
+            decision = Decision(outcome, by, space.now_us(), reason)
+            operator_log.append(space, operator_log.Forgotten(str(xid), outcome, by, decision.at, reason))
+            _record(space, branch, decision)
+        complete(space, xid, decision)
+    finally:
+        if taken is not None:  # an interrupt may come once the lock is free
+            with space.lock:
+                taken.busy = False
+                space.settled.notify_all()
+            space.log.deliver_interrupt()
+    return decision
+
+
+def complete(space: Space, xid: Xid, decision: Decision) -> None:
+    """Does what was decided, as far as it is not done yet, and remembers it as the branch's state."""
+    branch = space.branches.get(xid)
+    if branch is not None and branch.base in (State.PREPARED, State.COMMITTING):
+        branch.decided = OUTCOMES[decision.outcome]
+        if decision.outcome == "rollback":
+            commit.rollback(space, branch)
+        else:
+            commit.commit(space, branch)
+        if not branch.damage:
+            return
+    else:
+        with space.lock:
+            space.branches[xid] = Branch(xid, str(xid), base=OUTCOMES[decision.outcome])
+    commit.resolve_damage(space, xid)
+
+
+def forget(space: Space, branch: Branch) -> None:
+    """The record goes; the xid is known as finished for a while yet."""
+    outcome = Outcome.ROLLED_BACK if branch.base is State.HEURISTIC_ROLLBACK else Outcome.COMMITTED
+    change = Change(Step.FORGET, branch.name, [(DROP, f"{HEURISTIC}/{branch.xid}")])
+    space.log.perform(change, lambda: space.finish_locked(branch, outcome))
+
+
+def note_forgotten(space: Space, xid: Xid, by: str, reason: str) -> None:
+    """Who forgets it by hand, and why, is on disk before it is; nothing, where ``forget`` is going to say why not.
+
+    Raises RetryLater without room.
+    """
+    check_text("operator", by)
+    check_text("reason", reason)
+    with space.lock:
+        space.check()
+        branch = space.branches.get(xid)
+    if branch is None or branch.decided is not None:
+        return
+    try:
+        told = parse(space.read_record(f"{HEURISTIC}/{xid}"))
+    except (FileNotFoundError, DamagedBlock):
+        return
+    line = operator_log.Forgotten(str(xid), told.outcome, told.by, told.at, told.reason, by, space.now_us(), reason)
+    operator_log.append(space, line)
+
+
+def _record(space: Space, branch: Branch, decision: Decision) -> None:
+    headers = {"decision": decision.outcome, "by": decision.by}
+    if decision.reason:
+        headers["reason"] = decision.reason
+    properties = Properties("", enqueued_at=decision.at, headers=headers)
+    listed = pack_list(blocks.list_of(branch) if branch.blocks else [])
+    head, *body = encode(Block(Kind.BRANCH, NO_MESSAGE, properties, listed, space.epoch))
+    space.put(Step.DECISION, branch.name, f"{HEURISTIC}/{branch.xid}", head, b"".join(body))

@@ -1,0 +1,441 @@
+"""Level JOURNAL: a step is one redo record, and a follower brings the directories behind it.
+
+The record, once it is hardened, is the commit point. What it says is done in the directories afterwards, by nobody
+but ``follow``, which works on the changes in the order of the log: it takes all that were published, does what they
+come to, and only then counts them as followed. So a checkpoint at an LSN covers exactly what is done below it.
+
+A small block is kept in memory until its record is written, and its content until it is followed, and a while longer
+as a cache: a reader that keeps up reads no file. A branch whose blocks are large has them in active/, on disk before
+its prepare is recorded, which then says only that they move.
+
+Without room on the disk the changes wait in the journal, and what they add is served from memory; who adds beyond a
+limit is refused.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import chain
+
+from xaqueue.core.engine import redo
+from xaqueue.core.engine.behind import Behind, Turn
+from xaqueue.core.model import layout
+from xaqueue.core.model.block import Kind, split_block
+from xaqueue.core.model.block_files import make_twin, read_block
+from xaqueue.core.model.branch import Branch, Written
+from xaqueue.core.model.change import DROP, MOVE, PUT, Change, Moved, Op, entry_of, final_states
+from xaqueue.core.model.layout import ACTIVE, Watermark, block_path
+from xaqueue.core.model.queue import Queue
+from xaqueue.core.storage.fs import NO_ROOM, FileSystem, remove_all, suppress_room, synced
+from xaqueue.core.storage.group_commit import JournalCommit, Publish, Step, nothing
+from xaqueue.core.storage.journal import Journal, checkpoint_entry
+from xaqueue.core.storage.journal_format import Entry
+from xaqueue.core.storage.scheduling import THREADS, Threads
+from xaqueue.errors import RetryLater
+from xaqueue.features.retries.register import Register
+
+KEPT_BYTES = 1024 * 1024
+"""How much of its blocks a branch keeps in memory, at most; the rest is written to active/."""
+BLOCK_BYTES = 1024
+"""More than a record holds of a block beside its message."""
+PENDING_BYTES = 32 * 1024 * 1024
+PENDING_FILES = 16 * 1024
+"""Whoever adds a message beyond either follows first."""
+LAG_S = 0.05
+"""What has been pending so long, or at most twice as long, is followed in the background."""
+RIDING = 1024
+"""Steps that wait for the next round, at most: the next one makes a round."""
+RETRY_S = 1.0
+"""After there was no room. The journal has what waits."""
+
+log = logging.getLogger("xaqueue")
+
+
+class JournalLog(JournalCommit):
+    """See ``Log``. ``follow`` and ``checkpoint`` may run in other threads beside the steps."""
+
+    is_atomic = True
+    _entry_of = staticmethod(entry_of)
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        journal: Journal,
+        lock: threading.Lock,
+        *,
+        waiting: Threads = THREADS,
+        lost: Callable[[], str],
+        check_owner: Callable[[], None],
+        published: Callable[[dict[str, Watermark]], None],
+        shown: Callable[[], None] = nothing,
+        cache_bytes: int = 0,
+    ) -> None:
+        """published: called behind each round, with the lock held: adds the queues that have changed, and how far.
+
+        shown: called behind a step that is hardened late, with the lock held.
+        """
+        super().__init__(
+            lock, journal, waiting=waiting, lost=lost, check_owner=check_owner, relieve=self._relieve_journal
+        )
+        self.fs = fs
+        self.register: Register | None = None
+        """What is remembered of dequeues should this process be killed."""
+        self._take_published = published
+        self._show_arrivals = shown
+        self._kept_bytes = min(KEPT_BYTES, journal.largest_bytes)
+        self.behind = Behind(lock, cache_bytes)
+        if journal.kept:
+            self._entry_of = self._whole_entry
+        self._upto = journal.position
+        """The LSN behind the last change that was published."""
+        self.followed = journal.position
+        """Every change below this LSN is done in the directories."""
+        self._marks: dict[str, Watermark] = {}
+        self._following = threading.Lock()
+        self._spilling = threading.Lock()
+        """Held while a block goes to active/: two sessions may find at once that it has to."""
+        self.notify: Callable[[], None] = lambda: None
+        """Called when something is pending after nothing was."""
+        self.retry: Callable[[OSError, Callable[[], object]], None] = _give_up
+        """Does again what found no room, or raises."""
+        self.made = 0
+        """Files that were made so far."""
+        self.hits = 0
+        self.misses = 0
+        self.changed_queues: dict[str, Queue] = {}
+        self.touched: set[str] | None = None
+        """The paths that were changed since somebody began to look at the directories while they follow."""
+
+    # Blocks of active branches
+
+    def add(self, branch: Branch, written: Written, head: bytes, body: bytes) -> None:
+        if written.kind is Kind.ENQUEUE and (
+            self.behind.size_bytes > PENDING_BYTES or self.behind.files > PENDING_FILES
+        ):
+            self.settle()  # whoever adds waits for the directories, and needs room in them; what ends a branch does not
+        twin = written.twin
+        size = BLOCK_BYTES if twin is not None else len(head) + len(body) + BLOCK_BYTES
+        if (twin is None or not twin.path) and branch.kept_bytes + size <= self._kept_bytes:
+            branch.kept_bytes += size
+            written.content = head, body
+            return
+        self._end_earlier(branch)
+        if twin is not None and not twin.path:  # with those that have a place, so that there is one file
+            self._spill(branch, [one for one in branch.blocks if one is twin or one.twin is twin])
+        self._write(branch, written, head, body)
+
+    def _end_earlier(self, branch: Branch) -> None:
+        """Before a block goes to active/: a crash would leave an earlier branch of this name, whose commit still rides,
+        prepared, and a replay would move the block to where that one's was.
+        """
+        if any(step.planned.name == branch.name for step in list(self.riding)):
+            self.harden_late()
+
+    def _write(self, branch: Branch, written: Written, head: bytes, body: bytes) -> None:
+        path = block_path(ACTIVE, branch.name, written.suffix)
+        chunks = [head, body] if body else [head]
+        make = partial(make_twin, self.fs, written) if written.twin is not None else self.fs.create
+        try:
+            make(path, chunks)
+        except FileExistsError:  # a block of an earlier branch of this name, which is over and has not moved yet
+            self._waiting.run(self._follow)
+            make(path, chunks)
+        branch.to_harden = True
+        written.path, written.content = path, None
+
+    def spill(self, branch: Branch) -> None:
+        self._end_earlier(branch)
+        self._waiting.run(partial(self._spill, branch, list(branch.blocks)))
+
+    def _spill(self, branch: Branch, blocks: Sequence[Written]) -> None:
+        with suppress_room():
+            for written in blocks:
+                with self._spilling:
+                    if written.content is not None and not written.path:
+                        self._write(branch, written, *written.content)
+
+    def take(self, branch: Branch, written: Written, block: Callable[[], bytes]) -> None:
+        if self.register is not None and written.entry is not None and written.is_try:
+            self.register.add(written.queue, written.entry)
+
+    def hand_back(self, written: Written) -> None:
+        if self.register is not None and written.entry is not None:
+            with self._fencing():
+                self.register.add(written.queue, written.entry, handed_back=True)
+
+    def _whole_entry(self, change: Change | Entry) -> Entry:
+        """Of a journal that is kept: what stands in active/ by now is in it as well, since no snapshot has that."""
+        if type(change) is Entry:
+            return change
+        assert type(change) is Change
+        if not change.point and not any(op[0] == MOVE and op[1].startswith(ACTIVE) for op in change.ops):
+            return entry_of(change)
+        ops: list[Op] = []
+        for op in chain(change.point, change.ops, change.rest):
+            if op[0] == MOVE and op[1].startswith(ACTIVE):
+                with suppress(OSError):  # then it only moves, as in any journal
+                    head, body = split_block(read_block(self.fs, op[1]))
+                    ops += [(PUT, op[2], head, body, op[3]), (DROP, op[1])]
+                    continue
+            ops.append(op)
+        return entry_of(change._replace(point=(), ops=ops, rest=()))
+
+    def harden(self, branch: Branch) -> None:
+        paths = [path for path in branch.contents if path.startswith(ACTIVE)]
+        if paths:
+            self.sync_contents(paths)
+            self.sync_names((ACTIVE,))
+
+    def stage(self, path: str, head: bytes, body: bytes) -> None:
+        """The record has it."""
+
+    def ahead(self, branch: Branch, change: Change) -> Change:
+        return change
+
+    def sync_contents(self, paths: Sequence[str]) -> None:
+        self.check()
+        self._waiting.run(partial(self._sync_contents, paths))
+
+    def _sync_contents(self, paths: Sequence[str]) -> None:
+        with self._fencing():
+            for path in paths:
+                self.fs.sync_data(path)
+
+    def sync_names(self, directories: Sequence[str]) -> None:
+        """All there are: the follower may just have moved a file out of one of these, and the journal has its name
+        only. Were the loss on disk and the place that it has now not, a crash would leave it nowhere."""
+        self.check()
+        self._waiting.run(self._sync_all)
+
+    def _sync_all(self) -> None:
+        with self._fencing():
+            self.fs.sync_all()
+
+    def discard(self, paths: Iterable[str]) -> None:
+        remove_all(self.fs, paths)
+
+    # Steps
+
+    def _publish(self, group: Sequence[Step]) -> None:
+        for step in group:
+            if step.error is None:
+                step.publish()
+                if type(step.planned) is Change and self.behind.note(step.planned, is_shown=step.done):
+                    self.notify()
+        if self.changed_queues:
+            self._take_published(self._marks)
+        self._upto = self.journal.position
+
+    def perform_late(self, plan: Callable[[], Change], publish: Publish = nothing, *, is_limited: bool = True) -> None:
+        """Its record is what is followed, and what watermarks tell of, so both wait for that."""
+        if is_limited and len(self.riding) >= RIDING:
+            self.perform(plan, publish)
+            return
+
+        def show() -> None:
+            publish()
+            self._show_arrivals()
+            self.notify()
+
+        def planned() -> Change:
+            change = plan()
+            self.behind.show(chain(change.point, change.ops, change.rest))
+            return change
+
+        super().perform_late(planned, show)
+
+    def unhardened(self) -> dict[str, int]:
+        lowest: dict[str, int] = {}
+        for step in self.riding:
+            for queue, number in step.planned.arrivals:
+                lowest[queue] = min(number, lowest.get(queue, number))
+        return lowest
+
+    def perform_unrecorded(self, plan: Callable[[], Change]) -> None:
+        self.exclusively(lambda: self._apply_unrecorded(plan().ops))
+
+    def _apply_unrecorded(self, ops: Sequence[Op]) -> None:
+        try:
+            redo.apply_ops(self.fs, ops)
+        finally:
+            self._note_touched(final_states([ops]))
+
+    def _note_touched(self, paths: Iterable[str]) -> None:
+        """Behind the change: who looks at once sees what it came to."""
+        if self.touched is not None:
+            self.touched.update(paths)
+
+    def published_late(self) -> None:
+        """What was kept back until now counts as published. Called with the lock held.
+
+        A round may be under way, whose changes are recorded and do not count yet.
+        """
+        self._take_published(self._marks)
+
+    # The directories
+
+    def read(self, path: str) -> bytes:
+        put = self.behind.held.get(path) or self.behind.cached.get(path)
+        if put is not None:
+            self.hits += 1
+            data: bytes = put[2] + put[3]
+            return data
+        self.misses += 1
+        if path not in self.behind.dropped:
+            with suppress(FileNotFoundError):
+                return read_block(self.fs, path)
+        try:
+            self.settle()  # it may be there under the name that it had before, or an earlier file of this name
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            return self._read_unmoved(path)
+        return read_block(self.fs, path)
+
+    def _read_unmoved(self, path: str) -> bytes:
+        """From where it stands as long as there is no room for its move."""
+        with self._lock:
+            pending = list(self.behind.changes)
+        final = final_states(pending)
+        want = final.get(path)
+        if want is None and path in final:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        for place in want.places if isinstance(want, Moved) else ():
+            with suppress(FileNotFoundError):
+                return read_block(self.fs, place)
+        return read_block(self.fs, path)
+
+    @property
+    def pending(self) -> bool:
+        return bool(self.behind.changes or self._marks or self.riding)
+
+    @property
+    def waiting_room(self) -> tuple[int, int]:
+        """Bytes and files, about, that are going to need room on the disk."""
+        return self.behind.size_bytes, len(self.behind.held)
+
+    def settle(self) -> None:
+        self._harden_riding()  # here, and not where it may be slow: the round may need a turn there
+        self._waiting.run(self._follow)
+
+    def _harden_riding(self) -> None:
+        """What finds no room rides on."""
+        if self.riding:
+            with suppress(RetryLater):
+                self.harden_late()
+
+    def follow(self) -> None:
+        """Does in the directories all that was published when it was called. Raises OSError, ResourceFailed.
+
+        What finds no room is pending still, before all that is newer and may free some.
+        """
+        self._harden_riding()
+        self._follow()
+
+    def _follow(self) -> None:
+        """Of what is recorded."""
+        with self._following:
+            with self._lock:
+                turn, upto = Turn(list(self.behind.changes), self._marks), self._upto
+                self._marks = {}
+            if turn.changes or turn.marks:
+                try:
+                    self._carry_out(turn)
+                except BaseException:
+                    self._put_back(turn)
+                    raise
+                self.behind.followed(turn, [])
+            self.followed = upto
+
+    def _carry_out(self, turn: Turn) -> None:
+        self.check()
+        if self._lost():
+            self._check_owner()
+        try:
+            self._do(turn)
+            for queue, watermark in turn.marks.items():
+                self._mark(queue, watermark)
+            redo.apply_removals(self.fs, turn.gone, turn.left)
+        finally:
+            self._note_touched(turn.final)
+
+    def _do(self, turn: Turn) -> None:
+        """What goes makes room for what comes, and there may be a reserve. The journal has both, in their order."""
+        try:
+            self.made += redo.apply(self.fs, turn.left, turn.gone)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+        else:
+            return
+        redo.apply_removals(self.fs, turn.gone, turn.left)
+        try:
+            self.made += redo.apply(self.fs, turn.left, turn.gone)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            self.retry(error, lambda: redo.apply(self.fs, turn.left, turn.gone))
+
+    def _mark(self, queue: str, watermark: Watermark) -> None:
+        path = layout.watermark_path(queue)
+        try:
+            self.fs.write_at(path, 0, [layout.format_watermark(watermark)])
+        except FileNotFoundError:  # its messages came and went between two turns
+            redo.make_dirs(self.fs, layout.queue_path(queue))
+            self.fs.write_at(path, 0, [layout.format_watermark(watermark)])
+
+    def _put_back(self, turn: Turn) -> None:
+        self.behind.followed(turn, [turn.rest()])
+        with self._lock:
+            self._marks = turn.marks | self._marks
+
+    def exclusively(self, call: Callable[[], None]) -> None:
+        """Follows, and calls this while nothing is being followed. Raises what either raises."""
+        self.settle()
+        with self._following:
+            call()
+
+    # Checkpoints
+
+    def checkpoint(self) -> None:
+        """What was followed is on disk, and the journal releases what that covers; traffic goes on. Raises
+        ResourceFailed, RetryLater where there is no room for the record.
+        """
+        below = self.followed
+        try:
+            self._waiting.run(partial(synced, self.fs.sync_all))
+            self.perform(lambda: checkpoint_entry(below), lambda: self._covers(below))
+            self.journal.recycle()
+        except OSError as error:
+            self.fail(error)
+            raise self._failed() from error
+
+    def _covers(self, below: int) -> None:
+        self.journal.checkpoint = max(self.journal.checkpoint, below)
+
+    def _relieve_journal(self, _: int) -> None:
+        """A checkpoint in the middle of a round, by its leader, of everything up to that round."""
+        if not self.journal.full_segments:
+            return
+        try:
+            self._follow()
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            return
+        below = self.followed
+        synced(self.fs.sync_all)
+        self.journal.write_checkpoint(below)
+        if self.journal.kept:
+            log.warning("[archive-gap] no room: the journal is not kept, and no restore to a moment since comes by it")
+        self.journal.recycle(may_keep=False)
+
+
+def _give_up(error: OSError, call: Callable[[], object]) -> None:
+    raise error

@@ -1,0 +1,437 @@
+"""The work of a branch: what it adds, what it takes, and what anybody may look at.
+
+A dequeue locks its message in memory under the space's lock, reads it outside, and writes its block. A message that
+turns out to be damaged is set aside and the next one is delivered.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Collection, Iterator, Sequence
+
+from xaqueue.core.engine import blocks, quarantine
+from xaqueue.core.engine.state import Space, log
+from xaqueue.core.model import layout
+from xaqueue.core.model.block import (
+    Kind,
+    check_message,
+    decode,
+    head_of,
+    pack_plain,
+    pack_properties,
+    repacked,
+    split_message,
+    unpack_properties,
+)
+from xaqueue.core.model.branch import Branch, Written
+from xaqueue.core.model.entry import Entry
+from xaqueue.core.model.message_name import correlation_hash, tags_of
+from xaqueue.core.model.queue import Queue
+from xaqueue.core.model.records import files_of, refusal
+from xaqueue.core.storage.fs import discard, is_damage
+from xaqueue.core.storage.ids import fresh_id
+from xaqueue.core.storage.regular import DAMAGE
+from xaqueue.errors import DamagedBlock, DiskLow, InvalidArgument, RetryLater
+from xaqueue.features.carry import carry
+from xaqueue.features.dedup import dedup
+from xaqueue.features.dedup.values import hash_of
+from xaqueue.features.limits import queue_room
+from xaqueue.message import (
+    EnqueueOptions,
+    Message,
+    MessageId,
+    body_of,
+    check_message_id,
+    id_of,
+    is_text,
+    properties_of,
+)
+
+LOOK_S = 0.5
+"""How long a waiting dequeue sleeps at most before it looks again: a fence or a stepped clock wakes nobody."""
+BREATH_S = 0.001
+"""Who passes over many messages lets others go before so often."""
+
+
+def enqueue(space: Space, branch: Branch, name: str, body: bytes, options: EnqueueOptions) -> MessageId:
+    """Adds a message's block; see ``ResourceManager.enqueue``."""
+    definitions = space.definitions
+    if name not in definitions.known:
+        definitions.find(name)
+    if type(body) is not bytes:
+        body = body_of(body)
+    if not space.room.has(len(body)):
+        check_room(space, branch, len(body))
+    given = options.get("message_id") if options else None
+    message_id, key = MessageId(fresh_id()) if given is None else id_of(given), b""
+    if options and (given is None or len(options) > 1):
+        properties = properties_of(name, space.now_ns() // 1000, options)
+        packed, tags = pack_properties(properties), tags_of(properties)
+        if properties.dedup_key is not None:
+            key = hash_of(properties.dedup_key)
+    else:
+        packed, tags = pack_plain(name, space.now_ns() // 1000), ""
+    head, checksum = head_of(Kind.ENQUEUE, message_id, packed, body, space.epoch, definitions.max_body_bytes)
+    first = dedup.known(space, branch, name, key) if key else None
+    if first is not None:
+        return first
+    add(space, branch, Entry(0, message_id, tags), name, checksum, head, body, is_given=given is not None, key=key)
+    return message_id
+
+
+def remove(space: Space, branch: Branch, name: str, message_id: bytes) -> bool:
+    """Takes a message for good, whatever it waits for; see ``ResourceManager.remove``."""
+    return dequeue(space, branch, name, 0.0, message_id, None, even_early=True) is not None
+
+
+def restore(space: Space, branch: Branch, name: str, message: Message) -> bool:
+    """Adds the block of a message that comes back; see ``ResourceManager.restore``."""
+    space.definitions.find(name)
+    message_id, body = check_message_id(message.message_id), body_of(message.body)
+    properties, packed = repacked(name, message.properties)
+    head, checksum = head_of(Kind.ENQUEUE, message_id, packed, body, space.epoch, space.definitions.max_body_bytes)
+    with space.lock:
+        queue = space.queue(name)
+        if message_id in queue.index or message_id in queue.pending:
+            own = {one.kind for one in branch.blocks if one.message_id == message_id and one.queue == name}
+            if Kind.DEQUEUE in own:
+                raise InvalidArgument(f"message {message_id.hex()} of queue {name} is taken by this same transaction")
+            if own or message_id in queue.index:
+                return False
+    check_room(space, branch, len(body))
+    add(space, branch, Entry(0, message_id, tags_of(properties)), name, checksum, head, body, is_given=True)
+    return True
+
+
+def add(
+    space: Space,
+    branch: Branch,
+    entry: Entry,
+    name: str,
+    checksum: int,
+    head: bytes,
+    body: bytes,
+    *,
+    is_given: bool,
+    may_wait: bool = True,
+    is_shared: bool = False,
+    twin: Written | None = None,
+    key: bytes = b"",
+) -> Written:
+    """Adds the block of a new message to the branch. is_given: its id is an older one. may_wait: for room in the queue.
+    is_shared: other queues get the same block, twin: the first of which has it already. key: of its dedup_key.
+
+    Raises InvalidArgument where the queue has a message of this id, QueueFull, and what ``blocks.without_room`` says.
+    """
+    message_id = entry.message_id
+    with space.lock:
+        if name not in space.definitions.known:
+            space.definitions.find(name)  # raises where it was undefined since the caller has looked
+        queue = space.queues.get(name) or space.queue(name)
+        if queue.limits is not None:
+            queue_room.check(space, branch, queue, len(head) + len(body), may_wait=may_wait)
+        if is_given and (message_id in queue.pending or message_id in queue.index):
+            raise InvalidArgument(f"message {message_id.hex()} is in queue {name} already: ids are unique")
+        queue.pending.add(message_id)
+        if queue.limits is not None:
+            queue.hold(message_id, len(head) + len(body))
+        branch.numbers = number = branch.numbers + 1
+        key = key if queue.definition.dedup_window_s else b""
+        if key:
+            dedup.claims_of(branch).keys.setdefault((name, key), message_id)  # another session may have added one
+    written = Written(number, Kind.ENQUEUE, name, message_id, checksum, entry, f"{number:03d}", is_given, key=key)
+    if is_shared:
+        written.is_shared, written.twin = True, twin
+    try:
+        space.log.add(branch, written, head, body)
+        branch.blocks.append(written)
+    except BaseException as error:
+        with space.lock:
+            queue.withdraw(message_id)
+            if written in branch.blocks:
+                branch.blocks.remove(written)
+            if key and (keys := dedup.claims_of(branch).keys).get((name, key)) == message_id:
+                del keys[name, key]
+        if isinstance(error, OSError):
+            raise blocks.without_room(space, branch, len(head) + len(body), error) from error
+        if written.path:  # interrupted: a later branch of its name may have a block of this number
+            space.discard([written.path])
+        raise
+    return written
+
+
+def check_room(space: Space, branch: Branch, size_bytes: int) -> None:
+    with space.fencing():
+        try:
+            space.room.check(space.definitions, space.log, branch, size_bytes)
+        except DiskLow:
+            if not blocks.spill(space, branch):
+                raise
+            space.room.check(space.definitions, space.log, branch, size_bytes)  # by what the disk says now
+
+
+def dequeue(
+    space: Space,
+    branch: Branch,
+    name: str,
+    wait_s: float,
+    message_id: bytes | None,
+    correlation_id: bytes | str | None,
+    *,
+    even_early: bool = False,
+) -> Message | None:
+    """Locks and reads the next message and writes the block that names it; see ``ResourceManager.dequeue``.
+
+    even_early: the one of this id, whatever it waits for.
+    """
+    if name not in space.definitions.known:
+        space.definitions.find(name)
+    if isinstance(correlation_id, str) and is_text(correlation_id):
+        correlation_id = correlation_id.encode()
+    if correlation_id is not None and not isinstance(correlation_id, bytes):
+        raise InvalidArgument(f"correlation_id {correlation_id!r} is refused: bytes or str are wanted")
+    if message_id is not None:
+        check_message_id(message_id)
+    deadline = time.monotonic() + wait_s if wait_s else None
+    correlation = correlation_hash(correlation_id) if correlation_id is not None else None
+    passed: set[int] = set()
+    taken: list[Written] = []
+    try:
+        while (
+            written := _take(space, branch, name, deadline, message_id, correlation, passed, taken, even_early)
+        ) is not None:
+            message = fetch(space, branch, written)
+            if message is None:
+                continue
+            if correlation_id is not None and message.correlation_id != correlation_id:
+                assert written.entry is not None
+                passed.add(message.seq)
+                _give_back(space, branch, written, written.entry)
+                continue
+            blocks.take(space, branch, written)
+            if message.properties.tries and not even_early:
+                with space.lock:
+                    space.queue(name).counters.redelivered += 1
+            return message
+    except BaseException:  # or interrupted: a commit of what was done before is not to consume what nobody got
+        put_back(space, branch, taken)
+        raise
+    return None
+
+
+def give_back(space: Space, branch: Branch, name: str, taken: Collection[bytes]) -> None:
+    """These messages, which the branch has taken, are back in the queue."""
+    for written in reversed(branch.blocks):  # another session may be at work in the branch
+        if written.kind is Kind.DEQUEUE and written.queue == name and written.message_id in taken:
+            put_back(space, branch, [written])
+
+
+def browse(space: Space, name: str, limit: int | None, id_digits: str = "") -> Iterator[Message]:
+    """What is committed, in the order of the queue; see ``ResourceManager.browse``."""
+    space.definitions.find(name)
+    with space.lock:
+        space.check_readable()
+        why = carry.waiting(space, name) if space.awaited else None
+        if why is not None:
+            raise why
+        entries = space.queue(name).index.entries(space.now_us())
+    if id_digits:
+        entries = (entry for entry in entries if entry.message_id.hex().startswith(id_digits))
+    return _read_each(space, name, entries, limit)
+
+
+def _read_each(space: Space, name: str, entries: Iterator[Entry], limit: int | None) -> Iterator[Message]:
+    shown = 0
+    for entry in entries:
+        if limit is not None and shown >= limit:
+            return
+        path = layout.message_path(name, entry.seq, entry.message_id, entry.tags)
+        try:
+            message = message_of(name, entry.seq, entry.message_id, space.log.read(path), entry.tries)
+            if space.restored.snapshot:
+                _mark_restored(space, message)
+        except FileNotFoundError:
+            continue  # consumed meanwhile
+        except (DamagedBlock, OSError) as error:
+            if not isinstance(error, DamagedBlock) and error.errno not in DAMAGE:
+                raise space.unread(path, error) from error
+            log.warning(
+                "[message-damaged] message %s of queue %s is passed over, see `xaqueue check`: %s",
+                entry.message_id.hex(),
+                name,
+                error,
+            )
+            continue  # for the next dequeue to set aside
+        shown += 1
+        yield message
+
+
+def _mark_restored(space: Space, message: Message) -> None:
+    if space.restored.came_back(message.queue, message.seq):
+        message.properties.possible_duplicate = True
+
+
+def message_of(queue: str, seq: int, message_id: MessageId, data: bytes, tries: int = 0) -> Message:
+    """The message that a file's bytes are, which has had so many tries. Raises DamagedBlock."""
+    found, packed, body = split_message(data)
+    properties = unpack_properties(packed)
+    if found != message_id or properties.queue != queue:
+        check_message(decode(data), queue, message_id)
+        properties.queue = queue
+    if tries:
+        properties.tries = tries
+    return Message(message_id, queue, seq, body, properties)
+
+
+def _take(
+    space: Space,
+    branch: Branch,
+    name: str,
+    deadline: float | None,
+    message_id: bytes | None,
+    correlation: str | None,
+    passed: Collection[int],
+    taken: list[Written],
+    even_early: bool,
+) -> Written | None:
+    """Locks the next message for the branch, waiting for one until the deadline; None without one. Adds it to those
+    that were ``taken``."""
+    with space.lock:
+        queue = space.queues.get(name) or space.queue(name)
+        while True:
+            if space.log.failure is not None:
+                space.check()
+            if branch.rollback_reason is not None:
+                raise branch.rollback_reason
+            if queue.record is not None and queue.keeper is not None:
+                raise refusal(queue.keeper)
+            if space.awaited and _await_carrier(space, queue, deadline):
+                continue
+            now = space.now_ns() // 1000
+            entry = queue.index.take(
+                now,
+                message_id=message_id,
+                correlation=correlation,
+                passed=passed,
+                holder=branch,
+                even_early=even_early,
+            )
+            if queue.index.expired or queue.index.exhausted:
+                space.has_consumed()  # a dequeue only passes them over
+            if entry is not None:
+                branch.numbers += 1
+                number = branch.numbers
+                written = Written(number, Kind.DEQUEUE, name, entry.message_id, 0, entry, f"{number:03d}")
+                written.is_try = not even_early
+                branch.blocks.append(written)
+                taken.append(written)
+                return written
+            if queue.index.is_unfinished:
+                _wait(queue, BREATH_S)
+                continue
+            left = deadline - time.monotonic() if deadline is not None else 0.0
+            if left <= 0 or space.draining:
+                return None
+            due = queue.index.next_due(message_id=message_id, correlation=correlation)
+            if due is not None and due > now:
+                left = min(left, (due - now) / 1e6 + 0.001)
+            _wait(queue, min(left, LOOK_S))
+
+
+def _await_carrier(space: Space, queue: Queue, deadline: float | None) -> bool:
+    """Whether it has waited for the queue's carrier, and is to look again. Called with the lock held.
+
+    Raises QueueWaiting at the deadline.
+    """
+    why = carry.waiting(space, queue.name)
+    if why is None:
+        return False
+    left = deadline - time.monotonic() if deadline is not None else 0.0
+    if left <= 0 or space.draining:
+        raise why
+    _wait(queue, min(left, LOOK_S))
+    return True
+
+
+def _wait(queue: Queue, seconds: float) -> None:
+    """Called with the lock held."""
+    queue.waiters += 1
+    queue.takers += 1
+    try:
+        queue.arrived.wait(seconds)
+    finally:
+        queue.waiters -= 1
+        queue.takers -= 1
+
+
+def fetch(space: Space, branch: Branch, written: Written, *, is_held: bool = False) -> Message | None:
+    """Reads a locked message; None when it is damaged or gone, and then it has left the queue. is_held: where an error
+    is raised it is locked still, and not given back.
+    """
+    entry = written.entry
+    assert entry is not None
+    path = layout.message_path(written.queue, entry.seq, entry.message_id, entry.tags)
+    reason = ""
+    try:
+        message = message_of(written.queue, entry.seq, entry.message_id, space.log.read(path), entry.tries)
+        if space.restored.snapshot:
+            _mark_restored(space, message)
+        return message  # noqa: TRY300
+    except DamagedBlock as damage:
+        reason = str(damage)
+    except OSError as error:
+        if is_damage(space.fs, path, error):
+            reason = f"cannot be read: {error.strerror}"
+        elif error.errno == errno.ENOENT:
+            log.error("[message-gone] message file %s is gone: something else removed it", path)
+        else:
+            if not is_held:
+                _give_back(space, branch, written, entry)
+            raise space.unread(path, error) from error
+    if reason:
+        try:
+            space.settle()
+            _set_aside(space, path, files_of(written.queue, entry)[1:], reason)
+        except RetryLater:
+            if not is_held:
+                _give_back(space, branch, written, entry)
+            raise
+    _give_back(space, branch, written, entry, gone=True)
+    return None
+
+
+def _give_back(space: Space, branch: Branch, written: Written, entry: Entry, *, gone: bool = False) -> None:
+    """This dequeue did not happen."""
+    with space.lock:
+        branch.blocks.remove(written)
+        queue = space.queue(written.queue)
+        if gone:
+            if queue.consumed(entry):
+                space.has_consumed()
+        else:
+            queue.index.release(entry)
+            queue.arrived.notify_all()  # somebody may have passed it over
+
+
+def put_back(space: Space, branch: Branch, taken: Sequence[Written]) -> None:
+    """What was taken last and is not given back yet."""
+    written = taken[-1] if taken else None
+    if written is not None and written.entry is not None and written in branch.blocks:
+        if space.failure is None:
+            space.log.hand_back(written)  # before somebody else takes it: a kill from here on counts no try
+        _give_back(space, branch, written, written.entry)
+        if written.path:
+            space.discard([written.path])
+
+
+def _set_aside(space: Space, path: str, beside: Sequence[str], reason: str) -> None:
+    """Quarantines a message; what stands ``beside`` it goes. RetryLater without room, and nothing was done."""
+    with space.fencing(f"to set {path} aside", f"it is damaged: {reason}"):
+        target = quarantine.move(space.fs, path, reason, space.now_us())
+    with space.fencing():
+        for gone in beside:
+            discard(space.fs, gone)
+    space.report.quarantined.append(f"{path}: {reason}")
+    log.error("[quarantined] %s as %s: %s", path, target, reason)
+    space.log.sync_names((layout.QUARANTINE, path.rpartition("/")[0]))

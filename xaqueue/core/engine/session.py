@@ -1,0 +1,450 @@
+"""One session with a space: the XA verbs over its branches, and the work between them.
+
+Every verb asks the table in ``core.model.branch`` first, then performs a step of ``commit``. While a step is
+on its way its branch is busy, and another call on it waits; the space's lock is never held across a sync.
+"""
+
+from __future__ import annotations
+
+import _thread
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, Unpack
+
+from xaqueue.batch import is_of_a_batch
+from xaqueue.carried import CarriedChange, checked_carrier
+from xaqueue.core.engine import commit, heuristics, messages
+from xaqueue.core.engine.busy import Busy, leave
+from xaqueue.core.engine.state import Space
+from xaqueue.core.model import branch as states
+from xaqueue.core.model.branch import ALLOWED_NEXT, RULES, Branch, Call, State, call_of, check_flags
+from xaqueue.delivery import checked_reason
+from xaqueue.errors import Error, InvalidArgument, ProtocolError, ResourceFailed, RetryLater, RolledBack
+from xaqueue.features.batches import batches
+from xaqueue.features.batches.batches import BatchVerbs
+from xaqueue.features.carry import carry
+from xaqueue.features.carry.carry import CarryVerbs
+from xaqueue.features.leases.leases import LeaseVerbs
+from xaqueue.features.retries import moving
+from xaqueue.features.scrub import scrub
+from xaqueue.features.scrub.scrub import Scrubbed
+from xaqueue.features.streams.streams import StreamVerbs
+from xaqueue.features.topics import several
+from xaqueue.message import EnqueueOptions, Message, MessageId, check_queue_name, check_queues, id_of
+from xaqueue.snapshot import SnapshotStatus
+from xaqueue.times import check_seconds
+from xaqueue.xa import Code, Flag, Outcome, Vote
+from xaqueue.xid import Xid
+
+
+class Session(LeaseVerbs, BatchVerbs, StreamVerbs, CarryVerbs):
+    """A ResourceManager. Used by one thread at a time; any number of sessions share a space."""
+
+    def __init__(self, space: Space, on_close: Callable[[], None] = lambda: None) -> None:
+        super().__init__(space)
+        self._on_close = on_close
+        self._scan: list[Xid] | None = None
+        self._awaits = ""
+        """The queue of the last enqueue, or dequeue, that may have waited."""
+        self._waits_since = 0.0
+        """When the last dequeue that may have waited began."""
+
+    # The verbs of a branch's life
+
+    def prepare(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> Vote:
+        branch = self._take(xid, Call.PREPARE if flags is Flag.NOFLAGS else call_of("prepare", flags))
+        try:
+            try:
+                if branch.riders or xid[0] in RULES:
+                    self._decide(branch, Call.PREPARE)
+                if not branch.blocks:
+                    with self.space.lock:
+                        del self.space.branches[xid]
+                        self.space.settle_locked(branch)
+                    return Vote.RDONLY
+                commit.prepare(self.space, branch)
+            except RolledBack:
+                commit.rollback(self.space, branch)
+                raise
+        except BaseException as error:
+            leave(self.space, branch, error)
+            raise
+        if self.space.log.interrupts:
+            self.space.log.deliver_interrupt()
+        return Vote.OK
+
+    def carry(self, xid: Xid, carrier: str) -> CarriedChange | None:
+        checked_carrier(carrier)
+        branch = self._take(xid, Call.PREPARE)
+        try:
+            found = carry.vote(self.space, branch, carrier)
+            if found is None:
+                with self.space.lock:
+                    self.space.settle_locked(branch)
+        except BaseException as error:
+            leave(self.space, branch, error)
+            raise
+        self.space.log.deliver_interrupt()
+        return found
+
+    def commit(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
+        branch = self._take(xid, Call.COMMIT if flags is Flag.NOFLAGS else call_of("commit", flags))
+        try:
+            try:
+                if branch.riders or xid[0] in RULES:
+                    self._decide(branch, Call.COMMIT)
+                if branch.damage:
+                    raise RetryLater(
+                        f"branch {xid} lost {', '.join(branch.damage)}: it cannot be committed as a whole; "
+                        f"an operator decides with `xaqueue indoubt show {xid}`"
+                    )
+                if not branch.blocks and branch.base not in (State.PREPARED, State.CARRIED):
+                    with self.space.lock:
+                        self.space.finish_locked(branch, Outcome.COMMITTED)
+                    return
+                commit.commit(self.space, branch, late=bool(flags & Flag.LATE))
+            except RolledBack:
+                commit.rollback(self.space, branch)
+                raise
+        except BaseException as error:
+            leave(self.space, branch, error)
+            raise
+        if self.space.log.interrupts:
+            self.space.log.deliver_interrupt()
+
+    def rollback(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
+        branch = self._take(xid, Call.ROLLBACK if flags is Flag.NOFLAGS else call_of("rollback", flags))
+        try:
+            if branch.riders or xid[0] in RULES:
+                self._decide(branch, Call.ROLLBACK)
+            commit.rollback(self.space, branch)
+        except BaseException as error:
+            leave(self.space, branch, error)
+            raise
+        self.space.log.deliver_interrupt()
+
+    def explain(self, xid: Xid, reason: str) -> None:
+        why = checked_reason(reason)
+        with self.space.lock:
+            branch = self.space.branches.get(xid)
+            if branch is not None:
+                branch.explained = why
+
+    def flush(self) -> None:
+        self._check_open()
+
+    def harden(self) -> None:
+        self._check_open()
+        self.space.log.harden_late()
+
+    def forget(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
+        branch = self._take(xid, call_of("forget", flags))
+        try:
+            if branch.decided is not None:
+                raise ProtocolError(  # noqa: TRY301
+                    f"the decision on {xid} is not carried out yet: decide it again"
+                )
+            heuristics.forget(self.space, branch)
+        except BaseException as error:
+            leave(self.space, branch, error)
+            raise
+        self.space.log.deliver_interrupt()
+
+    def forget_by_hand(self, xid: Xid, by: str, reason: str = "") -> None:
+        """As ``forget``, of a person, who is recorded first. Raises UnknownXid where there is no decision,
+        ProtocolError where it is not carried out yet, RetryLater without room."""
+        heuristics.note_forgotten(self.space, xid, by, reason)
+        self.forget(xid)
+
+    def recover(self, count: int, flags: Flag = Flag.NOFLAGS) -> list[Xid]:
+        check_flags("recover", flags)
+        self._check_open()
+        if count < 0:
+            raise InvalidArgument(f"recover of {count} xids: a count from 0 is wanted")
+        if flags & Flag.STARTRSCAN:
+            with self.space.lock:
+                self.space.check()  # for reading only it may lack branches that are prepared
+                listed = (State.PREPARED, State.CARRIED, *states.HEURISTICS)
+                self._scan = [
+                    xid
+                    for xid, branch in self.space.branches.items()
+                    if not branch.is_for_operator
+                    and (branch.base in listed or (branch.base is State.COMMITTING and branch.prepared_at))
+                ]
+            self.space.check_owner()  # another one may have others by now
+        if self._scan is None:
+            raise InvalidArgument("recover without an open scan: begin with STARTRSCAN")
+        page, self._scan = self._scan[:count], self._scan[count:]
+        if flags & Flag.ENDRSCAN:
+            self._scan = None
+        return page
+
+    def outcome(self, xid: Xid, begun_by: bytes | None = None) -> Outcome:
+        """begun_by: see ``Memory.outcome``."""
+        self._check_open()
+        with self.space.lock:
+            self._settled_locked(xid)  # a step on its way is waited for: what it comes to is the answer
+        found = self.space.outcome(xid, begun_by)
+        self.space.check_owner()  # with another one it may have come to something else
+        return batches.outcome(self.space, xid) if found is Outcome.UNKNOWN and is_of_a_batch(xid) else found
+
+    # The work
+
+    def enqueue(self, queue: str, body: bytes, **options: Unpack[EnqueueOptions]) -> MessageId:
+        branch = self._at_work()
+        self._awaits = queue
+        try:
+            return messages.enqueue(self.space, branch, queue, body, options)
+        finally:
+            branch.progress = time.monotonic()
+            branch.working.discard(self.number)
+
+    def enqueue_many(
+        self, queue: str, bodies: Sequence[bytes], ids: Sequence[bytes] | None = None, **options: Unpack[EnqueueOptions]
+    ) -> list[MessageId]:
+        """ids: of the messages, where the caller has made them."""
+        with self._work() as branch:
+            self._awaits = queue
+            return several.enqueue_many(self.space, branch, queue, bodies, ids, options)
+
+    def enqueue_to(self, queues: Sequence[str], body: bytes, **options: Unpack[EnqueueOptions]) -> MessageId:
+        with self._work() as branch:
+            return several.enqueue_to(self.space, branch, check_queues(queues), body, options)
+
+    def publish(self, topic: str, body: bytes, **options: Unpack[EnqueueOptions]) -> MessageId:
+        with self._work() as branch:
+            return several.publish(self.space, branch, topic, body, options)
+
+    def dequeue(
+        self,
+        queue: str,
+        *,
+        wait_s: float | None = 0.0,
+        message_id: bytes | None = None,
+        correlation_id: bytes | str | None = None,
+    ) -> Message | None:
+        limit_s = check_seconds("wait_s", wait_s) if wait_s != 0 else 0.0
+        branch = self._at_work()
+        if limit_s:
+            self._waits_since = time.monotonic()
+        self._awaits = queue if limit_s else ""
+        try:
+            return messages.dequeue(self.space, branch, queue, limit_s, message_id, correlation_id)
+        finally:
+            branch.progress = time.monotonic()
+            branch.working.discard(self.number)
+
+    def dequeue_many(
+        self, queue: str, count: int, *, wait_s: float | None = 0.0, most_bytes: int | None = None
+    ) -> list[Message]:
+        """most_bytes: it ends behind the message with which the bodies reach so many."""
+        limit_s = check_seconds("wait_s", wait_s) if wait_s != 0 else 0.0
+        branch = self._at_work()
+        if limit_s:
+            self._waits_since = time.monotonic()
+        self._awaits = queue if limit_s else ""
+        try:
+            return several.dequeue_many(self.space, branch, queue, count, limit_s, most_bytes)
+        finally:
+            branch.progress = time.monotonic()
+            branch.working.discard(self.number)
+
+    def move(
+        self,
+        queue: str,
+        message_id: bytes,
+        to: str | None = None,
+        check: Callable[[str], object] = lambda queue: None,
+    ) -> MessageId | None:
+        """check: raises where this session may not add to that queue."""
+        with self._work() as branch:
+            return moving.move_one(self.space, branch, check_queue_name(queue), id_of(message_id), to, check)
+
+    def remove(self, queue: str, message_id: bytes) -> bool:
+        with self._work() as branch:
+            return messages.remove(self.space, branch, check_queue_name(queue), id_of(message_id))
+
+    def restore(self, queue: str, message: Message) -> bool:
+        with self._work() as branch:
+            return messages.restore(self.space, branch, check_queue_name(queue), message)
+
+    def browse(self, queue: str, limit: int | None = None, id_digits: str = "") -> Iterator[Message]:
+        self._check_open()
+        self.space.wait_until_loaded()
+        return messages.browse(self.space, queue, limit, id_digits)
+
+    def define(self, queue: str, settings: Mapping[str, Any], is_topic: bool = False) -> None:
+        self._check_open()
+        if not isinstance(settings, Mapping):
+            raise InvalidArgument(f"settings {settings!r} are refused: a map of keys of queues.toml is wanted")
+        self.space.check()
+        self.space.waiting.run(partial(self.space.define, check_queue_name(queue), settings, bool(is_topic)))
+
+    def undefine(self, queue: str) -> None:
+        self._check_open()
+        self.space.wait_until_loaded()
+        self.space.check()
+        self.space.waiting.run(partial(self.space.undefine, check_queue_name(queue)))
+
+    def snapshot(self, prunes: bool = True) -> SnapshotStatus:
+        self._check_open()
+        return self.space.waiting.run(partial(self.space.take_snapshot, bool(prunes)))
+
+    def repair(self, queue: str) -> Scrubbed:
+        """Reads every message of a queue, and sets aside what is damaged; see ``scrub``."""
+        self._check_open()
+        self.space.wait_until_loaded()
+        done = scrub.scrub_queue(self.space, check_queue_name(queue))
+        assert done is not None
+        return done
+
+    def lose(self, why: str = "its session was lost") -> Xid | None:
+        """Whoever used the session is gone: what waits in it is to end, and ``close`` follows.
+
+        Returns the branch that it was in, unless it was closed. What it holds on lease may be settled elsewhere.
+        """
+        branch, receiving, self._is_lost = self._current, self._receiving, True
+        self._note_end()
+        for left in (branch, receiving if receiving is not None and receiving.deadline is None else None):
+            if left is None:
+                continue
+            left.rollback_reason = left.rollback_reason or RolledBack(f"branch {left.xid}: {why}", Code.XA_RBCOMMFAIL)
+            with self.space.lock:
+                awaited = self.space.queues.get(self._awaits)
+                if awaited is not None:
+                    awaited.arrived.notify_all()
+        return branch.xid if branch is not None and not self._closed else None
+
+    def close(self, left: Xid | None = None) -> None:
+        if self._closed:
+            return
+        if left is not None:
+            with suppress(Error):  # finished, past its commit point, fenced
+                if self.outcome(left) is not Outcome.IN_DOUBT:
+                    self.rollback(left)
+        self._closed = True
+        space, alone = self.space, list[Branch]()
+        try:
+            with space.lock:
+                with suppress(ResourceFailed):
+                    while any(branch.busy for branch in self._mine_locked()):  # rolled back just now, for being idle
+                        space.wait_settled()
+                for branch in self._mine_locked():
+                    branch.leave(self.number)
+                    if branch.active or branch.suspended:
+                        branch.rollback_reason = RolledBack(
+                            f"branch {branch.xid}: a session in it was lost", Code.XA_RBCOMMFAIL
+                        )
+                    else:
+                        if branch.lessee is not None:
+                            branch.rollback_reason = RolledBack("its session was closed", Code.XA_RBCOMMFAIL)
+                        alone.append(branch)
+                        branch.busy = True
+                failed = space.failure is not None
+            for branch in alone:
+                if not failed:
+                    with Busy(space, branch):
+                        commit.rollback(space, branch)
+        finally:
+            with space.lock:
+                for branch in alone:
+                    branch.busy = False
+                space.settled.notify_all()
+            self._note_end()
+            self._on_close()
+
+    def _note_end(self) -> None:
+        if self.key is not None:
+            with self.space.lock:
+                self.space.note_session(self.key, self._last)
+
+    def drop(self) -> bool:
+        """In a thread of its own: the collector may have come in while this one has the space's lock."""
+        if self._closed or self.space.closed:
+            return False
+        with suppress(RuntimeError):  # no threads any more: the process ends, and the space with it
+            _thread.start_new_thread(self.close, ())
+        return self.space.failure is None  # of what a fence undoes everybody is told
+
+    def waits_locked(self) -> tuple[str, float]:
+        """For a message of which queue, or for room in it, it waits now, and since when at least, of the monotonic
+        clock. Called with the space's lock held, in any thread."""
+        current, lent, queue = self._current, self._receiving, self.space.queues.get(self._awaits)
+        is_lent = lent is not None and lent.deadline is None and self.space.branches.get(lent.xid) is lent
+        if queue is None or not queue.waiters or not (is_lent or (current and self.number in current.working)):
+            return "", 0.0
+        return queue.name, max(self._waits_since, current.progress if current and not is_lent else 0.0)
+
+    # Within
+
+    @contextmanager
+    def _work(self) -> Iterator[Branch]:
+        """The branch that the session works in; ``enqueue`` and ``dequeue``, which have to be fast, do the same."""
+        branch = self._at_work()
+        try:
+            yield branch
+        finally:
+            branch.progress = time.monotonic()
+            branch.working.discard(self.number)
+
+    def _mine_locked(self) -> list[Branch]:
+        """The branches that end with the session."""
+        return [
+            branch
+            for branch in self.space.branches.values()
+            if self.number in branch.active
+            or (self.number in branch.suspended and not branch.migrates)
+            or (branch.lessee == self._lessee and branch.base is State.ACTIVE and not self._is_lost)
+            or (branch is self._local and branch.base in _UNFINISHED)
+            or (branch.base is State.ROLLBACK_ONLY and any(branch is one for one in self._undone))
+        ]
+
+    def _take(self, xid: Xid, call: Call) -> Branch:
+        """The branch, busy, after the table allowed the call; a doomed one is rolled back and says why."""
+        if self._closed:
+            self._check_open()
+        space, taken = self.space, None
+        try:
+            with space.lock:
+                if space.log.failure is not None:
+                    space.check()
+                branch = space.branches.get(xid)
+                if branch is not None and (branch.busy or branch.deadline is not None):
+                    branch = self._settled_locked(xid)
+                    if branch is not None:
+                        self._expire(branch)
+                if branch is None:
+                    state = State.UNKNOWN
+                elif branch.base is State.PREPARED and branch.decided is None:
+                    state = State.PREPARED
+                else:
+                    state = branch.state_for(self.number)
+                allowed = (call, state) in ALLOWED_NEXT or states.is_allowed(state, call, xid)
+                assert branch is not None
+                taken = branch
+                branch.busy = True
+            if not allowed:
+                self._reject(branch)
+        except BaseException as error:
+            if taken is not None:  # an interrupt may come once the lock is free
+                leave(space, taken, error)
+            raise
+        return branch
+
+    def _decide(self, branch: Branch, call: Call) -> None:
+        """Asks who has a say in the step that follows. Raises what they do."""
+        rule = RULES.get(branch.xid[0])
+        if rule is not None:
+            rule(self.space, branch, call)
+        for rider in branch.riders:
+            rider.decide(self.space, branch, call)
+
+    def _reject(self, branch: Branch) -> None:
+        """Rolls a doomed branch back and says why."""
+        commit.rollback(self.space, branch)
+        raise branch.rollback_reason or RolledBack(f"branch {branch.xid} was rolled back")
+
+
+_UNFINISHED = (State.ACTIVE, State.ROLLBACK_ONLY)

@@ -1,0 +1,504 @@
+"""An open space: what memory holds of it (``Memory``), one lock around that, one log below.
+
+A step is handed to the log as a plan and a publish; see ``xaqueue.core.engine.commit``. What it publishes becomes
+visible once it is durable, in the order of the commit sequence. Any failure while a step is on its way fences the
+space: every later call raises ResourceFailed, and only a reopen, which re-reads the disk, clears it.
+A space knows nothing of processes, paths or locks on files, and nothing of how it was opened: ``recovery.recover``
+fills it, and ``owner.open`` gives it a directory to own.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from xaqueue.carried import Life
+from xaqueue.core.engine.directory_log import DirectoryLog
+from xaqueue.core.engine.disk_space import RoomLimit
+from xaqueue.core.engine.journal_log import JournalLog
+from xaqueue.core.engine.memory import Memory, RecoveryReport
+from xaqueue.core.model import layout
+from xaqueue.core.model.block_files import damage_of
+from xaqueue.core.model.branch import Branch, State
+from xaqueue.core.model.change import DROP, PUT, Change
+from xaqueue.core.model.change import Kind as Step
+from xaqueue.core.model.definitions import Definitions
+from xaqueue.core.model.entry import Entry
+from xaqueue.core.model.layout import Watermark
+from xaqueue.core.model.queue import Queue
+from xaqueue.core.storage.fs import NO_ROOM, FileSystem, synced
+from xaqueue.core.storage.group_commit import nothing
+from xaqueue.core.storage.hardening import DEFAULT, Hardening
+from xaqueue.core.storage.ids import fresh_id
+from xaqueue.core.storage.journal import Journal, checkpoint_entry
+from xaqueue.core.storage.regular import NO_RIGHTS
+from xaqueue.core.storage.scheduling import THREADS, Threads
+from xaqueue.errors import DamagedBlock, JournalDamaged, NotSupportedError, ResourceFailed, RetryLater, RolledBack
+from xaqueue.features.counters.counters import Counted, CounterFile
+from xaqueue.features.counters.values import Counters, Counting
+from xaqueue.features.replica.shipping import Shipping
+from xaqueue.snapshot import SnapshotStatus
+from xaqueue.xa import Code, Outcome
+from xaqueue.xid import LOCAL_FORMAT_ID
+
+LOOK_S = 1.0
+"""Who waits for a branch looks so often whether the space is fenced: not every failure wakes those who wait."""
+log = logging.getLogger("xaqueue")
+
+
+def _no_definitions(name: str, _: object, is_topic: bool = False) -> None:
+    raise NotSupportedError(
+        f"{'topic' if is_topic else 'queue'} {name} is not defined here: the space has no queues.toml"
+    )
+
+
+def _no_snapshots(_: bool = True) -> SnapshotStatus:
+    raise NotSupportedError("snapshots are taken of a space in a directory: this one has none")
+
+
+class Space(Memory):
+    """The state that all sessions of a space share."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        definitions: Definitions | None = None,
+        *,
+        hardening: Hardening = DEFAULT,
+        journal: Journal | None = None,
+        epoch: int = 1,
+        now_ns: Callable[[], int] = time.time_ns,
+        room: RoomLimit | None = None,
+        waiting: Threads = THREADS,
+        lost: Callable[[], str] = lambda: "",
+        space_id: str = "",
+    ) -> None:
+        """An empty one over the directories behind ``fs``; ``recover`` fills it.
+
+        journal: where steps are recorded, at the level that has one. lost: why this process is not the owner of the
+        directories any more, where it is not.
+        """
+        super().__init__(definitions or Definitions(), now_ns, waiting)
+        self.fs = fs
+        self.room = room or RoomLimit(fs)
+        self.room.kept = self.kept
+        self.hardening = hardening
+        self.epoch = epoch
+        self.counter_file = CounterFile(fs, durable=hardening.journal or bool(hardening.content))
+        self.counting = Counting(0, 0, epoch)
+        self.counted_before: dict[str, Counters] = {}
+        """What was counted before this owner began."""
+        self.began_at = self.now_us()
+        self.fenced_at = 0
+        """When an owner before this one was fenced last, int microseconds UTC; 0 where none was."""
+        self._lost = lost
+        self.life = Life(space_id, epoch, fresh_id().hex())
+        self.is_delivering = False
+        """Somebody delivers what a database has carried."""
+        self.has_consumed: Callable[[], None] = lambda: None
+        """Files of what a stream has consumed, or of what has expired, are to be cleared."""
+        self.define: Callable[[str, Mapping[str, Any], bool], None] = _no_definitions
+        """Changes the definition of a queue, or of a topic, durably."""
+        self.take_snapshot: Callable[[bool], SnapshotStatus] = _no_snapshots
+        """Takes one; see ``xaqueue.features.snapshots.take``."""
+        self.undefine: Callable[[str], None] = partial(_no_definitions, _=None)
+        """Takes the definition of a queue that has no message away, durably."""
+        self.has_expiring: Callable[[], None] = lambda: None
+        """A message that may expire was published."""
+        self.remembers_local = False
+        """Whoever commits a local transaction may lose the answer and ask again."""
+        self.waiters = 0
+        """Who waits for ``settled``."""
+        self.snapshotting = threading.Lock()
+        """Held by who takes a snapshot."""
+        self.ends_snapshots = False
+        """One that is being taken is given up: who closes the space does not wait for it."""
+        self.closed = False
+        self.draining = False
+        """Branches that are there are finished, and no new one is begun."""
+        self.serving = False
+        """Recovery is done. Until then nothing is published, since it may yet put messages below what it found."""
+        self.loaded = False
+        """All messages are in memory."""
+        self.read_only: JournalDamaged | None = None
+        """Why nothing can be changed."""
+        self.report = RecoveryReport()
+        self.shipping: Shipping | None = None
+        """Where replicas follow its journal."""
+        self.is_whole = threading.Event()
+        """All messages are in their places; recovery may wait for a replica yet."""
+        self.log: JournalLog | DirectoryLog
+        if journal is not None:
+            self.log = JournalLog(
+                fs,
+                journal,
+                self.lock,
+                waiting=waiting,
+                lost=lost,
+                check_owner=self.check_owner,
+                published=self._published,
+                shown=self._wake_takers,
+                cache_bytes=self.definitions.cache_bytes,
+            )
+            self.log.retry = self.room.retry
+        else:
+            self.log = DirectoryLog(
+                fs,
+                hardening,
+                self.lock,
+                queues=self.queues,
+                waiting=waiting,
+                lost=lost,
+                check_owner=self.check_owner,
+                published=self._published,
+            )
+
+    @property
+    def journal_log(self) -> JournalLog | None:
+        """The log, where it is a journal."""
+        return self.log if isinstance(self.log, JournalLog) else None
+
+    def serve(self) -> None:
+        """Recovery is done, and some may be using its branches already."""
+        with self.lock:
+            self.log.check()
+            self.serving = self.loaded = True
+            self.log.published_late()  # what was committed since recovery wrote the watermarks
+            self.settled.notify_all()
+
+    def redefine(self, definitions: Definitions, check: Callable[[], None] = nothing) -> None:
+        super().redefine(definitions, check)
+        if self.shipping is not None:
+            self.shipping.changed()
+        self.measure()
+
+    def measure(self) -> None:
+        """Finds the sizes of what queues hold whose bytes are limited now, and were not before."""
+        with self.lock:
+            queues = [queue for queue in self.queues.values() if queue.is_to_be_measured]
+            blocks = [written for branch in self.branches.values() for written in branch.blocks]
+        for queue in queues:
+            with self.lock:
+                queue.is_to_be_measured = False
+                entries = list(queue.index.entries(0))
+            sizes = {one.message_id: self.size_of(one.path, one.content) for one in blocks if one.queue == queue.name}
+            for entry in entries:
+                path = layout.message_path(queue.name, entry.seq, entry.message_id, entry.tags)
+                sizes[entry.message_id] = self.size_of(path)
+            with self.lock:
+                for message_id, size_bytes in sizes.items():
+                    if message_id in queue.index or message_id in queue.pending:
+                        queue.hold(message_id, size_bytes)
+
+    def size_of(self, path: str, content: tuple[bytes, bytes] | None = None) -> int:
+        """Of a message's block; 0 where it is gone meanwhile, or cannot be read."""
+        if content is not None:
+            return len(content[0]) + len(content[1])
+        try:
+            return self.fs.size(path)
+        except OSError:
+            with suppress(OSError, DamagedBlock):
+                return len(self.log.read(path))  # it has no file yet
+        return 0
+
+    # Failure
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why it is used no more: fenced, closed, or for reading only."""
+        return self.log.failure
+
+    def check(self) -> None:
+        """ResourceFailed once anything has failed."""
+        if self.log.failure is not None:
+            self.log.check()
+
+    def fence(self, error: BaseException) -> ResourceFailed:
+        """Nothing is acknowledged any more. Returns the error to raise."""
+        self.log.fail(error)
+        return ResourceFailed(
+            f"the space is fenced: a step failed with {error!r}. Its outcome is uncertain; "
+            "close the space, look at the disk, and open it again: recovery re-reads it"
+        )
+
+    @contextmanager
+    def fencing(self, lack: str = "", then: str = "free some") -> Iterator[None]:
+        """What fails in it fences the space. lack: for what there may be no room, which is RetryLater."""
+        try:
+            yield
+        except OSError as error:
+            if lack and error.errno in NO_ROOM:
+                raise RetryLater(f"no room {lack} ({error.strerror}): {then}") from error
+            raise self.fence(error) from error
+
+    def check_readable(self) -> None:
+        """ResourceFailed where what memory and directories hold may no longer be shown."""
+        if self.read_only is None:
+            self.check()
+
+    def check_owner(self) -> None:
+        """Fences, and raises ResourceFailed, where another process may own the directories. Costs two calls of stat.
+
+        What a step of the other one does by then is not seen here, and what is done here would overwrite it.
+        """
+        reason = self._lost()
+        if reason:
+            self.check()
+            failed = ResourceFailed(
+                f"the space is fenced: this process owns it no more: {reason}. What was being committed is uncertain; "
+                "find out who else has the space open and why its lock was lost, then connect again"
+            )
+            self.log.fail(failed)
+            raise failed
+
+    def check_draining(self) -> None:
+        """RolledBack where no new branch is begun; the code says that the same work may be done later."""
+        if self.draining:
+            raise RolledBack(
+                "no new branch is begun here while the space is drained: do the work again elsewhere, or here once "
+                "`xaqueue drain --resume` was called or the server was started again",
+                Code.XA_RBTRANSIENT,
+            )
+
+    # Waiting
+
+    def wait_settled(self) -> None:
+        """Waits until some branch may no longer be busy. Called with the lock held.
+
+        Raises ResourceFailed once the space is fenced: who is in that branch may hang for ever.
+        """
+        self.check()
+        self.waiters += 1
+        try:
+            self.settled.wait(LOOK_S)
+        finally:
+            self.waiters -= 1
+        self.check()
+
+    def settle_locked(self, branch: Branch) -> None:
+        """No step of the branch is on its way any more."""
+        branch.busy = False
+        if self.waiters:
+            self.settled.notify_all()
+
+    def wait_until_loaded(self) -> None:
+        """Returns once all messages are in memory. Raises ResourceFailed where opening has failed."""
+        if not self.loaded:
+            with self.lock:
+                while not self.loaded:
+                    self.wait_settled()
+                    if self.shipping is not None:
+                        self.shipping.check_shown()
+
+    # Checkpoints
+
+    def checkpoint(self) -> None:
+        """Hardens what the journal is ahead of the directories, and releases what it covers; traffic goes on. Behind
+        that the counters are written now and then, which is all that there is to do without a journal.
+
+        Raises ResourceFailed.
+        """
+        counted = self.counted() if self.counter_file.is_due else None
+        journal = self.journal_log
+        try:
+            if journal is not None:
+                self.settle()
+                journal.checkpoint()
+                self.room.restore(self.definitions)
+                if journal.register is not None:
+                    journal.register.make()
+            if counted is not None:
+                self.check()
+                self.check_owner()
+                self.waiting.run(partial(self.counter_file.write, counted))
+        except RetryLater as full:
+            log.warning("[no-room-yet] no checkpoint yet: %s", full)
+        except OSError as error:
+            raise self.fence(error) from error
+
+    def begin_counting(self, note: Callable[[str], object]) -> None:
+        """The queues go on from what was counted before."""
+        self.counting, found = self.counter_file.load(self.epoch, self.now_us(), note)
+        for name, counters in found.items():
+            self.queue(name).counters = counters
+            self.counted_before[name] = counters.copy()
+
+    def counted(self, *, closed: bool = False) -> Counted:
+        """Until now."""
+        log = self.journal_log
+        hits, misses = (log.hits, log.misses) if log is not None else (0, 0)
+        with self.lock:
+            counters = {name: queue.counters.copy() for name, queue in self.queues.items()}
+            there = {name: len(queue.index) for name, queue in self.queues.items() if closed and len(queue.index)}
+            as_of = self.now_us()
+        return replace(self.counting, as_of=as_of, closed=closed, hits=hits, misses=misses, messages=there), counters
+
+    def settle(self) -> None:
+        """All that was published is in the directories, for who looks there. Raises RetryLater without room,
+        ResourceFailed.
+        """
+        self.check()
+        with self.fencing("for what the directories lack"):
+            self.log.settle()
+
+    def sync_all(self) -> None:
+        """As ``settle``, and on disk."""
+        self.settle()
+        with self.fencing():
+            self.waiting.run(partial(synced, self.fs.sync_all))
+
+    def read_record(self, path: str) -> bytes:
+        """As of the last step. Raises FileNotFoundError, DamagedBlock, RetryLater, ResourceFailed."""
+        try:
+            return self.log.read(path)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            damage = damage_of(self.fs, path, error)
+            raise (self.unread(path, error) if damage is error else damage) from error
+
+    def unread(self, path: str, error: OSError) -> Exception:
+        """What a read that failed for no fault of its file means: not now, or the end."""
+        if error.errno in NO_ROOM:
+            return RetryLater(f"{path} cannot be read now ({error.strerror}): try again")
+        if error.errno in NO_RIGHTS:
+            return RetryLater(
+                f"{path} cannot be read ({error.strerror}): nothing was changed. Run this as the user that the space "
+                f"belongs to, or give the file its rights and owner back, and try again"
+            )
+        return self.fence(error)
+
+    def discard(self, paths: Iterable[str]) -> None:
+        """Removes blocks in active/, which nobody was promised. Raises ResourceFailed."""
+        self.check()
+        with self.fencing():
+            self.log.discard(paths)
+
+    def put(
+        self,
+        kind: Step,
+        name: str,
+        path: str,
+        head: bytes,
+        body: bytes = b"",
+        publish: Callable[[], None] = nothing,
+        drops: Sequence[str] = (),
+    ) -> None:
+        """One step that makes a record of the space, or replaces it, and removes these files behind it.
+
+        Raises RetryLater without room, and nothing was done; ResourceFailed.
+        """
+        self.stage(path, head, body)
+        change = Change(kind, name, [(PUT, path, head, body, 0)], rest=[(DROP, gone) for gone in drops])
+        self.log.perform(change, publish)
+
+    def stage(self, path: str, head: bytes, body: bytes) -> None:
+        """What a step is going to PUT there is written. Raises as ``put``."""
+        with self.fencing(f"to record {path}", "nothing was done"):
+            try:
+                self.log.stage(path, head, body)
+            except OSError as error:
+                self.room.retry(error, lambda: self.log.stage(path, head, body))
+
+    def publish_locked(self, queue: Queue, entry: Entry) -> None:
+        """A message is hardened: it becomes visible, in commit order."""
+        queue.index.add(entry)
+        queue.counters.enqueued += 1
+        queue.pending.discard(entry.message_id)
+        queue.shown = max(queue.shown, entry.seq)
+        self.log.changed_queues[queue.name] = queue
+        if entry.expires_at is not None:
+            self.has_expiring()
+
+    def finish_locked(self, branch: Branch, outcome: Outcome) -> None:
+        """The branch is over and its files are gone."""
+        xid = branch.xid
+        branch.busy = False
+        if self.waiters:
+            self.settled.notify_all()
+        if branch.decided is not None:
+            self.branches[xid] = Branch(xid, branch.name, base=branch.decided)
+            return
+        self.branches.pop(xid, None)
+        branch.base = State.UNKNOWN
+        if self.remembers_local or xid[0] != LOCAL_FORMAT_ID:
+            self.remember(xid, outcome, branch.begun_by)
+
+    def close(self, ending: Callable[[Space], object] = lambda _: None) -> bool:
+        """Ends the use of the directories. Blocks of branches still active are rolled back by the next open.
+
+        ending: called before the last checkpoint. Returns whether the directories hold everything, durably to the level
+        of the space.
+        """
+        failed = self.failure is not None
+        if not failed:
+            with suppress(ResourceFailed):  # then it is fenced, and the next open replays
+                self.check_owner()
+                ending(self)
+                self.checkpoint()
+        with self.lock:
+            if self.closed:
+                return False
+            self.closed = True
+            failed = failed or self.failure is not None
+            self.log.end(ResourceFailed("the space is closed"))
+            for queue in self.queues.values():
+                queue.arrived.notify_all()
+            self.settled.notify_all()
+        log = self.journal_log
+        is_covered = log is None or log.journal.position == log.journal.checkpoint + checkpoint_entry(0).size_bytes
+        try:
+            if not failed:
+                self._write_final_watermarks()
+        except OSError as error:
+            raise ResourceFailed(f"the last watermark was not written ({error}): the next open numbers on") from error
+        finally:
+            self.log.close()
+            self.fs.close()
+        return is_covered and not failed
+
+    def abandon(self) -> None:
+        """A forked child's copy: fenced, its descriptors closed, its threads never there."""
+        self.lock = threading.Lock()
+        self.settled = threading.Condition(self.lock)
+        self.closed = True
+        self.log.abandon(ResourceFailed("the space belongs to the parent of this forked process: connect again"))
+        self.fs.close()
+
+    def _write_final_watermarks(self) -> None:
+        """After a clean close numbering goes on without a gap."""
+        for queue in self.queues.values():
+            if queue.reserved > queue.last == queue.published:
+                queue.reserved = queue.last
+                queue.write_watermark(self.fs)
+                if self.hardening.content:
+                    self.fs.sync_data(layout.watermark_path(queue.name))
+
+    def _wake_takers(self) -> None:
+        """A message has come to be seen: those who wait look again. Called with the lock held."""
+        for queue in self.log.changed_queues.values():
+            if queue.waiters:
+                queue.arrived.notify_all()
+
+    def _published(self, marks: dict[str, Watermark]) -> None:
+        """Behind each group of steps, with the lock held: those who wait look again. Adds how far the queues are."""
+        if not self.serving:
+            return
+        unhardened = self.log.unhardened() if self.log.riding else {}
+        for name, queue in self.log.changed_queues.items():
+            if queue.waiters:
+                queue.arrived.notify_all()
+            through = min(queue.shown, unhardened[name] - 1) if name in unhardened else queue.shown
+            if through > queue.published:
+                queue.published = through
+            marks[name] = Watermark(queue.published, max(queue.reserved, queue.last))
+        if unhardened:
+            self.log.changed_queues = {name: self.queues[name] for name in unhardened}
+        else:
+            self.log.changed_queues.clear()

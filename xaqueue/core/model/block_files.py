@@ -1,0 +1,130 @@
+"""A block's file is read as far as its own head says, however large it is: the rest would only show that it is none.
+
+Small files that are read one after the other are asked of the disk before the first of them is read: a file at a time,
+a disk is mostly waited for. Files that are in memory are opened once more for nothing, so none is asked for behind
+a group that came without the disk. Nothing is held open: what goes before its turn is not seen.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+from xaqueue.core.model import layout
+from xaqueue.core.model.block import HEAD_READ_BYTES, size_in_head
+from xaqueue.core.model.branch import Written
+from xaqueue.core.storage.fs import NO_LINK, FileSystem, is_damage
+from xaqueue.core.storage.regular import NO_DIRECTORY, NO_FILE, READ, open_regular, read_up_to
+from xaqueue.errors import DamagedBlock
+
+AHEAD = 128
+"""Files a group."""
+ASKED_BYTES = 64 * 1024
+"""Of each file, from its beginning; the kernel itself looks ahead in larger ones."""
+
+
+def listed(fs: FileSystem, path: str) -> list[str]:
+    """The names in a directory, sorted, without those that start with a dot; none where it is gone."""
+    try:
+        return sorted(name for name in fs.list(path) if not name.startswith("."))
+    except OSError as error:
+        if error.errno not in NO_DIRECTORY:
+            raise
+        return []
+
+
+def ranges_in(fs: FileSystem, queue: str) -> list[int]:
+    """The numbers of a queue's range directories, ascending."""
+    names = listed(fs, layout.queue_path(queue))
+    return sorted(number for name in names if (number := layout.parse_range(name)) is not None)
+
+
+def make_twin(fs: FileSystem, written: Written, path: str, chunks: Sequence[bytes]) -> None:
+    """The file of a block that has the content of another one of its branch: another name of that one's file, or a file
+    of its own where there is none, or links end. Raises OSError."""
+    assert written.twin is not None
+    if written.twin.path:
+        try:
+            fs.link(written.twin.path, path)
+        except OSError as error:
+            if error.errno not in (*NO_LINK, errno.ENOENT):  # it went meanwhile
+                raise
+        else:
+            return
+    fs.create(path, chunks)
+    written.twin = None
+
+
+def read_block(fs: FileSystem, path: str) -> bytes:
+    """What stands there, and of more than its head says a byte, by which it shows. Raises OSError."""
+    data = fs.read(path, HEAD_READ_BYTES)
+    return data if len(data) < HEAD_READ_BYTES else fs.read(path, size_in_head(data) + 1)
+
+
+def read_checked(fs: FileSystem, path: str) -> bytes:
+    """The same. Raises DamagedBlock where that one file cannot be read, FileNotFoundError, any other OSError."""
+    try:
+        return read_block(fs, path)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise damage_of(fs, path, error) from error
+
+
+def damage_of(fs: FileSystem, path: str, error: OSError) -> Exception:
+    """The DamagedBlock that a failed read of this one file is, or the error itself where it concerns the space."""
+    if is_damage(fs, path, error):
+        return DamagedBlock(f"cannot be read: {error.strerror}")
+    return error
+
+
+def read_message(directory: int, name: str, flags: int = READ) -> tuple[bytes, int] | None:
+    """The same of a message in an open directory, and its commit time in nanoseconds; None when it is consumed.
+
+    Empty where no file stands there, as for a damaged message. Raises OSError.
+    """
+    try:
+        fd, found = open_regular(name, flags, directory)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno not in NO_FILE:
+            raise
+        return b"", 0
+    try:
+        data = os.read(fd, HEAD_READ_BYTES)
+        if len(data) == HEAD_READ_BYTES:
+            data += read_up_to(fd, size_in_head(data) + 1 - HEAD_READ_BYTES)
+    finally:
+        os.close(fd)
+    return data, found.st_mtime_ns
+
+
+def ahead(directory: int, found: Sequence[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """The same numbers and names again, for the caller to read each file in an open directory when it comes."""
+    asks = True
+    for begin in range(0, len(found), AHEAD):
+        group = found[begin : begin + AHEAD]
+        before = blocks_read()
+        if asks:
+            for _, name in group:
+                _ask(directory, name)
+        yield from group
+        asks = blocks_read() != before
+
+
+def blocks_read() -> int:
+    """How much this thread has read from disks."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_inblock
+
+
+def _ask(directory: int, name: str) -> None:
+    with suppress(OSError):  # only a hint: whoever reads the file meets what is wrong
+        fd = os.open(name, READ, dir_fd=directory)
+        try:
+            os.posix_fadvise(fd, 0, ASKED_BYTES, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(fd)

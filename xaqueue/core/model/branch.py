@@ -1,0 +1,396 @@
+"""The states of a transaction branch, and what each XA verb does in each: a table, and a branch that obeys it.
+
+The table is X/Open C193's tables 6-2 and 6-4 folded into one, seen from the session that calls. A missing row is the
+protocol error. Where the specification allows two answers, ``man/xaqueue.5`` says which one is pinned and why.
+No I/O and no locks: whoever owns a branch serialises its calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from xaqueue.core.model.block import Kind
+from xaqueue.core.model.entry import Entry
+from xaqueue.errors import (
+    AsyncNotSupported,
+    DuplicateXid,
+    HeuristicOutcome,
+    InvalidArgument,
+    ProtocolError,
+    RolledBack,
+    UnknownXid,
+)
+from xaqueue.message import MessageId
+from xaqueue.xa import Code, Flag
+from xaqueue.xid import Xid
+
+
+class _Key(Enum):
+    """An Enum that is looked up in the table at every call: hashed by identity, as C does it."""
+
+    __hash__ = object.__hash__
+
+
+class State(_Key):
+    """A branch as one session sees it."""
+
+    UNKNOWN = "unknown"
+    ACTIVE = "active"
+    ACTIVE_ELSEWHERE = "active in another session"
+    SUSPENDED = "suspended"
+    IDLE = "idle"
+    DOOMED = "doomed"
+    """Idle, and rolled back already by this side; the transaction manager has not been told."""
+    PREPARED = "prepared"
+    CARRIED = "carried by a database"
+    """Its vote stands in memory only; a row in that database commits it, and whoever asked for the vote ends it."""
+    COMMITTING = "past its commit point"
+    """There was no room for what follows it: it can only go forward."""
+    ROLLBACK_ONLY = "rollback-only"
+    UNDONE = "rolled back by this side"
+    """It is kept until its transaction manager has been told; sessions in it see it as active until they leave it."""
+    HEURISTIC_COMMIT = "heuristically committed"
+    HEURISTIC_ROLLBACK = "heuristically rolled back"
+    HEURISTIC_MIXED = "heuristically mixed"
+    HEURISTIC_HAZARD = "heuristic hazard"
+
+
+class Call(_Key):
+    """The verbs, those whose flags change their meaning once for each."""
+
+    START = "start()"
+    JOIN = "start(JOIN)"
+    RESUME = "start(RESUME)"
+    END_SUCCESS = "end(SUCCESS)"
+    END_FAIL = "end(FAIL)"
+    END_SUSPEND = "end(SUSPEND)"
+    PREPARE = "prepare()"
+    COMMIT = "commit()"
+    COMMIT_ONEPHASE = "commit(ONEPHASE)"
+    ROLLBACK = "rollback()"
+    FORGET = "forget()"
+
+
+_OK = Code.XA_OK
+_RB = Code.XA_RBROLLBACK
+S, C = State, Call
+
+TRANSITIONS: dict[tuple[Call, State], tuple[Code, State]] = {
+    (C.START, S.UNKNOWN): (_OK, S.ACTIVE),
+    (C.JOIN, S.ACTIVE_ELSEWHERE): (_OK, S.ACTIVE),
+    (C.JOIN, S.IDLE): (_OK, S.ACTIVE),
+    (C.JOIN, S.DOOMED): (_RB, S.ROLLBACK_ONLY),
+    (C.RESUME, S.SUSPENDED): (_OK, S.ACTIVE),
+    (C.END_SUCCESS, S.ACTIVE): (_OK, S.IDLE),
+    (C.END_SUCCESS, S.SUSPENDED): (_OK, S.IDLE),
+    (C.END_FAIL, S.ACTIVE): (_OK, S.ROLLBACK_ONLY),
+    (C.END_FAIL, S.SUSPENDED): (_OK, S.ROLLBACK_ONLY),
+    (C.END_SUSPEND, S.ACTIVE): (_OK, S.SUSPENDED),
+    (C.PREPARE, S.IDLE): (_OK, S.PREPARED),
+    (C.PREPARE, S.DOOMED): (_RB, S.UNKNOWN),
+    (C.COMMIT, S.PREPARED): (_OK, S.UNKNOWN),
+    (C.COMMIT, S.CARRIED): (_OK, S.UNKNOWN),
+    (C.COMMIT, S.COMMITTING): (_OK, S.UNKNOWN),
+    (C.COMMIT_ONEPHASE, S.COMMITTING): (_OK, S.UNKNOWN),
+    (C.COMMIT_ONEPHASE, S.IDLE): (_OK, S.UNKNOWN),
+    (C.COMMIT_ONEPHASE, S.DOOMED): (_RB, S.UNKNOWN),
+    (C.ROLLBACK, S.IDLE): (_OK, S.UNKNOWN),
+    (C.ROLLBACK, S.DOOMED): (_OK, S.UNKNOWN),
+    (C.ROLLBACK, S.ROLLBACK_ONLY): (_OK, S.UNKNOWN),
+    (C.ROLLBACK, S.PREPARED): (_OK, S.UNKNOWN),
+    (C.ROLLBACK, S.CARRIED): (_OK, S.UNKNOWN),
+}
+for _state in State:
+    if _state not in (S.UNKNOWN, S.COMMITTING):
+        TRANSITIONS[C.START, _state] = (Code.XAER_DUPID, _state)
+        TRANSITIONS[C.FORGET, _state] = (Code.XAER_NOTA, _state)
+for _call in Call:
+    if _call is not C.START:
+        TRANSITIONS[_call, S.UNKNOWN] = (Code.XAER_NOTA, S.UNKNOWN)
+
+HEURISTICS: dict[State, Code] = {
+    S.HEURISTIC_COMMIT: Code.XA_HEURCOM,
+    S.HEURISTIC_ROLLBACK: Code.XA_HEURRB,
+    S.HEURISTIC_MIXED: Code.XA_HEURMIX,
+    S.HEURISTIC_HAZARD: Code.XA_HEURHAZ,
+}
+for _state, _code in HEURISTICS.items():
+    TRANSITIONS[C.COMMIT, _state] = (_code, _state)
+    TRANSITIONS[C.ROLLBACK, _state] = (_code, _state)
+    TRANSITIONS[C.FORGET, _state] = (_OK, S.UNKNOWN)
+
+
+ALLOWED_NEXT = {key: after for key, (code, after) in TRANSITIONS.items() if code is _OK}
+"""What needs no closer look."""
+
+
+def step(state: State, call: Call, xid: Xid) -> State:
+    """The state after the call, or the error that the call has in this state."""
+    try:
+        code, after = TRANSITIONS[call, state]
+    except KeyError:
+        raise out_of_order(state, call, xid) from None
+    if code is _OK:
+        return after
+    raise _error(code, state, call, xid)
+
+
+def is_allowed(state: State, call: Call, xid: Xid) -> bool:
+    """Whether the call may go on; False where it is answered by a rollback of the branch. Raises as ``step`` does."""
+    try:
+        code, after = TRANSITIONS[call, state]
+    except KeyError:
+        raise out_of_order(state, call, xid) from None
+    if code is _OK:
+        return True
+    if code is _RB and after is S.UNKNOWN:
+        return False
+    raise _error(code, state, call, xid)
+
+
+def out_of_order(state: State, call: Call, xid: Xid) -> ProtocolError:
+    """What a call is answered that has no row."""
+    if state is S.COMMITTING:
+        return ProtocolError(f"branch {xid} is past its commit point: commit it again to complete it")
+    return ProtocolError(f"{call.value} of branch {xid} is out of order: it is {state.value}")
+
+
+def _error(code: Code, state: State, call: Call, xid: Xid) -> Exception:
+    if code is Code.XAER_NOTA:
+        why = "it is not heuristically finished" if state is not S.UNKNOWN else "it was never started, or is finished"
+        return UnknownXid(f"{call.value}: branch {xid} is unknown: {why}")
+    if code is Code.XAER_DUPID:
+        return DuplicateXid(f"branch {xid} exists and is {state.value}")
+    if code is _RB:
+        return RolledBack(f"branch {xid} was rolled back")
+    return HeuristicOutcome(f"branch {xid} is {state.value} by an operator's decision; forget ends this answer", code)
+
+
+_LEGAL: dict[str, Flag] = {
+    "start": Flag.JOIN | Flag.RESUME | Flag.NOWAIT,
+    "end": Flag.SUCCESS | Flag.FAIL | Flag.SUSPEND | Flag.MIGRATE,
+    "prepare": Flag.NOFLAGS,
+    "commit": Flag.ONEPHASE | Flag.NOWAIT | Flag.LATE,
+    "rollback": Flag.NOFLAGS,
+    "forget": Flag.NOFLAGS,
+    "recover": Flag.STARTRSCAN | Flag.ENDRSCAN,
+}
+_CALLS: dict[tuple[str, Flag], Call] = {
+    ("start", Flag.NOFLAGS): C.START,
+    ("start", Flag.JOIN): C.JOIN,
+    ("start", Flag.RESUME): C.RESUME,
+    ("end", Flag.SUCCESS): C.END_SUCCESS,
+    ("end", Flag.FAIL): C.END_FAIL,
+    ("end", Flag.SUSPEND): C.END_SUSPEND,
+    ("end", Flag.SUSPEND | Flag.MIGRATE): C.END_SUSPEND,
+    ("prepare", Flag.NOFLAGS): C.PREPARE,
+    ("commit", Flag.NOFLAGS): C.COMMIT,
+    ("commit", Flag.LATE): C.COMMIT,
+    ("commit", Flag.ONEPHASE): C.COMMIT_ONEPHASE,
+    ("rollback", Flag.NOFLAGS): C.ROLLBACK,
+    ("forget", Flag.NOFLAGS): C.FORGET,
+}
+
+
+def check_flags(verb: str, flags: Flag) -> None:
+    """InvalidArgument for flags that the verb does not take, AsyncNotSupported for ASYNC."""
+    if flags & Flag.ASYNC:
+        raise AsyncNotSupported(f"{verb} with ASYNC: this resource manager answers every call at once")
+    if flags & ~_LEGAL[verb]:
+        raise InvalidArgument(f"{verb} does not take {flags & ~_LEGAL[verb]!r}; it takes {_LEGAL[verb]!r}")
+
+
+def call_of(verb: str, flags: Flag) -> Call:
+    """The row of the table that a verb with these flags stands for. Raises as ``check_flags`` does."""
+    call = _CALLS.get((verb, flags))
+    if call is None:
+        check_flags(verb, flags)
+        call = _CALLS.get((verb, flags & ~Flag.NOWAIT))
+    if call is None:
+        raise InvalidArgument(f"{verb} with {flags!r} has no meaning: see the flags of {verb} in xaqueue(5)")
+    return call
+
+
+@dataclass(slots=True)
+class Written:
+    """A command block of a branch: what it does, where its file stands, and where memory holds its message."""
+
+    number: int
+    kind: Kind
+    queue: str
+    message_id: MessageId
+    checksum: int
+    """Of the whole block of an enqueue."""
+    entry: Entry | None = None
+    """The locked message of a dequeue, or the future entry of an enqueue."""
+    suffix: str = ""
+    """Of its file's name: its number, or that of a branch's only block once it is prepared."""
+    given: bool = False
+    """The caller chose the message id, which may be one that was used and consumed before."""
+    path: str = ""
+    """Where its file stands; empty as long as it has none."""
+    content: tuple[bytes, bytes] | None = None
+    """Head and body, as long as memory holds them."""
+    is_shared: bool = False
+    """Others of its branch have the same content, which names no queue: the list of the branch says whose it is."""
+    twin: Written | None = None
+    """The first of these, where this one's file, if it has one, is only another name of that one's."""
+    key: bytes = b""
+    """What a rider of the branch says of it in the list of the branch."""
+    leaving: str = ""
+    """By which other way than by being consumed the message of a dequeue leaves; see ``Counters``."""
+    is_try: bool = True
+    """Of a dequeue: where it comes to nothing, a delivery has failed. Not so where somebody moves or removes it."""
+
+
+@dataclass(slots=True)
+class Branch:
+    """One branch: its blocks, which sessions are in it, and how far it is."""
+
+    xid: Xid
+    name: str
+    """Of its files: the text form of the xid."""
+    blocks: list[Written] = field(default_factory=list)
+    branch_block: Written | None = None
+    """Lists the others, where there are several, once they are prepared."""
+    to_harden: bool = False
+    """Some of its blocks are files, whose content is to be on disk before they get another name."""
+    numbers: int = 0
+    """The highest block number given out."""
+    base: State = State.ACTIVE
+    """ACTIVE and IDLE stand for each other here: ``state_for`` tells them apart by the sessions."""
+    active: set[int] = field(default_factory=set)
+    suspended: set[int] = field(default_factory=set)
+    migrates: bool = False
+    """Suspended with MIGRATE: any session may resume it."""
+    rollback_reason: RolledBack | None = None
+    """Why it can only be rolled back."""
+    explained: str = ""
+    """Why it is going to be rolled back, by who works in it."""
+    deadline: float | None = None
+    """Of the monotonic clock, as ``progress`` is."""
+    begun: float = 0.0
+    """Of the monotonic clock; 0 where another owner has begun it."""
+    begun_by: bytes | None = None
+    """The key of the session that has, where that has one and is of this owner."""
+    progress: float = 0.0
+    """When something was last done in it or to it."""
+    working: set[int] = field(default_factory=set)
+    """Sessions that are enqueueing or dequeueing in it now. Each is here before it looks for a reason to roll back."""
+    busy: bool = False
+    """A step is on its way to disk; the next call waits for it."""
+    damage: list[str] = field(default_factory=list)
+    """What was lost of a prepared branch; it can be rolled back, and committed only by an operator."""
+    prepared_at: int = 0
+    """Int microseconds UTC."""
+    kept_bytes: int = 0
+    """Of its blocks' contents, held in memory."""
+    lessee: bytes | int | None = None
+    """Of the branch of a message on lease: the key of the session that received it, or its number."""
+    riders: tuple[Rider, ...] = ()
+    """Features that have a say in its steps."""
+    decided: State | None = None
+    """An operator's recorded decision, on its way: what the verbs answer from now on."""
+
+    @property
+    def all_blocks(self) -> list[Written]:
+        """Its blocks, the one that lists them last."""
+        return self.blocks if self.branch_block is None else [*self.blocks, self.branch_block]
+
+    @property
+    def needs_list(self) -> bool:
+        """Whether its blocks alone do not say what it does."""
+        return len(self.blocks) > 1 or self.blocks[0].is_shared or any(rider.is_listed() for rider in self.riders)
+
+    @property
+    def is_for_operator(self) -> bool:
+        return any(rider.is_for_operator for rider in self.riders)
+
+    @property
+    def contents(self) -> list[str]:
+        """Its files, each under one name."""
+        return [written.path for written in self.all_blocks if written.twin is None or not written.twin.path]
+
+    def state_for(self, session: int) -> State:
+        """The branch's state as this session sees it."""
+        if self.decided is not None:
+            return self.decided
+        if self.base not in _OPEN:
+            return self.base
+        if session in self.active:
+            return State.ACTIVE
+        if session in self.suspended or (self.migrates and self.suspended):
+            return State.SUSPENDED
+        if self.active or self.suspended:
+            return State.ACTIVE_ELSEWHERE
+        return State.DOOMED if self.rollback_reason is not None else State.IDLE
+
+    def enter(self, session: int) -> None:
+        if self.migrates:
+            self.suspended.clear()
+            self.migrates = False
+        self.suspended.discard(session)
+        self.active.add(session)
+
+    def leave(self, session: int) -> None:
+        self.active.discard(session)
+        self.suspended.discard(session)
+
+    def suspend(self, session: int, *, migrates: bool) -> None:
+        self.active.discard(session)
+        self.suspended.add(session)
+        self.migrates = migrates
+
+    def become(self, base: State) -> None:
+        """Leaves the active life: no session is associated any more."""
+        self.base = base
+        if self.active or self.suspended:
+            self.active.clear()
+            self.suspended.clear()
+        self.migrates = False
+
+
+class Rider:
+    """What rides on a branch beside its messages: a feature that has a say in its steps, which these do not name.
+
+    It joins a branch with the first work that concerns it; most branches have none, and their steps ask nobody. This
+    one asks for nothing. ``space`` is that of the engine, which this room does not know.
+    """
+
+    is_for_operator = False
+    """The branch is decided by hand only: nobody is told of it who would decide it by himself."""
+
+    def is_listed(self) -> bool:
+        """The branch has a branch block even if it has one block: that says what the block does not."""
+        return False
+
+    def decide(self, space: Any, branch: Branch, call: Call) -> None:
+        """Before a prepare, a vote, a commit or a rollback: it may refuse, or leave blocks out. The branch is busy.
+
+        Raises RolledBack, which ends the branch, or another Error, which does not.
+        """
+
+    def stage(self, space: Any, branch: Branch, together: dict[Any, Any]) -> None:
+        """Before the step that commits: content that this step PUTs is written. together: a note of those that are
+        committed in one step. Raises RetryLater, ResourceFailed."""
+
+    def ops(self, space: Any, branch: Branch) -> Sequence[Any]:
+        """In the plan of that step: what is done together with the messages (``change.Op``). Called with the lock held,
+        as what follows."""
+        return ()
+
+    def publish_locked(self, space: Any, branch: Branch) -> None:
+        """Behind it, in the order of the log."""
+
+    def release_locked(self, space: Any, branch: Branch) -> None:
+        """The branch is over, committed or not."""
+
+
+RULES: dict[int, Callable[[Any, Branch, Call], None]] = {}
+"""By the format id of an xid: asked before a start, and as ``Rider.decide`` is, what such a branch may do alone."""
+
+_OPEN = frozenset((State.ACTIVE, State.IDLE, State.UNDONE))
+"""What a session sees then depends on who is in it."""

@@ -1,0 +1,112 @@
+"""Edits of a queues.toml, which leave its comments as they are."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from xaqueue.core.model.definitions import TARGETS, parse
+from xaqueue.core.model.tables import suggestion
+from xaqueue.errors import InvalidArgument, UnknownQueue
+from xaqueue.message import check_queue_name
+
+
+def with_queue(text: str, name: str, options: Mapping[str, object]) -> str:
+    """The same queues.toml, comments and all, with a queue defined or redefined. Raises as ``parse`` does."""
+    check_queue_name(name)
+    return _with(text, ("queues", name), options)
+
+
+def without_queue(text: str, name: str) -> str:
+    """The same queues.toml, comments and all, without a queue. Raises UnknownQueue, and InvalidArgument where others
+    name it."""
+    found, wanted = parse(text), tomllib.loads(text)
+    if name in found.topics:
+        raise InvalidArgument(
+            f"{name} is a topic: take [topics.{name}] out of queues.toml, once no queue subscribes to it"
+        )
+    if name not in found.queues:
+        raise UnknownQueue(f"queue {name!r} is not defined in queues.toml{suggestion(name, found.queues)}")
+    tables = {f"[queues.{other}]": queue for other, queue in found.queues.items() if other != name}
+    tables |= {"[default]": found.default} if found.default is not None else {}
+    named = [f"{where} {key}" for where, queue in tables.items() for key in TARGETS if getattr(queue, key) == name]
+    if named:
+        raise InvalidArgument(f"queue {name} stays defined, for it is named by {', '.join(named)}: change these first")
+    del wanted["queues"][name]
+    for changed in _cuttings(text, name):
+        with suppress(tomllib.TOMLDecodeError):
+            if {"queues": {}} | tomllib.loads(changed) == wanted:
+                return changed
+    raise InvalidArgument(f"queues.toml: queue {name} is no table of its own: take it out by hand")
+
+
+def _cuttings(text: str, name: str) -> Iterator[str]:
+    """The text without what may be the queue's table. Comments above the next table belong to that."""
+    lines = text.splitlines(keepends=True)
+    headers = [number for number, line in enumerate(lines) if line.lstrip().startswith("[")]
+    for first in headers:
+        with suppress(tomllib.TOMLDecodeError):  # a line within a value
+            if tomllib.loads(lines[first]) == {"queues": {name: {}}}:
+                for end in (*(number for number in headers if number > first), len(lines)):
+                    while end > first + 1 and lines[end - 1].lstrip()[:1] in ("", "#"):
+                        end -= 1
+                    yield "".join(lines[:first] + lines[end:])
+
+
+def with_topic(text: str, name: str, options: Mapping[str, object]) -> str:
+    """As ``with_queue``, of a topic."""
+    check_queue_name(name)
+    return _with(text, ("topics", name), options)
+
+
+def with_default(text: str, order: str) -> str:
+    """The same queues.toml, with a [default] table of this order. Raises as ``parse`` does."""
+    return _with(text, ("default",), {"order": order})
+
+
+def with_member(text: str, role: str, member: str, *, only: bool) -> str:
+    """The same queues.toml, with a member of a role; only: and no other token. Raises InvalidArgument: no such role."""
+    import tomlkit
+
+    roles = parse(text).access.roles or ()
+    if role not in {one.name for one in roles}:
+        names = [one.name for one in roles]
+        has = f" (it has {', '.join(names)})" if names else ""
+        raise InvalidArgument(
+            f"queues.toml has no role {role!r}{has}{suggestion(role, names) or '.'} Write a table "
+            f'[access.roles.{role}] with its rights there first, such as consume = ["orders"]: ACCESS in xaqueue(5) '
+            "has them; then run this again"
+        )
+    document = tomlkit.parse(text)
+    table: Any = document["access"]["roles"][role]
+    before = [str(one) for one in table.get("members", ())]
+    kept = [one for one in before if one != member and not (only and one.startswith("token:"))]
+    table["members"] = [*kept, member]
+    made = tomlkit.dumps(document)
+    parse(made)
+    return made
+
+
+def _with(text: str, path: Sequence[str], options: Mapping[str, object]) -> str:
+    import tomlkit  # only writers need it, and it is slow to load
+
+    parse(text)
+    document = tomlkit.parse(text)
+    table: Any = document
+    for key in path[:-1]:
+        table = table.setdefault(key, tomlkit.table(is_super_table=True))
+    table = table.setdefault(path[-1], tomlkit.table())
+    table.update({key: value for key, value in options.items() if value is not None})
+    for key in options.keys() - {key for key, value in options.items() if value is not None}:
+        table.pop(key, None)
+    defined = tomlkit.dumps(document)
+    try:
+        defined.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(
+            f"queues.toml: {path[-1]}: {error.object[error.start : error.end]!r} is no text"
+        ) from None
+    parse(defined)
+    return defined

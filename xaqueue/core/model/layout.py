@@ -1,0 +1,273 @@
+"""Every name in a space's directory is made and read here, and nowhere else; ``message_name`` has those of messages.
+
+A name that does not parse is None: the caller decides whether that is a foreign file or nothing of interest. Paths
+are relative to the space's directory, with ``/`` between parts.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from functools import lru_cache
+from typing import NamedTuple
+from zlib import crc32
+
+from xaqueue.carried import CARRIER
+from xaqueue.core.model import message_name
+from xaqueue.core.storage import owner_file
+from xaqueue.errors import InvalidArgument
+from xaqueue.message import QUEUE_NAME, MessageId
+from xaqueue.xid import Xid
+
+FORMAT = "FORMAT"
+LOCK = owner_file.LOCK
+OWNER = owner_file.OWNER
+QUEUES = "queues.toml"
+GOOD_QUEUES = "queues.toml.good"
+"""The last queues.toml that an owner took, for an open that finds it gone or damaged."""
+ACTIVE = "active"
+PREPARED = "prepared"
+COMMITTED = "committed"
+HEURISTIC = "heuristic"
+QUARANTINE = "quarantine"
+BATCHES = "batches"
+STREAMS = "streams"
+CARRIERS = "carriers"
+"""Notes of databases that carry changes of the space; see ``xaqueue.features.carry.carrier_note``."""
+ARCHIVE = "archive"
+"""What streams have consumed and were to keep; made when there is something."""
+JOURNAL = "journal"
+COUNTERS = "counters"
+"""What the queues count; see ``xaqueue.features.counters.counters``."""
+RESERVE = "reserve"
+REMOVED = "removed"
+"""What a restore has replaced, by the time when it did."""
+SCRUBBED = "scrubbed"
+"""What the last scrub found; see ``xaqueue.features.scrub.scrub``."""
+TRIES = "tries"
+"""The register of tries; see ``xaqueue.features.retries.register``."""
+OPERATORS = "operators.log"
+"""What became of decisions by hand; see ``xaqueue.core.engine.operator_log``."""
+SNAPSHOTS = "snapshots"
+"""Snapshots by their numbers; made with the first."""
+KEPT_JOURNAL = f"{SNAPSHOTS}/journal"
+"""The segments that the journal has released since the oldest snapshot, where a moment in between may be asked for."""
+MANIFEST = "MANIFEST"
+"""In the directory of a snapshot, and nowhere else."""
+CHECKSUMS = "CHECKSUMS"
+"""Beside it: what each block says of its own content."""
+CHECKED = "CHECKED"
+"""In a snapshot: what was found when all of it was read."""
+RESTORE_READY = ".restoring/READY"
+"""There while a restore has a part of the space in its hands."""
+RESTORED = "restored"
+"""What came back by a restore; see ``xaqueue.features.snapshots.restored``."""
+REPLICATION = "replication"
+"""What the directory is to another one; see ``xaqueue.features.replica.replicated``."""
+LAG = "lag"
+"""How far a replica is behind, as it said last."""
+UNSHIPPED = "unshipped.jsonl"
+"""What a space that its replica has replaced had not shipped: a line a step."""
+HEARTBEAT = owner_file.HEARTBEAT
+"""Of an owner that a standby may take over from."""
+SOCKET = "socket"
+"""A server's, where it was told of no other place."""
+DIRECTORIES = (ACTIVE, PREPARED, COMMITTED, HEURISTIC, QUARANTINE, BATCHES, STREAMS, CARRIERS)
+
+OWN_NAMES = frozenset(
+    {FORMAT, LOCK, OWNER, QUEUES, JOURNAL, RESERVE, TRIES, COUNTERS, OPERATORS, SOCKET, ARCHIVE, *DIRECTORIES}
+    | {SNAPSHOTS, REMOVED, RESTORED, GOOD_QUEUES, f".{GOOD_QUEUES}.new", SCRUBBED, f".{SCRUBBED}.new"}
+    | {HEARTBEAT, owner_file.NEW_LOCK, REPLICATION, f".{REPLICATION}.new", LAG, f".{LAG}.new", UNSHIPPED}
+    | {f".{FORMAT}.new", owner_file.NEW_OWNER, f".{QUEUES}.new", f".{COUNTERS}.new"}
+)
+"""What a space's directory may hold at its top."""
+COPIED = (FORMAT, QUEUES, COUNTERS, OPERATORS)
+"""Of the top what a snapshot copies: small, and written in place, or by people."""
+
+RANGE_BITS = 12
+RANGE_SIZE = 1 << RANGE_BITS
+"""Sequence numbers a range directory covers."""
+LAST_SEQ = 2**63 - 1
+
+FIRST = "000"
+"""Suffix of the block that makes a branch prepared: its only block, or its branch block."""
+COMMIT = "commit"
+"""Suffix of the branch block once its branch is committed."""
+
+_MESSAGE_PATH = re.compile(rf"{COMMITTED}/queue=([^/]+)/range=[0-9a-f]{{13}}/{message_name.PATTERN}")
+_RANGE = re.compile(r"range=([0-9a-f]{13})")
+_BATCH = re.compile(r"([0-9a-f]{32})\.([0-7][0-9a-f]{15})")
+_KEY = re.compile(r"([0-7][0-9a-f]{15})\.([0-9a-f]{32})\.([0-9a-f]{32})")
+_BLOCK = re.compile(r"(.+)\.([0-9]{3,}|commit)")
+_TAGS = r"(?:\.[a-z][0-9a-z]+)*"
+_RANGES = rf"queue={QUEUE_NAME.pattern}/range=([0-9a-f]{{13}})/(?=[0-7])\1[0-9a-f]{{3}}\.[0-9a-f]{{32}}{_TAGS}"
+_XID = r"[0-9]{1,10}\.[0-9A-Za-z_-]{0,86}\.[0-9A-Za-z_-]{0,86}"
+_RECORDED = re.compile(
+    rf"(?:{COMMITTED}|{ARCHIVE})/{_RANGES}"
+    rf"|{COMMITTED}/queue={QUEUE_NAME.pattern}/(?:\.retries/[0-7][0-9a-f]{{15}}\.[0-9a-f]{{32}}|\.dedup/{_KEY.pattern})"
+    rf"|(?:{ACTIVE}|{PREPARED})/{_XID}\.(?:[0-9]{{3,}}|{COMMIT})|{HEURISTIC}/{_XID}"
+    rf"|{STREAMS}/queue={QUEUE_NAME.pattern}|{BATCHES}/{_BATCH.pattern}|{CARRIERS}/{CARRIER.pattern}"
+)
+_COPIED = re.compile(
+    rf"{'|'.join(map(re.escape, COPIED))}|{COMMITTED}/queue={QUEUE_NAME.pattern}/\.watermark"
+    rf"|{QUARANTINE}/(?!\.\.?\Z)[^/\0]+"
+)
+_NAME_BYTES = 255
+WATERMARK_BYTES = 4096
+"""More than the file of a watermark ever has."""
+_WATERMARK = re.compile(rb"([0-9a-f]{16}) ([0-9a-f]{16}) ([0-9a-f]{8})\n")
+
+
+class Watermark(NamedTuple):
+    """Two sequence numbers: ``published``, to which every message is in its directory or consumed, and ``reserved``,
+    above which none was ever used.
+    """
+
+    published: int
+    reserved: int
+
+
+def queue_path(queue: str) -> str:
+    return f"{COMMITTED}/queue={queue}"
+
+
+@lru_cache(maxsize=1024)
+def watermark_path(queue: str) -> str:
+    return f"{COMMITTED}/queue={queue}/.watermark"
+
+
+def range_path(queue: str, seq: int) -> str:
+    return f"{COMMITTED}/queue={queue}/range={seq >> RANGE_BITS:013x}"
+
+
+def message_path(queue: str, seq: int, message_id: bytes, tags: str = "") -> str:
+    """``tags``: as they end its name; see ``message_name``."""
+    return f"{COMMITTED}/queue={queue}/range={seq >> RANGE_BITS:013x}/{seq:016x}.{message_id.hex()}{tags}"
+
+
+def retries_path(queue: str) -> str:
+    """Of the directory of what changes of a queue's messages."""
+    return f"{COMMITTED}/queue={queue}/.retries"
+
+
+def retry_path(queue: str, seq: int, message_id: bytes) -> str:
+    return f"{COMMITTED}/queue={queue}/.retries/{seq:016x}.{message_id.hex()}"
+
+
+def keys_path(queue: str) -> str:
+    """Of the directory of the keys that a queue has seen."""
+    return f"{COMMITTED}/queue={queue}/.dedup"
+
+
+def key_path(queue: str, until_us: int, key: bytes, message_id: bytes) -> str:
+    return f"{COMMITTED}/queue={queue}/.dedup/{until_us:016x}.{key.hex()}.{message_id.hex()}"
+
+
+def archived_path(path: str) -> str:
+    """Where the message file that stands there is kept once a stream has consumed it."""
+    return ARCHIVE + path.removeprefix(COMMITTED)
+
+
+def stream_path(queue: str) -> str:
+    """Of the record of the stream that consumes a queue."""
+    return f"{STREAMS}/queue={queue}"
+
+
+def carrier_path(carrier: str) -> str:
+    """Of the note of a database that carries changes."""
+    return f"{CARRIERS}/{carrier}"
+
+
+def block_path(directory: str, xid_text: str, suffix: str) -> str:
+    return f"{directory}/{xid_text}.{suffix}"
+
+
+def batch_path(key: str, number: int) -> str:
+    """Of the record of a query's batch that is decided."""
+    return f"{BATCHES}/{key}.{number:016x}"
+
+
+def numbered(number: int) -> str:
+    """The suffix of the block with this number, from 1."""
+    return f"{number:03d}"
+
+
+def parse_queue_directory(name: str) -> str | None:
+    queue = name.removeprefix("queue=")
+    return queue if queue != name and QUEUE_NAME.fullmatch(queue) else None
+
+
+def parse_range(name: str) -> int | None:
+    """The number of the range directory; its messages have ``seq >> RANGE_BITS`` equal to it."""
+    match = _RANGE.fullmatch(name)
+    return int(match[1], 16) if match else None
+
+
+def parse_message(name: str) -> tuple[int, MessageId] | None:
+    parsed = message_name.parse(name)
+    return parsed[:2] if parsed else None
+
+
+def parse_key(name: str) -> tuple[int, bytes, MessageId] | None:
+    """What ``key_path`` was made of."""
+    match = _KEY.fullmatch(name)
+    return (int(match[1], 16), bytes.fromhex(match[2]), MessageId(bytes.fromhex(match[3]))) if match else None
+
+
+def is_consumed(name: str, consumed: int) -> bool:
+    """Whether this is the name of a message file whose number is at or below this one."""
+    return name <= f"{consumed:016x}.~" and message_name.parse_seq(name) is not None
+
+
+def parse_message_path(path: str) -> tuple[str, int] | None:
+    """Queue and sequence number of the path of a message file; None for any other path."""
+    match = _MESSAGE_PATH.fullmatch(path)
+    return (match[1], int(match[2], 16)) if match else None
+
+
+def is_recorded(path: str) -> bool:
+    """Whether a record may name it: a file of the space that steps make, move and remove. What came from elsewhere is
+    believed in no other: none of these leads out of the space, or to what says who has it."""
+    return _RECORDED.fullmatch(path) is not None and len(path.rpartition("/")[2]) <= _NAME_BYTES
+
+
+def is_copied(path: str) -> bool:
+    """Whether a snapshot, or a replica's copy of one, may have it: that, and what snapshots copy beside it."""
+    is_other = _COPIED.fullmatch(path) is not None
+    return is_recorded(path) or (is_other and len(os.fsencode(path.rpartition("/")[2])) <= _NAME_BYTES)
+
+
+def parse_block(name: str) -> tuple[Xid, str] | None:
+    """Xid and suffix of a file in ``active/`` or ``prepared/``."""
+    match = _BLOCK.fullmatch(name)
+    if not match:
+        return None
+    xid = parse_xid(match[1])
+    return (xid, match[2]) if xid else None
+
+
+def parse_batch(name: str) -> tuple[str, int] | None:
+    """Key and number of the batch of which a file in ``batches/`` is the record."""
+    match = _BATCH.fullmatch(name)
+    return (match[1], int(match[2], 16)) if match else None
+
+
+def parse_xid(name: str) -> Xid | None:
+    try:
+        return Xid.parse(name)
+    except InvalidArgument:
+        return None
+
+
+def format_watermark(watermark: Watermark) -> bytes:
+    """One line of 43 bytes with its own checksum, written in place: a reader that sees half of it reads again."""
+    numbers = b"%016x %016x" % watermark
+    return b"%s %08x\n" % (numbers, crc32(numbers))
+
+
+def parse_watermark(data: bytes) -> Watermark | None:
+    """None for bytes that are no watermark, or only half of one."""
+    match = _WATERMARK.fullmatch(data)
+    if not match or crc32(data[:33]) != int(match[3], 16):
+        return None
+    return Watermark(int(match[1], 16), int(match[2], 16))

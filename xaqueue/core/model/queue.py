@@ -1,0 +1,300 @@
+"""One queue of an open space: its index, its sequence numbers and its range directories.
+
+Sequence numbers are given out under the space's lock, in the order in which they will be published, and never twice:
+their upper bound is written to the watermark file before the first number below it is used, and that write is
+hardened with the step that used it. So after a crash the next number is above the bound, whatever was consumed.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable
+from contextlib import suppress
+
+from xaqueue.core.model import layout
+from xaqueue.core.model.definitions import QueueDefinition
+from xaqueue.core.model.entry import Entry
+from xaqueue.core.model.index import QueueIndex
+from xaqueue.core.model.layout import RANGE_BITS, RANGE_SIZE, Watermark
+from xaqueue.core.model.records import StreamRecord
+from xaqueue.core.storage.fs import NO_ROOM, FileSystem
+from xaqueue.core.storage.scheduling import Condition
+from xaqueue.features.counters.values import Counters
+from xaqueue.features.dedup.values import Keys
+from xaqueue.features.limits.limits import Limits
+from xaqueue.reservation import Reservation
+
+
+class Queue:
+    """All methods are called with the space's lock held."""
+
+    def __init__(self, name: str, definition: QueueDefinition, arrived: Condition) -> None:
+        self.name = name
+        self.index = QueueIndex()
+        self.counters = Counters()
+        self.is_to_be_searched = False
+        """Some messages may have had all their tries, and nobody was told."""
+        self.arrived = arrived
+        """There may be a message, or room, for somebody who waits for one."""
+        self.waiters = 0
+        """Who waits for that."""
+        self.takers = 0
+        """Who of these waits for a message."""
+        self.limits: Limits | None = None
+        self.sizes: dict[bytes, int] | None = None
+        """Bytes of what it holds and of what is ``pending``, by id, where they are limited."""
+        self.size_bytes = 0
+        """Their sum."""
+        self.is_to_be_measured = False
+        """Something of it may have no size yet."""
+        self.stuck = ""
+        """Why messages that had all their tries, or have expired, are not moved."""
+        self.keys = Keys()
+        self.pending: set[bytes] = set()
+        """Ids of messages that branches have enqueued and not yet committed."""
+        self.define(definition)
+        self.last = 0
+        self.reserved = 0
+        self.shown = 0
+        """The highest number that was published to the sessions of this owner."""
+        self.published = 0
+        """The highest below which all numbers were published and are durable."""
+        self.ranges: dict[int, int] = {}
+        """Messages a range directory holds, for each that exists; files of what a stream has consumed do not count."""
+        self.record: StreamRecord | None = None
+        """Of the stream that consumes it, or of the last one that did."""
+        self.in_flight: tuple[int, int] | None = None
+        """What that stream reads now: above the first number, up to the second."""
+        self.cleared = 0
+        """Up to this number the files of what was consumed are gone."""
+        self.in_hand = False
+        """Its record is being changed."""
+        self.expiring: set[Entry] = set()
+        """Messages that have expired, or had all their tries, and that are being removed or moved now."""
+        self.is_wanted = False
+        """A stream waits to reserve it: nothing more is removed until it has."""
+        self._has_directory = False
+        self.made_ranges: set[int] = set()
+        """Ranges whose directory is known to be there."""
+
+    def define(self, definition: QueueDefinition) -> None:
+        """It behaves so from here on. Where it is its own failure queue, it tries for ever."""
+        self.definition = definition
+        self.index.reorder(definition.order)
+        limit = definition.retry.max_tries if definition.failure_queue != self.name else 0
+        if limit != self.index.max_tries:
+            self.index.limit_tries(limit)
+            self.is_to_be_searched = True
+        if definition.limits != self.limits:
+            self._limit(definition.limits)
+
+    def _limit(self, limits: Limits | None) -> None:
+        self.limits = limits
+        if limits is None or not limits.max_bytes:
+            self.sizes, self.size_bytes = None, 0
+        elif self.sizes is None:
+            self.sizes, self.is_to_be_measured = {}, True
+        if self.waiters:
+            self.arrived.notify_all()  # there may be room now
+
+    def hold(self, message_id: bytes, size_bytes: int) -> None:
+        """A message that it holds, or that is pending, has so many bytes."""
+        if self.sizes is not None and message_id not in self.sizes:
+            self.sizes[message_id] = size_bytes
+            self.size_bytes += size_bytes
+
+    def withdraw(self, message_id: bytes) -> None:
+        """What was pending does not come."""
+        self.pending.discard(message_id)
+        if self.limits is not None:
+            self._is_less(message_id)
+
+    def _is_less(self, message_id: bytes) -> None:
+        """A message that was counted is gone: there may be room."""
+        if self.sizes is not None:
+            self.size_bytes -= self.sizes.pop(message_id, 0)
+        if self.waiters:
+            self.arrived.notify_all()
+
+    def found(self, ranges: Iterable[int], last: int, watermark: Watermark | None) -> None:
+        """What recovery read of a queue's directory: its ranges, its highest number, its watermark."""
+        self._has_directory = True
+        self.ranges = dict.fromkeys(ranges, 0)
+        self.made_ranges = set(self.ranges)
+        self.last = self.reserved = max(last, watermark.reserved) if watermark else last
+        self.published = min(watermark.published, self.last) if watermark else 0  # a damaged one may say anything
+
+    def keep(self, record: StreamRecord) -> None:
+        """What recovery read of the stream that consumes it. Called after ``found``."""
+        self.record = record
+        self.last = max(self.last, record.consumed)
+        self.reserved = max(self.reserved, self.last)
+        self.published = max(self.published, record.consumed)
+
+    @property
+    def keeper(self) -> StreamRecord | None:
+        """Of the stream for which it is reserved; None where anybody may take its messages."""
+        return self.record if self.record is not None and not self.record.released else None
+
+    @property
+    def leaving(self) -> int:
+        """Messages that nobody is given any more: the index counts them, as locked, until they have left."""
+        return len(self.index.expired) + len(self.index.exhausted) + len(self.expiring)
+
+    def keep_leaving(self) -> None:
+        """What was to leave stays: a stream takes that, too."""
+        self.is_to_be_searched = True  # once that is released
+        for found in (self.index.expired, self.index.exhausted):
+            for entry in found:
+                self.index.release(entry)
+            found.clear()
+
+    @property
+    def consumed_through(self) -> int:
+        """What is at or below this number is no message any more, wherever its file is."""
+        return self.record.consumed if self.record is not None else 0
+
+    def consume(self, record: StreamRecord) -> None:
+        """Its record is hardened: what it says is consumed is forgotten."""
+        gone, boundary = self.index.remove_through(record.consumed), (record.consumed + 1) >> RANGE_BITS
+        left = len(gone)
+        self.counters.dequeued += left
+        if self.limits is not None:
+            for message_id in gone:
+                self._is_less(message_id)
+        for number in [number for number in self.ranges if number < boundary]:
+            left -= self.ranges[number]
+            self.ranges[number] = 0
+        if left:
+            self.ranges[boundary] -= left
+        self.record = record
+        if self.in_flight is not None and self.in_flight[1] <= record.consumed:
+            self.in_flight = None
+
+    def oldest(self, now: int) -> Entry | None:
+        """The message that is ready and was committed first; see ``QueueIndex.oldest``."""
+        used = sorted(number for number, count in self.ranges.items() if count)
+        return self.index.oldest(now, (range(n << RANGE_BITS, (n + 1) << RANGE_BITS) for n in used))
+
+    def is_spent(self, number: int) -> bool:
+        """Whether a range has no messages and takes none any more."""
+        return not self.ranges.get(number) and number != (self.last + 1) >> RANGE_BITS
+
+    def is_archived(self, number: int) -> bool:
+        """Whether something of this range may be in the archive."""
+        record = self.record
+        if record is None or record.archived_after is None:
+            return False
+        return record.archived_after >> RANGE_BITS <= number <= record.consumed >> RANGE_BITS
+
+    def _is_to_be_cleared(self, number: int) -> bool:
+        """Whether files of consumed messages may be there: then whoever clears these removes the range, too."""
+        return self.cleared < self.consumed_through and number <= self.consumed_through >> RANGE_BITS
+
+    @property
+    def reservation(self) -> Reservation | None:
+        """What is told of the stream that consumes it."""
+        record = self.record
+        if record is None:
+            return None
+        return Reservation(
+            self.name,
+            record.stream,
+            record.consumed,
+            self.in_flight,
+            self.published,
+            record.since,
+            record.archived_after is not None,
+            record.released,
+        )
+
+    def holds(self, number: int, messages: int) -> None:
+        """A range holds so many messages more, which were found."""
+        self.ranges[number] = self.ranges.get(number, 0) + messages
+
+    def allocate(self) -> int:
+        """The next commit sequence number; its range counts one more from here on, so that nobody removes it."""
+        self.last = seq = self.last + 1
+        number = seq >> RANGE_BITS
+        self.ranges[number] = self.ranges.get(number, 0) + 1
+        return seq
+
+    def give_back(self, seq: int) -> None:
+        """A number that was given to a message which did not come; it is not used again."""
+        self.ranges[seq >> RANGE_BITS] -= 1
+
+    def keep_number(self, seq: int) -> int:
+        """A number that a message was given before a crash, and keeps."""
+        self.last = max(self.last, seq)
+        self.holds(seq >> RANGE_BITS, 1)
+        return seq
+
+    def make_range(self, fs: FileSystem, seq: int) -> None:
+        """Makes the directory that a number needs, and reserves it. Raises OSError.
+
+        For those whose files are their record: numbers at or below ``reserved`` are not used again after a crash.
+        """
+        if seq > self.reserved:
+            reserved = seq | (RANGE_SIZE - 1)
+            if not self._has_directory:
+                with suppress(FileExistsError):
+                    fs.make_dir(layout.queue_path(self.name))
+                self._has_directory = True
+            watermark = Watermark(self.published, reserved)
+            fs.write_at(layout.watermark_path(self.name), 0, [layout.format_watermark(watermark)])
+            self.reserved = reserved
+        if seq >> RANGE_BITS not in self.made_ranges:
+            with suppress(FileExistsError):
+                fs.make_dir(layout.range_path(self.name, seq))
+            self.made_ranges.add(seq >> RANGE_BITS)
+
+    def consumed(self, entry: Entry) -> bool:
+        """The message's removal is hardened. Whether its range has become spent: whoever clears removes that."""
+        if self.expiring:
+            self.expiring.discard(entry)
+        if self.index.remove(entry) and self.waiters:
+            self.arrived.notify_all()
+        if self.limits is not None:
+            self._is_less(entry.message_id)
+        number = entry.seq >> RANGE_BITS
+        self.ranges[number] = left = self.ranges[number] - 1
+        return not left and self.is_spent(number)
+
+    def spent_ranges(self) -> list[int]:
+        """Those that may be removed, but for what is still to be cleared in them."""
+        return [number for number in self.ranges if self.is_spent(number) and not self._is_to_be_cleared(number)]
+
+    def remove_empty_ranges(self, fs: FileSystem) -> None:
+        for number in [number for number, count in self.ranges.items() if not count]:
+            if not self._is_to_be_cleared(number):
+                self.remove_range(fs, number)
+
+    def remove_range(self, fs: FileSystem, number: int) -> None:
+        """Removes an emptied range directory; it stays with a foreign file in it, or for want of room."""
+        try:
+            self.made_ranges.discard(number)
+            with suppress(FileNotFoundError):  # whose messages came and went before it was made
+                fs.remove_dir(layout.range_path(self.name, number << RANGE_BITS))
+            del self.ranges[number]
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY and error.errno not in NO_ROOM:
+                raise
+
+    @property
+    def exists(self) -> bool:
+        """Whether the queue has a directory; where that follows a journal, as of the opening."""
+        return self._has_directory
+
+    def directories(self) -> list[str]:
+        """Its directory and those of its ranges."""
+        if not self._has_directory:
+            return []
+        ranges = [layout.range_path(self.name, number << RANGE_BITS) for number in self.ranges]
+        return [layout.queue_path(self.name), *ranges]
+
+    def write_watermark(self, fs: FileSystem) -> None:
+        fs.write_at(layout.watermark_path(self.name), 0, [layout.format_watermark(self.watermark)])
+
+    @property
+    def watermark(self) -> Watermark:
+        return Watermark(self.published, max(self.reserved, self.last))

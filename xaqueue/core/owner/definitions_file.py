@@ -1,0 +1,123 @@
+"""queues.toml as a space's owner takes it: what cannot be used falls back to the last copy that could.
+
+The copy is written new and renamed, and only of a file that an owner has taken: so a crash leaves this one or the one
+before, and each of them was in force.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import tomllib
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
+
+from xaqueue.core.model import definitions
+from xaqueue.core.model.definitions import Definitions
+from xaqueue.core.model.layout import GOOD_QUEUES, QUEUES
+from xaqueue.core.storage.directory_fs import DirectoryFileSystem
+from xaqueue.core.storage.fs import replace_file
+from xaqueue.core.storage.modes import PRIVATE, for_group
+from xaqueue.core.storage.owner_file import FileLock
+from xaqueue.core.storage.regular import READ, read_at_most
+from xaqueue.errors import InvalidArgument, RetryLater, SpaceError
+
+EDIT_S = 10.0
+"""How long an edit waits for others."""
+PAUSE_S = 0.01
+
+log = logging.getLogger("xaqueue")
+_defining = threading.Lock()
+
+
+def read_definitions(path: str | os.PathLike[str]) -> Definitions:
+    """The definitions in the directory's queues.toml. Raises InvalidArgument; a missing file defines nothing."""
+    try:
+        return definitions.parse(definitions.read(path))
+    except FileNotFoundError:
+        return Definitions()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"queues.toml cannot be read: {error}") from error
+
+
+def damage_of(path: str | os.PathLike[str]) -> str:
+    """Why nobody can say what queues.toml defines; empty where it is TOML, though what it says may be refused."""
+    if not os.path.lexists(Path(path) / QUEUES):
+        return "queues.toml is missing"
+    try:
+        tomllib.loads(definitions.read(path))
+    except tomllib.TOMLDecodeError as error:
+        return f"queues.toml is no TOML: {error}"
+    except (OSError, UnicodeDecodeError) as error:
+        return f"queues.toml cannot be read: {error}"
+    return ""
+
+
+def usable_definitions(path: str | os.PathLike[str]) -> tuple[Definitions, str]:
+    """Those of queues.toml, or where that is gone or damaged of its last good copy; and what is wrong, or empty.
+
+    Raises InvalidArgument where what it says is refused, and where it is damaged and has no good copy.
+    """
+    with suppress(OSError, UnicodeDecodeError, InvalidArgument):  # what is wrong with it is looked at below
+        return definitions.parse(definitions.read(path)), ""
+    wrong = damage_of(path)
+    if not wrong:
+        return read_definitions(path), ""
+    try:
+        good = definitions.parse(read_good(path))
+    except (OSError, UnicodeDecodeError, InvalidArgument):
+        if not os.path.lexists(Path(path) / QUEUES):
+            return Definitions(), ""  # nobody has ever defined anything
+        raise InvalidArgument(
+            f"{wrong}; there is no good copy of it: mend it, or `xaqueue reconstruct -m --space {os.fspath(path)}` "
+            "sets it aside and makes it anew from the queues that are there"
+        ) from None
+    return good, f"{wrong}: its last good copy holds. Mend it, or `xaqueue reconstruct -m` puts the copy in its place"
+
+
+def read_good(path: str | os.PathLike[str]) -> str:
+    """The text of the last good copy. Raises OSError, UnicodeDecodeError."""
+    return read_at_most(str(Path(path) / GOOD_QUEUES), definitions.TEXT_LIMIT_BYTES, READ).decode()
+
+
+def keep_good(path: str | os.PathLike[str], wrong: str = "", text: str | None = None) -> None:
+    """What queues.toml says was taken: it is the last good copy, or the one before where this cannot be written.
+
+    wrong: why it was not taken. text: what it said; what it says now without it.
+    """
+    if wrong:
+        log.warning("[definitions-refused] %s", wrong)
+        return
+    try:
+        text = definitions.read(path) if text is None else text
+        with suppress(OSError, UnicodeDecodeError):
+            if read_good(path) == text:
+                return
+        modes = for_group() if definitions.parse(text).group else PRIVATE
+        with closing(DirectoryFileSystem(path, modes=modes)) as fs:
+            replace_file(fs, GOOD_QUEUES, text.encode())
+    except FileNotFoundError:
+        return  # nothing is defined
+    except (OSError, UnicodeDecodeError) as error:
+        log.warning("[definitions-uncopied] no good copy of queues.toml is kept: %s", error)
+
+
+@contextmanager
+def editing(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Around reading and replacing queues.toml: one edit at a time, else two that read the same text lose the first.
+
+    Of all processes, where the directory can be locked; NFS takes no lock on one. Raises RetryLater, OSError.
+    """
+    lock = FileLock(path, create=False)
+    with _defining, ExitStack() as stack:
+        stack.callback(lock.release)
+        until = time.monotonic() + EDIT_S
+        with suppress(SpaceError):
+            while not lock.acquire():
+                if time.monotonic() > until:
+                    raise RetryLater("queues.toml is being changed by another process: nothing was changed")
+                time.sleep(PAUSE_S)
+        yield

@@ -1,0 +1,530 @@
+"""A process owns a space's directory once, however many connections it opens, and no second process owns it with it.
+
+Opening checks FORMAT before anything is written, takes the lock, counts the epoch up durably, and then recovers. A
+child of a fork does not inherit the space: its copy is fenced before it can touch a file.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import stat
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+from xaqueue.core.engine.disk_space import RoomLimit
+from xaqueue.core.engine.session import Session
+from xaqueue.core.engine.state import Space
+from xaqueue.core.model import definition_edits, layout
+from xaqueue.core.model import definitions as definitions_of
+from xaqueue.core.model.block import FORMAT_VERSION
+from xaqueue.core.model.definitions import Definitions
+from xaqueue.core.model.format import Format, check_committed, check_new, checked_name, read_format
+from xaqueue.core.model.records import refusal
+from xaqueue.core.owner.definitions_file import editing, keep_good, read_good, usable_definitions
+from xaqueue.core.owner.definitions_file import read_definitions as read_definitions
+from xaqueue.core.owner.record import (
+    READ_ONLY,
+    READY,
+    Owner,
+    find_group,
+    format_owner,
+    in_use,
+    is_suspect,
+    next_owner,
+    open_to,
+    read_owner,
+    record_trouble,
+    write_owner,
+)
+from xaqueue.core.owner.threads import Checkpointer, Follower, Scrubber, Snapshotter, Timekeeper, Watchdog
+from xaqueue.core.recovery.load import Progress
+from xaqueue.core.recovery.recover import open_space
+from xaqueue.core.storage.directory_fs import DirectoryFileSystem
+from xaqueue.core.storage.fs import replace_file
+from xaqueue.core.storage.hardening import DEFAULT, NOTHING, Hardening
+from xaqueue.core.storage.journal_reader import headers
+from xaqueue.core.storage.layers import OwnerFileSystem
+from xaqueue.core.storage.modes import PRIVATE
+from xaqueue.core.storage.mounts import trouble_of
+from xaqueue.core.storage.owner_file import OwnerFile, boot_id
+from xaqueue.core.storage.owner_file import is_owned as is_owned
+from xaqueue.core.storage.reserve import Reserve
+from xaqueue.core.storage.scheduling import THREADS, Threads
+from xaqueue.errors import Error, InvalidArgument, ResourceFailed, RetryLater, SpaceError
+from xaqueue.features.carry import carry
+from xaqueue.features.counters.values import Counting, encode
+from xaqueue.features.pair.pair import Pair
+from xaqueue.features.replica.replicas import check_replication, replication_now
+from xaqueue.features.snapshots import store
+from xaqueue.features.snapshots import take as snapshots
+from xaqueue.features.streams.cleanup import Clearer
+
+if TYPE_CHECKING:
+    from xaqueue.core.owner.watches import DefinitionsWatch
+
+FLAGS_VARIABLE = "XAQUEUE_FLAGS"
+NEW_QUEUES = """\
+# The queues of this space. xaqueue(5) describes every key; changes take effect at once.
+"""
+ANY_QUEUE = """
+[default]            # for queues that are not defined here; without this table they are refused
+order = "fifo"       # fifo, lifo or priority
+"""
+
+log = logging.getLogger("xaqueue")
+Background = Clearer | Follower | Checkpointer | Timekeeper | Snapshotter | Scrubber
+
+
+@dataclass(slots=True)
+class _Attached:
+    space: Space
+    files: OwnerFileSystem
+    lock: OwnerFile
+    watch: DefinitionsWatch | None
+    background: list[Background]
+    watchdog: Watchdog | None
+    pair: Pair
+    owner: Owner
+    users: int = 0
+
+
+_attached: dict[Path, _Attached] = {}
+_guards: WeakValueDictionary[Path, threading.Lock] = WeakValueDictionary()
+_guards_guard = threading.Lock()
+
+
+def _guard_of(root: Path) -> threading.Lock:
+    """Held while this one space is opened or closed, which takes as long as its messages are many; others go on."""
+    with _guards_guard:
+        guard = _guards.get(root)
+        if guard is None:
+            guard = _guards[root] = threading.Lock()
+        return guard
+
+
+def create(
+    path: str | os.PathLike[str], *, name: str | None = None, sync: str | None = None, any_queue: bool = False
+) -> Format:
+    """Makes a directory a queue space; one that is a space already is left as it is. Raises SpaceError,
+    and InvalidArgument before anything is made.
+
+    any_queue: whether its queues.toml gets a [default] template, so that undefined queues are taken too.
+    """
+    root, wanted = Path(path), Hardening.parse(sync) if sync is not None else None
+    try:
+        root.mkdir(PRIVATE.directory, parents=True, exist_ok=True)
+        if os.path.lexists(root / layout.FORMAT):
+            return read_format(root)
+        check_new(root)
+        foreign = [child.name for child in root.iterdir() if child.name not in layout.OWN_NAMES]
+        if foreign:
+            raise SpaceError(f"{root} holds other files ({foreign[0]} ...): choose an empty directory for a space")
+        written = Format(FORMAT_VERSION, checked_name(name or root.resolve().name), str(uuid.uuid4()))
+        with closing(DirectoryFileSystem(root)) as files:
+            for directory in layout.DIRECTORIES:
+                if not files.is_dir(directory):
+                    files.make_dir(directory)
+            _define(root, wanted, any_queue)
+            if not files.exists(layout.COUNTERS):  # from then on a space that has none has lost it
+                now_us = time.time_ns() // 1000
+                replace_file(files, layout.COUNTERS, encode(Counting(now_us, now_us, 0, closed=True), {}))
+        _write_durably(root, layout.FORMAT, f"{written.line}\n")
+    except (FileExistsError, NotADirectoryError) as error:
+        raise SpaceError(f"{root} cannot be made a queue space: {error.filename} is a file, and no directory") from None
+    except OSError as error:
+        raise SpaceError(f"{root} cannot be made a queue space: {error.strerror}") from error
+    return written
+
+
+def _define(root: Path, wanted: Hardening | None, any_queue: bool) -> None:
+    """Its first queues.toml; one that is there stays."""
+    if os.path.lexists(root / layout.QUEUES):
+        if wanted is not None and read_definitions(root).sync != wanted:
+            raise SpaceError(
+                f'{root / layout.QUEUES} is there already and says nothing of sync = "{wanted}": write it into its '
+                "[space] table, or leave the flags out"
+            )
+        return
+    text = NEW_QUEUES + (ANY_QUEUE if any_queue else "")
+    if wanted is not None:
+        text += f'\n[space]\nsync = "{wanted}"\n'
+    _write_durably(root, layout.QUEUES, text)
+
+
+def hardening_of(flags: str | None, definitions: Definitions) -> Hardening:
+    """By these flags; without any XAQUEUE_FLAGS, then queues.toml, then the default hold. Raises InvalidArgument."""
+    asked = flags if flags is not None else os.environ.get(FLAGS_VARIABLE)
+    return Hardening.parse(asked) if asked is not None else definitions.sync or DEFAULT
+
+
+def attach(
+    path: str | os.PathLike[str],
+    *,
+    create_missing: bool = False,
+    sync: str | None = None,
+    name: str | None = None,
+    watch: bool = True,
+    progress: Progress | None = None,
+    waiting: Threads = THREADS,
+    on_branches: Callable[[Space], object] = lambda _: None,
+    lock: OwnerFile | None = None,
+) -> Session:
+    """A session with the space in this directory, which this process opens if it has not yet.
+
+    sync: flags; see ``hardening_of``. name: must be the space's, where given. watch: whether queues.toml is reloaded
+    when it changes. waiting, on_branches: see ``Space``; where it is opened now. lock: that ``standby.wait`` has taken:
+    other standbys may take over from this owner. Closing the last session closes the space.
+    Raises SpaceInUse, SpaceError, InvalidArgument; with ``lock`` ResourceFailed once another one has taken over.
+    """
+    root = Path(os.path.realpath(path))  # which raises nothing, whatever stands there
+    guard = _guard_of(root)
+    if create_missing:
+        with guard:  # several threads may open it for the first time
+            create(path, name=name, sync=sync, any_queue=True)
+    found = read_format(path)
+    if name is not None and name != found.name:
+        raise SpaceError(f"{os.fspath(path)} is queue space {found.name!r}, not {name!r}")
+    with guard:
+        attached = _attached.get(root)
+        if attached is not None and attached.space.failure is not None and not attached.users:
+            del _attached[root]
+            attached = None
+        if attached is None:
+            attached = _attached[root] = _open(root, found, sync, watch, progress, waiting, on_branches, lock)
+        elif sync is not None and Hardening.parse(sync) != attached.space.hardening:
+            raise InvalidArgument(f"the space is open with {attached.space.hardening} in this process, not {sync}")
+        attached.users += 1
+    return Session(attached.space, on_close=lambda: _detach(root, attached))
+
+
+def _open(
+    root: Path,
+    found: Format,
+    sync: str | None,
+    watch: bool,
+    progress: Progress | None,
+    waiting: Threads,
+    on_branches: Callable[[Space], object],
+    taken: OwnerFile | None = None,
+) -> _Attached:
+    if os.path.lexists(root / layout.MANIFEST):
+        raise SpaceError(f"{root} is a snapshot: it is not opened, but put in its space's place by `xaqueue restore`")
+    definitions, wrong = usable_definitions(root)
+    group = find_group(definitions.group)
+    hardening = hardening_of(sync, definitions)
+    definitions.check_sync(hardening)
+    check_replication(root, definitions, hardening, waiting)
+    try:
+        lock = taken or OwnerFile(root)
+    except OSError as error:
+        raise SpaceError(f"{root} cannot be opened for writing: {_reason(error)}") from error
+    fs: DirectoryFileSystem | None = None
+    try:
+        pair = Pair(root, lock, hardening, beats=taken is not None)
+        if taken is None and not lock.acquire():
+            raise in_use(root, read_owner(root))  # noqa: TRY301
+        found = read_format(root)  # again: a restore may have been at it until now
+        modes = open_to(root, group)
+        fs = DirectoryFileSystem(root, keep_unsynced=bool(hardening.content) and not hardening.journal, modes=modes)
+        check_committed(root, was_in_use=read_owner(root) is not None)
+        headers(fs, layout.JOURNAL)  # which refuses those of a newer xaqueue
+        port = pair.port(fs)  # before anything else is read
+        store.give_up_restore(port)
+        content, has_journal = lock.read(), fs.is_dir(layout.JOURNAL)
+        owner = next_owner(content, found, hardening, has_journal, beats=pair.beats)
+        owner = replace(owner, epoch=max(owner.epoch, store.journal_epoch(fs) + 1))  # also without the file owner
+        suspect = is_suspect(content, has_journal)
+        behind, epoch = owner.boot, owner.epoch
+        boot = boot_id() if hardening.journal else ""
+        reserve = Reserve(DirectoryFileSystem(root, keep_unsynced=False, modes=modes), layout.RESERVE)
+        files = OwnerFileSystem(port, reserve)
+        room = RoomLimit(files, reserve, files.unreserved())
+        lock.write(files, format_owner(replace(owner, boot=behind or boot)))
+        pair.begin(epoch, modes)
+        opened: list[Space] = []
+        space = open_space(
+            files,
+            definitions,
+            hardening=hardening,
+            epoch=epoch,
+            progress=progress,
+            journalled=owner.journalled,
+            suspect=suspect,
+            is_shared=pair.beats,
+            room=room,
+            waiting=waiting,
+            on_branches=partial(_begun, on_branches),
+            lost=lock.lost,
+            space_id=found.id,
+            replication=partial(replication_now, root, opened),
+        )
+        opened.append(space)
+        files.recovering = False
+        pair.recovered(space)
+        watchdog = None
+        if space.read_only is None:
+            lacking = room.restore(definitions)
+            if lacking:
+                log.warning("[reserve-short] %s", lacking)
+            owner = replace(owner, state=READY, boot=boot, journalled=hardening.journal)
+            keep_good(root, wrong)
+        else:
+            owner = replace(owner, state=READ_ONLY, boot=behind)
+        owner = replace(owner, recovery=str(space.report))
+        write_owner(files, lock, owner)
+        space.fenced_at = owner.fenced_at
+        space.define = partial(_redefine, root, space)
+        space.undefine = partial(_undefine, root, space)
+        watching = _watch(root, space) if watch else None
+        background = start_background(space, lasting=watch)
+        if space.read_only is None:
+            watchdog = Watchdog(space, files, lambda why: record_trouble(files, lock, owner, why))
+    except BaseException as error:
+        refused = _refusal(root, error, taken)
+        if fs is not None:
+            pair.stop()
+            fs.close()
+        lock.release()
+        if refused is not None:
+            raise refused from error
+        raise
+    if space.read_only is None:
+        trouble = trouble_of(str(root), is_durable=hardening != NOTHING)
+        if trouble:
+            log.warning("[mount-unsafe] %s", trouble)
+        log.info(
+            "[space-open] space %s is open, epoch %d, sync %s: a commit %s", root, epoch, hardening, hardening.promise
+        )
+    return _Attached(space, files, lock, watching, background, watchdog, pair, owner)
+
+
+def _refusal(root: Path, error: BaseException, taken: OwnerFile | None) -> Error | None:
+    """What the open ends with in the place of this; taken: a standby's lock, which another one may have taken over."""
+    if taken is not None and isinstance(error, Error | OSError) and (lost := taken.lost()):
+        return ResourceFailed(f"{root} was taken over while it was opened: {lost}")
+    if not isinstance(error, OSError | ResourceFailed | RetryLater):
+        return None
+    told = isinstance(error, OSError) and error.errno in (errno.ELOOP, errno.EACCES, errno.EINVAL)
+    return SpaceError(
+        f"{root} cannot be opened as a queue space: {_reason(error) if told and isinstance(error, OSError) else error}"
+    )
+
+
+def _begun(then: Callable[[Space], object], space: Space) -> None:
+    """Its branches are recovered, and a replica may begin."""
+    space.take_snapshot = partial(snapshots.take_and_keep, space)
+    then(space)
+
+
+def start_background(space: Space, *, lasting: bool = False) -> list[Background]:
+    """The threads by which the directories follow: the journal, and what streams have consumed; what ends late branches
+    where no server does. lasting: it is to be open for long, so snapshots and scrubs are made when they are due.
+    """
+    if space.read_only is not None:
+        return []
+    log, found = space.journal_log, list[Background]([Clearer(space)])
+    if space.waiting is THREADS:
+        found.append(Timekeeper(space))
+    if lasting and space.definitions.snapshots.interval_min:
+        found.append(Snapshotter(space))
+    if lasting and space.definitions.scrub_days:
+        found.append(Scrubber(space))
+    return found if log is None else [*found, Follower(log, space.fence), Checkpointer(space, log)]
+
+
+def _watch(root: Path, space: Space) -> DefinitionsWatch:
+    """Its import costs as much as all others: it is for those who watch."""
+    from xaqueue.core.owner.watches import DefinitionsWatch
+
+    return DefinitionsWatch(root, space)
+
+
+def _detach(root: Path, attached: _Attached) -> None:
+    with _guard_of(root):
+        attached.users -= 1
+        if attached.users:
+            return
+        if _attached.get(root) is attached:
+            del _attached[root]
+        try:
+            if attached.watch is not None:
+                attached.watch.stop()
+            attached.space.ends_snapshots = True
+            for thread in attached.background:
+                thread.stop()
+            space = attached.space
+            if space.close(carry.close):
+                space.counter_file.write(space.counted(closed=True))
+                closed = replace(attached.owner, boot="", journalled=False, unclosed="")
+                write_owner(attached.files, attached.lock, closed)
+        finally:
+            attached.space.log.end(ResourceFailed("the space is closed"))  # a thread may be at work, if interrupted
+            attached.files.close()
+            attached.pair.stop()
+            if attached.watchdog is not None:
+                attached.watchdog.stop()
+            attached.lock.release()
+
+
+def announce(root: Path, endpoint: str, *, awaited: bool = False) -> None:
+    """Where the space, which this process has open, is served: commands that find it in use go there.
+
+    awaited: they wait for it to come back where it is gone.
+    """
+    root = root.resolve()
+    with _guard_of(root):
+        attached = _attached[root]
+        attached.owner = replace(attached.owner, endpoint=endpoint, awaited=awaited)
+        write_owner(attached.files, attached.lock, attached.owner)
+
+
+def _reason(error: OSError) -> str:
+    if error.errno == errno.ELOOP:
+        return f"{error.filename} is a symbolic link: put a file in its place"
+    if error.errno == errno.EACCES:
+        return f"{error.filename} {error.strerror}: run this as the user that the space belongs to"
+    if error.errno in (errno.EINVAL, errno.EISDIR):
+        return f"{error.filename} {error.strerror}. Move what stands there away, or put the file back"
+    return error.strerror or str(error)
+
+
+def is_attached(path: str | os.PathLike[str]) -> bool:
+    """Whether this process has the space open."""
+    return Path(path).resolve() in _attached
+
+
+def _write_durably(root: Path, name: str, text: str) -> None:
+    """What is replaced hands on whose it is and who may read it."""
+    fs = DirectoryFileSystem(root)
+    temporary = f".{name}.new"
+    if fs.exists(temporary):
+        fs.unlink(temporary)
+    try:
+        fs.create(temporary, [text.encode()])
+        with suppress(FileNotFoundError):
+            before = (root / name).stat()
+            with suppress(PermissionError):
+                os.chown(root / temporary, before.st_uid, before.st_gid)
+            (root / temporary).chmod(stat.S_IMODE(before.st_mode))
+        fs.sync_file(temporary)
+        fs.rename(temporary, name)
+        fs.sync_dir("")
+    except OSError as error:
+        raise OSError(error.errno, f"cannot be written: {error.strerror}", str(root / name)) from error
+    finally:
+        fs.close()
+
+
+def write_definitions(path: str | os.PathLike[str], text: str) -> None:
+    """Replaces queues.toml as a whole, durably. The caller has parsed ``text``."""
+    _write_durably(Path(path), layout.QUEUES, text)
+
+
+def define(
+    path: str | os.PathLike[str],
+    name: str,
+    settings: Mapping[str, object],
+    is_topic: bool = False,
+    hardening: Hardening | None = None,
+) -> Definitions:
+    """Edits queues.toml, durably; an owner that watches it takes that. Returns what it says then.
+
+    settings: keys of a queue's table, or of a topic's; None takes one away. hardening: of the space, where that is
+    open. Raises InvalidArgument, RetryLater, and nothing was changed; OSError.
+    """
+    with_it = definition_edits.with_topic if is_topic else definition_edits.with_queue
+
+    def edit(text: str) -> str:
+        changed = with_it(text, name, settings)
+        parsed = definitions_of.parse(changed)
+        parsed.check_sync(hardening or hardening_of(None, parsed))
+        return changed
+
+    return definitions_of.parse(edit_definitions(path, edit))
+
+
+def edit_definitions(path: str | os.PathLike[str], edit: Callable[[str], str]) -> str:
+    """Likewise, by any edit of its text, which is returned. Raises as that does, and then nothing was changed."""
+    with editing(path):
+        text = _read(path)
+        changed = edit(text)
+        if changed != text:
+            write_definitions(path, changed)
+    return changed
+
+
+def _redefine(root: Path, space: Space, name: str, settings: Mapping[str, object], is_topic: bool) -> None:
+    """Holds at once, also where nobody watches the file."""
+    space.check_owner()
+    try:
+        with space.defining:
+            space.redefine(define(root, name, settings, is_topic, space.hardening))
+            with suppress(InvalidArgument):  # somebody edits it just now
+                keep_good(root)
+    except (OSError, UnicodeDecodeError) as error:
+        raise RetryLater(f"queues.toml cannot be changed ({error}): nothing was defined") from error
+    space.has_consumed()  # a new limit may be one that some messages have reached
+
+
+def _read(path: str | os.PathLike[str]) -> str:
+    """Of queues.toml, or where that is gone of its last good copy, so that an edit loses nothing."""
+    if (Path(path) / layout.QUEUES).exists():
+        return definitions_of.read(path)
+    return read_good(path) if (Path(path) / layout.GOOD_QUEUES).exists() else ""
+
+
+def _undefine(root: Path, space: Space, queue: str) -> None:
+    """It holds in memory first, so that nobody adds a message while the file is replaced: a crash before that leaves
+    an empty queue with its definition."""
+    space.check_owner()
+    try:
+        with space.defining, editing(root):
+            changed, before = definition_edits.without_queue(_read(root), queue), space.definitions
+            space.redefine(definitions_of.parse(changed), partial(check_empty, space, queue))
+            try:
+                write_definitions(root, changed)
+            except BaseException:
+                space.redefine(before)
+                raise
+    except (OSError, UnicodeDecodeError) as error:
+        raise RetryLater(f"queues.toml cannot be changed ({error}): nothing was changed") from error
+
+
+def check_empty(space: Space, name: str) -> None:
+    """Called with the lock held. Raises RetryLater, QueueReserved, QueueWaiting."""
+    queue = space.queue(name)
+    if queue.keeper is not None:
+        raise refusal(queue.keeper)
+    why = carry.waiting(space, name)
+    if why is not None:
+        raise why
+    there, adding = len(queue.index), len(queue.pending)
+    if there or adding:
+        raise RetryLater(
+            f"queue {name} stays defined: it has {there:,} messages ({queue.index.locked:,} held, or leaving), and "
+            f"transactions are adding {adding:,}. Take, move or `xaqueue purge` them first"
+        )
+
+
+def _after_fork() -> None:
+    """The child's copies of the parent's spaces are dead: their locks and files belong to the parent."""
+    global _guards_guard
+    _guards_guard = threading.Lock()
+    _guards.clear()
+    for attached in _attached.values():
+        attached.space.abandon()
+        attached.lock.abandon()
+    _attached.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,146 @@
+"""What is watched in a space's directory: queues.toml by its owner, a queue's watermark by whoever follows the queue.
+
+The directories are watched, not the files, because editors replace files. Where the system has no watch to give, the
+definitions stay as they were at the start, with a warning, and followers look now and then.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+from watchdog.events import (
+    FileClosedEvent,
+    FileCreatedEvent,
+    FileMovedEvent,
+    FileSystemEvent,
+    FileSystemEventHandler,
+)
+from watchdog.observers import Observer
+
+from xaqueue.core.engine.state import Space
+from xaqueue.core.model import definitions, layout
+from xaqueue.core.owner.definitions_file import keep_good
+from xaqueue.core.storage.scheduling import THREADS
+from xaqueue.errors import InvalidArgument
+
+_CHANGES = frozenset({"modified", "created", "moved", "closed"})
+"""Reading a file makes events too; following those would be following oneself."""
+
+_ARRIVALS: list[type[FileSystemEvent]] = [FileMovedEvent, FileCreatedEvent, FileClosedEvent]
+"""The kernel tells of these alone: a write into a file that stays open, like the register of tries, wakes nobody."""
+
+log = logging.getLogger("xaqueue")
+
+
+def _is_wanted(record: logging.LogRecord) -> bool:
+    """Not the library's complaint of events that come while it is stopped, which are meant for nobody."""
+    return "called when the thread is inactive" not in record.getMessage()
+
+
+logging.getLogger("watchdog.observers.inotify").addFilter(_is_wanted)
+
+
+class DefinitionsWatch(FileSystemEventHandler):
+    """Reloads one space's queues.toml when it changes, until ``stop``; a bad edit keeps the old definitions.
+
+    ``complaint`` says what is wrong with it now, or is empty.
+    """
+
+    def __init__(self, root: Path, space: Space) -> None:
+        self._path = root / layout.QUEUES
+        self._space = space
+        self.complaint = ""
+        self._observer = Observer()
+        self._observer.daemon = True
+        try:
+            self._observer.schedule(self, str(root), recursive=False, event_filter=_ARRIVALS)
+            self._observer.start()
+        except OSError as error:
+            log.warning("[definitions-unwatched] queues.toml is not watched (%s): restart to reload it", error)
+        self.reload()  # it may have changed since the open read it
+
+    def stop(self) -> None:
+        if self._observer.is_alive():
+            self._observer.stop()
+            self._observer.join()
+
+    def on_any_event(self, event: FileSystemEvent) -> None:
+        """Reloads what was moved here, or written and closed; one that is being written in place starts out empty."""
+        if str(self._path) not in (event.src_path, event.dest_path):
+            return
+        with suppress(FileNotFoundError):
+            arrived = event.event_type == "created" and self._path.stat().st_size > 0
+            if arrived or event.event_type in ("moved", "closed"):
+                self.reload()
+
+    def reload(self) -> None:
+        """Reads queues.toml now."""
+        with self._space.defining:
+            try:
+                text = definitions.read(self._path.parent)
+                parsed = definitions.parse(text).check_sync(self._space.hardening)
+                self._check_shipping(parsed)
+            except (OSError, InvalidArgument, UnicodeDecodeError) as error:
+                self.complaint = str(error)
+                log.warning("[definitions-refused] queues.toml is not taken, the old definitions hold: %s", error)
+                return
+            self.complaint = ""
+            if self._space.read_only is None:
+                keep_good(self._path.parent, text=text)
+            if parsed == self._space.definitions:
+                return
+            self._space.redefine(parsed)
+        self._space.has_consumed()  # a new limit may be one that some messages have reached
+        log.info("[definitions-reloaded] queues.toml reloaded: %d queues", len(parsed.queues))
+
+    def _check_shipping(self, parsed: definitions.Definitions) -> None:
+        """InvalidArgument where steps were to wait for a replica that nobody can follow here."""
+        if parsed.replication.waits and (self._space.shipping is None or self._space.waiting is THREADS):
+            raise InvalidArgument(
+                'queues.toml: [replication] acknowledge = "replica" holds from the next start of `xaqueue serve` on, '
+                "and no step waits for a replica before that: stop who has the space open, and start the server"
+            )
+
+
+class QueueWatch(FileSystemEventHandler):
+    """Waits for a change of a queue's watermark, or, before there is one, of the directories above it."""
+
+    def __init__(self, root: Path, queue: str) -> None:
+        self._queue = root / layout.queue_path(queue)
+        self._changed = threading.Event()
+        self._watches_queue = False
+        self._observer = Observer()
+        self._observer.daemon = True
+
+    def __enter__(self) -> QueueWatch:
+        self._observer.start()
+        self._schedule(self._queue.parent)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._observer.stop()
+        self._observer.join()
+
+    def arm(self) -> None:
+        """Called before the watermark is read, so that no change after that reading is missed."""
+        self._changed.clear()
+        if not self._watches_queue and self._queue.is_dir():
+            self._watches_queue = self._schedule(self._queue)
+
+    def wait(self, timeout_s: float) -> None:
+        self._changed.wait(timeout_s)
+
+    def on_any_event(self, event: FileSystemEvent) -> None:
+        if event.event_type in _CHANGES:
+            self._changed.set()
+
+    def _schedule(self, directory: Path) -> bool:
+        """Whether the system watches the directory; without it the idle look has to do."""
+        try:
+            self._observer.schedule(self, str(directory), recursive=False)
+        except OSError:
+            return False
+        return True

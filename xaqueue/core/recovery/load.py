@@ -1,0 +1,371 @@
+"""Lists all committed messages into the queues' indexes: their names say all that decides their turn.
+
+No message is read, but for those that branches in doubt name, which are to be whole. What the files of all others hold
+is checked when they are dequeued; a name that is none of a message is quarantined here.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from xaqueue.carried import CarrierState, checked_carrier
+from xaqueue.core.engine.quarantine import TWICE
+from xaqueue.core.engine.state import Space
+from xaqueue.core.model import layout, records
+from xaqueue.core.model.block import (
+    HEAD_READ_BYTES,
+    Head,
+    Listed,
+    check_message,
+    decode,
+    decode_head,
+    unpack_list,
+    verify,
+)
+from xaqueue.core.model.block_files import damage_of, listed, read_checked
+from xaqueue.core.model.entry import Entry
+from xaqueue.core.model.layout import CARRIERS, COMMITTED, RANGE_BITS, STREAMS, Watermark
+from xaqueue.core.model.message_name import ID_DIGITS, PLAIN_NAME, parse, parse_plain
+from xaqueue.core.model.queue import Queue
+from xaqueue.core.model.records import StreamRecord
+from xaqueue.core.model.retry import Retry
+from xaqueue.core.storage.fs import FileSystem, discard, is_damage
+from xaqueue.errors import DamagedBlock, InvalidArgument
+from xaqueue.features.carry.carrier import Carrier
+from xaqueue.features.carry.carrier_note import decode_note
+from xaqueue.message import MessageId
+
+SetAside = Callable[[str, str], None]
+"""Quarantines a path for a reason."""
+Progress = Callable[[int, int], None]
+"""Called with messages found and, about, messages there, now and then."""
+
+
+def read_head(fs: FileSystem, path: str) -> Head:
+    """The head of a block whose file is as long as it must be. Raises DamagedBlock also for a file nobody can read."""
+    try:
+        data = fs.read(path, HEAD_READ_BYTES)
+        head = decode_head(data)
+        if len(data) < HEAD_READ_BYTES:
+            verify(head, data)
+        elif fs.size(path) != head.size_bytes:
+            raise DamagedBlock(f"{fs.size(path):,} bytes instead of {head.size_bytes:,}: truncated or overwritten")
+    except OSError as error:
+        raise damage_of(fs, path, error) from error
+    return head
+
+
+def read_list(fs: FileSystem, path: str) -> list[Listed]:
+    """What a branch block lists. Raises DamagedBlock as ``read_head`` does."""
+    return unpack_list(decode(read_checked(fs, path)).body)
+
+
+class Load:
+    """The messages of all queues. First those that branches name are placed, and then all others are loaded.
+
+    Between the two, and while the others are loaded, branches in doubt may be committed and rolled back: they touch
+    only messages that were placed, and give out numbers above all that are found.
+    """
+
+    def __init__(self, space: Space, set_aside: SetAside, note: Callable[[str], None]) -> None:
+        """Finds the queues, their ranges and their numbers; of the messages it reads none."""
+        self._space = space
+        self._set_aside = set_aside
+        queues = _queues(space, set_aside)
+        self._found = [(queue, _ranges(space.fs, queue.name, set_aside)) for queue in queues]
+        self._begun: dict[str, _Loading] = {}
+        self._retries: dict[str, dict[records.Place, Retry]] = {}
+        """By queue, of the messages that are not loaded yet."""
+        self.highest: dict[str, int] = {}
+        """The highest number in each queue, before others used what was placed."""
+        for queue, ranges in self._found:
+            last, when_us = _newest(space.fs, queue.name, ranges)
+            space.committed_by(when_us)
+            used = bool(ranges) or queue.counters.enqueued > 0
+            queue.found(ranges, last, _watermark(space, queue, used, set_aside, note))
+            queue.keys.found(records.read_keys(space.fs, queue.name, set_aside))
+            self._retries[queue.name] = records.read_retries(space.fs, queue.name, set_aside)
+        _streams(space, set_aside, note)
+        _carriers(space, set_aside, note)
+
+    def place(self, wanted: Mapping[str, Collection[MessageId]]) -> None:
+        """Loads these messages, by queue, as far as they are there."""
+        for queue, ranges in self._found:
+            if queue.name in wanted:
+                loading = self._begun[queue.name] = self._load(queue)
+                loading.place(ranges, {message_id.hex() for message_id in wanted[queue.name]})
+
+    def is_placed(self) -> None:
+        """From here on others may use what was placed."""
+        for queue in self._space.queues.values():
+            self.highest[queue.name] = queue.last
+            if queue.name in self._begun:
+                self._begun[queue.name].go_on()
+
+    def rest(self, progress: Progress | None) -> None:
+        """Loads all others. In memory are the names of one range directory at a time; so how many there are to be is
+        an estimate.
+        """
+        left = sum(len(ranges) for _, ranges in self._found)
+        read = done = 0
+        for queue, ranges in self._found:
+            loading = self._begun.pop(queue.name, None) or self._load(queue)
+            for number in ranges:
+                done += loading.load_range(number)
+                read, left = read + 1, left - 1
+                if progress is not None:
+                    progress(done, done + left * done // read)
+        if self._space.read_only is None:
+            for queue, _ in self._found:
+                for seq, message_id in self._retries[queue.name]:  # of messages that are gone
+                    discard(self._space.fs, layout.retry_path(queue.name, seq, message_id))
+
+    def _load(self, queue: Queue) -> _Loading:
+        return _Loading(self._space, queue, self._retries[queue.name], self._set_aside)
+
+
+class _Loading:
+    """One queue's messages, by their names."""
+
+    def __init__(self, space: Space, queue: Queue, retries: dict[records.Place, Retry], set_aside: SetAside) -> None:
+        self._fs = space.fs
+        self._lock = space.lock
+        self._queue = queue
+        self._retries = retries
+        self._set_aside = set_aside
+        self._last = -1
+        """The number of the message that was added last."""
+        self._placed: dict[MessageId, int] = {}
+        """The numbers of those that were in the index before all others are loaded."""
+        self._taken: frozenset[int] = frozenset()
+        """The same numbers."""
+        self._shared: frozenset[int] = frozenset()
+        """Their ranges."""
+        self._tried = {f"{seq:016x}.{message_id.hex()}" for seq, message_id in retries}
+        self._begin = (queue.consumed_through + 1) >> RANGE_BITS
+        """The first range that a stream has not consumed wholly."""
+        self._highest = ""
+        """Numbers above that of this name are of messages that are committed while the others are loaded."""
+
+    def place(self, ranges: Sequence[int], wanted: Collection[str]) -> None:
+        """Adds the messages of these ids, in hex, as far as they are whole."""
+        for number in ranges:
+            directory = layout.range_path(self._queue.name, number << RANGE_BITS)
+            named = [name for name in self._names(directory) if name[ID_DIGITS] in wanted]
+            self._add_each(number, directory, [name for name in named if self._is_whole(f"{directory}/{name}")])
+
+    def _is_whole(self, path: str) -> bool:
+        """Whether its head can be read, and is that of the message. What is not is set aside; other names pass."""
+        parsed = layout.parse_message(path.rpartition("/")[2])
+        if parsed is None:
+            return True
+        try:
+            check_message(read_head(self._fs, path), self._queue.name, parsed[1])
+        except DamagedBlock as damage:
+            self._set_aside(path, str(damage))
+            return False
+        except FileNotFoundError:
+            return False
+        return True
+
+    def go_on(self) -> None:
+        """All that is loaded from here on is beside what was placed, which others use."""
+        self._placed = {entry.message_id: entry.seq for entry in self._queue.index.entries(0)}
+        self._taken = frozenset(self._placed.values())
+        self._shared = frozenset(seq >> RANGE_BITS for seq in self._taken)
+        self._highest, self._last = f"{self._queue.last:016x}.~", -1
+
+    def load_range(self, number: int) -> int:
+        """Adds the messages of a range directory; returns how many names it has."""
+        directory = layout.range_path(self._queue.name, number << RANGE_BITS)
+        try:
+            names = self._names(directory) if number >= self._begin else []
+        except FileNotFoundError:
+            return 0  # a branch in doubt took the last one
+        others = self._add_plain(number, names) if names else []
+        self._add_each(number, directory, others)
+        return len(names)
+
+    def _names(self, directory: str) -> list[str]:
+        """Sorted; without those that a stream has consumed, whose files are going to be removed."""
+        names = sorted(self._fs.list(directory))
+        del names[bisect_left(names, ".") : bisect_left(names, "/")]  # those that start with a dot
+        consumed = self._queue.consumed_through
+        return [name for name in names if not layout.is_consumed(name, consumed)] if consumed else names
+
+    def _add_plain(self, number: int, names: list[str]) -> list[str]:
+        """Adds the plain messages at once, where all is as it should be; returns the names of all others."""
+        plain = [name for name in names if len(name) == PLAIN_NAME and name not in self._tried]
+        found = parse_plain(plain) if plain and self._is_simple(number, names, plain) else None
+        if found is None:
+            return names
+        seqs, ids = found
+        if not seqs[0] >> RANGE_BITS == number == seqs[-1] >> RANGE_BITS:
+            return names
+        if len(set(seqs)) < len(seqs) or len(set(ids)) < len(ids) or self._queue.index.has_any(ids):
+            return names
+        with self._lock:
+            self._queue.index.add_plain(seqs, ids)
+            self._queue.holds(number, len(seqs))
+        return [] if len(plain) == len(names) else sorted(set(names).difference(plain))
+
+    def _is_simple(self, number: int, names: Sequence[str], plain: Sequence[str]) -> bool:
+        """Whether no branch uses the range, and no number or id of a plain message stands in another name, too."""
+        if number in self._shared or (self._highest and names[-1] > self._highest):
+            return False
+        if len(plain) == len(names):
+            return True
+        return len({name[:16] for name in names}) == len({name[ID_DIGITS] for name in names}) == len(names)
+
+    def _add_each(self, number: int, directory: str, names: Sequence[str]) -> None:
+        for name in names:
+            parsed = parse(name)
+            if parsed is None or parsed[0] >> RANGE_BITS != number:
+                wrong = "no message of this range: its name is not <seq>.<message id>[.<tag>...]"
+            elif (self._highest and name > self._highest) or self._placed.get(parsed[1]) == parsed[0]:
+                continue
+            else:
+                wrong = self._add(number, *parsed)
+            if wrong:
+                self._set_aside(f"{directory}/{name}", wrong)
+
+    def _add(self, number: int, seq: int, message_id: MessageId, tags: str) -> str:
+        """Returns what is wrong with it."""
+        if message_id in self._placed or message_id in self._queue.index:
+            return f"message {message_id.hex()} {TWICE}; the earlier one is kept"
+        if seq == self._last or seq in self._taken:
+            return f"another message of its queue has its number, {seq:,}, and is kept"
+        entry = Entry(seq, message_id, tags, self._retries.pop((seq, message_id), None))
+        with self._lock:
+            self._queue.index.add(entry)
+            self._queue.holds(number, 1)
+        self._last = seq
+        return ""
+
+
+def _queues(space: Space, set_aside: SetAside) -> list[Queue]:
+    found = []
+    if space.read_only is None:
+        _make_again(space)
+    for name in sorted(space.fs.list(COMMITTED)):
+        queue_name = layout.parse_queue_directory(name)
+        if queue_name is not None and space.fs.is_dir(layout.queue_path(queue_name)):
+            found.append(space.queue(queue_name))
+        elif not name.startswith("."):
+            why = "its name is not queue=<name>" if queue_name is None else "a file where a queue's directory should be"
+            set_aside(f"{COMMITTED}/{name}", f"no queue directory: {why}")
+    return found
+
+
+def _make_again(space: Space) -> None:
+    """The directories of queues that have had messages, where somebody has removed them: their numbers go on."""
+    for queue in space.queues.values():
+        path = layout.queue_path(queue.name)
+        if queue.counters.enqueued and not space.fs.exists(path):
+            space.fs.make_dir(path)
+
+
+def _streams(space: Space, set_aside: SetAside, note: Callable[[str], None]) -> None:
+    """Who consumes the queues, and how far. A damaged record stays, and its queue is kept for nobody knows whom.
+
+    No crash leaves one: its content is hardened before its name.
+    """
+    for name in listed(space.fs, STREAMS):
+        path, queue_name = f"{STREAMS}/{name}", layout.parse_queue_directory(name)
+        if queue_name is None:
+            set_aside(path, "no record of a stream: its name is not queue=<name>")
+            continue
+        queue = space.queue(queue_name)
+        try:
+            record = records.read_stream(space.fs, queue_name)
+        except DamagedBlock as damage:
+            record = StreamRecord(queue_name, "", damage=str(damage))
+        if record is not None:
+            queue.keep(record)
+            if record.damage:
+                note(f"{path}: {records.refusal(record)}")
+
+
+def _carriers(space: Space, set_aside: SetAside, note: Callable[[str], None]) -> None:
+    """Who carries changes, or did. Where a note is damaged it stays, and all queues wait: nobody knows which."""
+    for name in listed(space.fs, CARRIERS):
+        path = f"{CARRIERS}/{name}"
+        try:
+            checked_carrier(name)
+        except InvalidArgument:
+            set_aside(path, "no note of a carrier: its name is not <node>.<participant>")
+            continue
+        try:
+            carrier = decode_note(read_checked(space.fs, path), name)
+        except DamagedBlock as damage:
+            carrier = Carrier(name, CarrierState.OPEN, damage=str(damage))
+            note(f"{path} is damaged ({damage}): no queue hands anything out until its database was asked")
+        carrier.pending = carrier.state is not CarrierState.CLOSED
+        space.carriers[name] = carrier
+        space.last_carried = max(space.last_carried, carrier.next - 1)
+        if carrier.is_awaited and not carrier.damage:
+            note(f"queues {', '.join(sorted(carrier.queues))} wait for the database of carrier {name}")
+    space.find_awaited()
+
+
+def _ranges(fs: FileSystem, queue: str, set_aside: SetAside) -> list[int]:
+    directory = layout.queue_path(queue)
+    found = []
+    for name in sorted(fs.list(directory)):
+        number = layout.parse_range(name)
+        path = f"{directory}/{name}"
+        if number is not None and fs.is_dir(path):
+            found.append(number)
+        elif not name.startswith("."):
+            set_aside(path, "no range directory")
+    return found
+
+
+def _newest(fs: FileSystem, queue: str, ranges: Sequence[int]) -> tuple[int, int]:
+    """The highest number in the queue's directory, and when it was committed; 0 for what cannot be told."""
+    for number in reversed(ranges):
+        directory = layout.range_path(queue, number << RANGE_BITS)
+        places = [(layout.parse_message(name), name) for name in fs.list(directory)]
+        found = [(place[0], name) for place, name in places if place is not None and place[0] >> RANGE_BITS == number]
+        if found:
+            seq, name = max(found)
+            return seq, _modified_us(fs, f"{directory}/{name}")
+    return 0, 0
+
+
+def _modified_us(fs: FileSystem, path: str) -> int:
+    try:
+        return fs.modified_ns(path) // 1000
+    except OSError as error:
+        if not is_damage(fs, path, error):
+            raise
+        return 0
+
+
+def _watermark(
+    space: Space, queue: Queue, used: bool, set_aside: SetAside, note: Callable[[str], None]
+) -> Watermark | None:
+    """The queue's watermark. Where it is lost, one that is above every number that can have been used before."""
+    path = layout.watermark_path(queue.name)
+    data: bytes | None
+    try:
+        data = space.fs.read(path, 4096)
+    except OSError as error:
+        missing = not space.fs.exists(path)
+        if not missing and not is_damage(space.fs, path, error):
+            raise
+        data = b"" if missing else None
+    watermark = layout.parse_watermark(data) if data else None
+    if watermark is not None:
+        return watermark
+    if data == b"":  # a crash leaves it missing or empty while the queue's first message is on its way
+        if not used:
+            return None
+        reason = "is missing or empty"
+    else:
+        set_aside(path, "no watermark: damaged or foreign")
+        reason = "was damaged"
+    above = max(space.now_us(), 1)
+    note(f"the watermark of queue {queue.name} {reason}: its numbers go on at {above:,}, so that none is used twice")
+    return Watermark(above, above)

@@ -1,0 +1,432 @@
+"""Group commit: concurrent steps share the rounds in which they are hardened.
+
+A step is two calls. *plan* computes what is done, *publish* makes it visible; both run with the owner's lock held, and
+between them the step is made durable with no lock held. The first thread to come leads a round: it takes every step
+gathered so far, plans them, hardens them together, publishes them in that order, and goes on with those that gathered
+meanwhile. One wake-up a waiter. How a round is hardened is the business of whoever derives from ``GroupCommit``.
+
+A sync is never tried twice: the first failure ends group commit for good (a fence), because the kernel reports it once
+and then forgets it. It is logged once, CRITICAL, by whoever ends it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from threading import get_ident
+from typing import Any, NoReturn
+
+from xaqueue.core.storage.fs import NO_ROOM
+from xaqueue.core.storage.journal import Journal
+from xaqueue.core.storage.journal_format import TIME, Entry
+from xaqueue.core.storage.scheduling import THREADS, Threads, Waiter
+from xaqueue.errors import Error, OutcomeUnknown, ResourceFailed, RetryLater
+
+ROUNDS_A_LEADER = 8
+"""So many rounds in a row are led by one thread, whose own step was in the first."""
+
+log = logging.getLogger("xaqueue")
+
+Plan = Callable[[], Any] | Any
+"""What is done, in the terms of whoever hardens it, or a call that returns it. What that raises of Error concerns this
+step alone."""
+Publish = Callable[[], None]
+
+
+def nothing() -> None:
+    """The publish of a step that shows nothing."""
+
+
+class Unacknowledged(OutcomeUnknown, ResourceFailed):
+    """A round is hardened here, and not where it is to be as well."""
+
+
+class Step:
+    """What waits for a round, or is in one."""
+
+    plan: Plan
+    publish: Publish
+    planned: Any = None
+    error: Error | None = None
+    done = False
+    lead = False
+    waiter: Waiter | None = None
+
+    def wake(self) -> None:
+        if self.waiter is not None:
+            with suppress(RuntimeError):  # awake already: handed the lead, or told of a failure, before it slept
+                self.waiter.release()
+
+    def sleep(self) -> None:
+        if self.waiter is not None:
+            self.waiter.acquire()
+
+
+class GroupCommit:
+    """Gathers steps, and ends for good with the first failure. Safe for threads."""
+
+    def __init__(
+        self,
+        lock: threading.Lock,
+        *,
+        waiting: Threads = THREADS,
+        lost: Callable[[], str] = str,
+        check_owner: Callable[[], None] = nothing,
+        name: str = "the space",
+    ) -> None:
+        """lock: the owner's, held while steps are planned and published.
+
+        lost: called behind the syncs of every round and before its answers: why this process is not the owner of the
+        directory any more, where it is not; ``check_owner`` then raises that. What was hardened is uncertain then,
+        since nobody else may ever read it.
+        """
+        self._name = name
+        self._lock = lock
+        self._waiting = waiting
+        self._run_rounds = self._lead if waiting is THREADS else self._lead_late
+        self._lost = lost
+        self._check_owner = check_owner
+        self._mutex = threading.Lock()
+        self._gathering: list[Step] = []
+        self._leading = False
+        self._finished: Sequence[Step] = ()
+        """Those of the last round, not woken yet."""
+        self._in_hand: Sequence[Step] = ()
+        self.interrupts: dict[int, BaseException] = {}
+        """What came while a thread waited for its round, by thread: for ``deliver_interrupt``."""
+        self.failure: BaseException | None = None
+        self.fenced = False
+        """Whether it was a failure that ended it."""
+        self._when_fenced: list[Callable[[], object]] = []
+        self.rounds = 0
+        self.steps = 0
+
+    def perform(self, plan: Plan, publish: Publish = nothing) -> Any:
+        """Returns what plan came to, once the step is hardened and published, in the order of the rounds.
+
+        Raises what plan raises of Error, RetryLater where there was no room, and ResourceFailed for all else.
+        """
+        step = Step()
+        step.plan, step.publish = plan, publish
+        try:
+            with self._mutex:
+                if self.failure is not None:
+                    raise self._failed()  # noqa: TRY301
+                if self._leading:
+                    step.waiter = self._waiting.waiter()
+                else:
+                    step.lead = self._leading = True
+                self._gathering.append(step)
+            if not step.lead:
+                self._sleep(step)
+            if step.lead and not step.done:
+                self._run_rounds()
+        except BaseException as error:
+            self._break_off(step, error)
+        if step.error is not None:
+            raise step.error
+        if not step.done:
+            raise self._failed() from self.failure
+        return step.planned
+
+    def _harden(self, group: Sequence[Step]) -> None:
+        """Plans, hardens and publishes the steps of a round; what concerns one alone becomes its ``error``."""
+        raise NotImplementedError
+
+    def _break_off(self, step: Step, error: BaseException) -> None:
+        """It was interrupted, or its round failed: whoever hands it the lead, or waits for it, would wait for ever.
+
+        Raises the error, unless the step was over before.
+        """
+        if not step.lead and step.waiter is None:
+            raise error  # it never gathered
+        if step.done and not step.lead and not isinstance(error, Exception):
+            self.interrupts[get_ident()] = error
+            return
+        if self.failure is None:
+            self.fail(error)
+        if step.lead:
+            for waiting in (*self._in_hand, *self._finished):
+                waiting.wake()
+        if isinstance(step.error, Unacknowledged) and isinstance(error, ResourceFailed):
+            return  # it says more
+        if not step.done or not isinstance(error, ResourceFailed):  # a later round may fail: this one did not
+            raise error
+
+    def _sleep(self, step: Step) -> None:
+        """Until the step is done or leads. An interrupt waits with it: nobody knows yet what becomes of the step, and
+        others are in its round. A second one does not wait, and fences.
+        """
+        try:
+            step.sleep()
+        except BaseException as error:
+            self.interrupts[get_ident()] = error
+            if not (step.done or step.lead or step.error is not None or self.failure is not None):  # woken already
+                step.sleep()
+
+    def deliver_interrupt(self) -> None:
+        """Raises what interrupted this thread while it waited; called where all is noted that its steps have done."""
+        if self.interrupts:
+            error = self.interrupts.pop(get_ident(), None)
+            if error is not None:
+                raise error
+
+    # Failure
+
+    def check(self) -> None:
+        """ResourceFailed once anything has failed."""
+        if self.failure is not None:
+            raise self._failed()
+
+    def fail(self, error: BaseException) -> None:
+        """Fences: nothing is acknowledged any more, and whoever waits is woken. The first failure is logged."""
+        if self._end(error, failed=True):
+            log.critical("[fenced] %s", error if isinstance(error, Error) else f"{self._name} is fenced: {error!r}")
+            with self._mutex:
+                waiting, self._when_fenced = self._when_fenced, []
+            for call in waiting:
+                call()
+
+    @contextmanager
+    def _fencing(self) -> Iterator[None]:
+        """What fails in it, or interrupts it, ends everything."""
+        try:
+            yield
+        except BaseException as error:
+            self.fail(error)
+            raise self._failed() from error
+
+    def when_fenced(self, call: Callable[[], object]) -> None:
+        """Has this called once it is fenced, by whichever thread does so; at once where it is."""
+        with self._mutex:
+            if not self.fenced:
+                self._when_fenced.append(call)
+                return
+        call()
+
+    def end(self, reason: BaseException) -> None:
+        """It is used no more, and this is why: closed, or for reading only. Whoever waits is woken."""
+        self._end(reason, failed=False)
+
+    def _end(self, reason: BaseException, *, failed: bool) -> bool:
+        """Returns whether it was in use until now."""
+        with self._mutex:
+            is_first = self.failure is None
+            if is_first:
+                self.failure, self.fenced = reason, failed
+            waiting, self._gathering = [*self._gathering, *self._in_hand], []
+        for step in waiting:
+            step.wake()
+        return is_first
+
+    def close(self) -> None:
+        """It is ended, and what it holds beside the journal or the directories is let go."""
+
+    def abandon(self, error: BaseException) -> None:
+        """In a forked child: fails without taking locks that a thread of the parent may have held."""
+        self._mutex = threading.Lock()
+        self._gathering = []
+        self.failure = error
+
+    def _failed(self) -> ResourceFailed:
+        if isinstance(self.failure, ResourceFailed):
+            return ResourceFailed(str(self.failure))
+        return ResourceFailed(
+            f"the space is fenced: hardening failed with {self.failure!r}. What was being committed is uncertain; "
+            "close the space, look at the disk, and open it again: recovery re-reads it"
+        )
+
+    # Rounds
+
+    def _lead_late(self) -> None:
+        """Where those who call share one thread: to hand the lead on costs little, and each has its answer at once."""
+        self._waiting.yield_once()
+        self._waiting.run_rounds(partial(self._lead, 1))
+
+    def _lead(self, rounds: int = 0) -> None:
+        """Performs rounds as long as steps gather, and then hands the lead on.
+
+        Those whose round is over are woken when the next one is about to sync: until then they would only be in its
+        way, since one thread at a time runs, and afterwards they work while the disk does.
+        """
+        for _ in range(rounds or ROUNDS_A_LEADER):
+            with self._mutex:
+                group = self._in_hand = self._gathering
+                self._gathering = []
+                if not group:
+                    if self._finished:
+                        self.wake_finished()
+                    self._leading = False
+                    return
+            try:
+                if self.failure is not None:
+                    raise self._failed()  # noqa: TRY301
+                self._harden(group)
+            except BaseException as error:
+                self._end_round(group, error)
+            self.rounds += 1
+            self.steps += len(group)
+            if self._finished:
+                self.wake_finished()  # where it had nothing to sync
+            for step in group:
+                step.done = True
+            if len(group) > 1 or group[0].waiter is not None:
+                self._finished = group
+        with self._mutex:
+            self.wake_finished()
+            self._leading = bool(self._gathering)
+            if self._leading:
+                self._gathering[0].lead = True
+                self._gathering[0].wake()
+
+    def _end_round(self, group: Sequence[Step], error: BaseException) -> NoReturn:
+        """It failed: nothing is acknowledged any more."""
+        self.fail(error)
+        for step in group:
+            step.wake()
+        self.wake_finished()
+        if not isinstance(error, Exception):
+            raise error  # who is interrupted wants to hear of that
+        raise self._failed() from error
+
+    def wake_finished(self) -> None:
+        """Those of the last round go on; called by the leader."""
+        for step in self._finished:
+            step.wake()
+        self._finished = ()
+
+
+class JournalCommit(GroupCommit):
+    """Hardens a round by one write of its records to a journal and one sync. A plan returns its record, or None."""
+
+    _entry_of: Callable[[Any], Entry] | None = None
+    """The record of what a plan came to, where that is something else."""
+
+    def __init__(
+        self,
+        lock: threading.Lock,
+        journal: Journal,
+        *,
+        waiting: Threads = THREADS,
+        lost: Callable[[], str] = str,
+        check_owner: Callable[[], None] = nothing,
+        relieve: Callable[[int], None] = lambda _: None,
+        name: str = "the space",
+    ) -> None:
+        """relieve: makes room in the journal, of whose records those below this LSN are done with; called by the
+        leader."""
+        super().__init__(lock, waiting=waiting, lost=lost, check_owner=check_owner, name=name)
+        self.journal = journal
+        if waiting is not THREADS:
+            journal.harden_by = waiting.harden
+        self._relieve = relieve
+        self.shipped: Callable[[int, bool], None] | None = None
+        """Called behind the sync of a round, with the LSN behind it and whether it shows anything: somebody follows the
+        journal. It may wait, and raise Unacknowledged."""
+        self.ship_early: Callable[[], None] = nothing
+        """Called when a round is written, before its sync."""
+        self.riding: list[Step] = []
+        """Published, and not hardened: their records go before all others of the next round, or of this one."""
+
+    def perform_late(self, plan: Callable[[], Any], publish: Publish = nothing) -> Any:
+        """As ``perform``, but the step is published at once, and its record rides with the next round.
+
+        A crash before that undoes it, and what followed from it: that is recorded behind it.
+        """
+        step = Step()
+        step.done, step.publish = True, nothing
+        with self._lock:
+            self.check()
+            step.planned = plan()
+            publish()
+            self.riding.append(step)
+        return step.planned
+
+    def harden_late(self) -> None:
+        """Returns once all is hardened that was published late. Raises RetryLater where there is no room."""
+        with self._lock:
+            last = self.riding[-1] if self.riding else None
+        self.perform(lambda: None)  # also waits for a round that is under way
+        if last is not None and last in self.riding:
+            raise RetryLater("no room in the journal: free some and try again")
+
+    def _harden(self, group: Sequence[Step]) -> None:
+        recorded: list[Step] = []
+        records: list[Entry] = []
+        entry_of = self._entry_of
+        with self._lock:
+            riding = list(self.riding)
+            for step in riding:
+                records.append(step.planned if entry_of is None else entry_of(step.planned))
+                recorded.append(step)
+            for step in group:
+                try:
+                    plan = step.plan
+                    step.planned = planned = plan() if callable(plan) else plan
+                except Error as error:
+                    step.error = error
+                else:
+                    if planned is not None:
+                        records.append(planned if entry_of is None else entry_of(planned))
+                        recorded.append(step)
+        if recorded:
+            self._record(recorded, records)
+            if self.shipped is not None:
+                self._ship(recorded, any(record.kind < TIME for record in records))
+        if self.failure is not None:
+            raise self._failed()  # it may have hung until somebody fenced the space, and those who waited were told
+        if self._lost():
+            self._check_owner()
+        with self._lock:
+            if riding:
+                group = [*self._recorded(riding), *group]
+            self._publish(group)
+
+    def _written(self) -> None:
+        if self._finished:
+            self.wake_finished()
+        self.ship_early()
+
+    def _ship(self, steps: Sequence[Step], shows: bool) -> None:
+        assert self.shipped is not None
+        try:
+            self.shipped(self.journal.position, shows)
+        except Unacknowledged as unknown:
+            for step in steps:
+                step.error = step.error or Unacknowledged(str(unknown))
+            raise
+
+    def _recorded(self, riding: list[Step]) -> list[Step]:
+        """Those of them for which there was room; the others ride on. Called with the lock held."""
+        recorded = [step for step in riding if step.error is None]
+        for step in riding:
+            step.error = None
+        del self.riding[: len(recorded)]
+        return recorded
+
+    def _publish(self, group: Sequence[Step]) -> None:
+        """Called with the lock held."""
+        for step in group:
+            if step.error is None:
+                step.publish()
+
+    def _record(self, steps: Sequence[Step], records: Sequence[Entry]) -> None:
+        """Hardens the records; those for which there is no room fail alone."""
+        relieved, begin = False, self.journal.position
+        written = None if self.shipped is None else self._written
+        while records:
+            try:
+                syncing = written or (self.wake_finished if self._finished else None)
+                records = records[self.journal.write(records, syncing) :]
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    raise
+                if relieved:
+                    for step in steps[-len(records) :]:
+                        step.error = RetryLater(f"no room in the journal ({error.strerror}): free some and try again")
+                    return
+                relieved = True
+                self._relieve(begin)

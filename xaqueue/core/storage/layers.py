@@ -1,0 +1,203 @@
+"""Ports over another port: the one of an owner, and one that only reads.
+
+The owner's notes each call that writes or hardens before it begins, and strikes it out when it returns, so that one
+that hangs in the kernel can be seen from outside; that takes no lock. And where a call finds no room, pieces of the
+reserve are given up for it, as long as there are some. Where files are copied on write, even what is overwritten
+needs room.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from threading import get_ident
+from time import monotonic
+from typing import Any, NoReturn
+
+from xaqueue.core.storage.fs import FileSystem
+from xaqueue.core.storage.reserve import FULL, PIECE_BYTES, Reserve
+
+SYNC_STEPS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+"""Up to which times syncs are counted together; one more step is for those that took longer."""
+
+
+class SyncTimes:
+    """How long the syncs of an owner took. Two threads that count at once may lose one of them."""
+
+    __slots__ = ("counts", "total_s")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(SYNC_STEPS_S) + 1)
+        self.total_s = 0.0
+
+
+class Layer:
+    """What every layer hands on as it is."""
+
+    def __init__(self, fs: FileSystem) -> None:
+        self._fs = fs
+        self.read = fs.read
+        self.size = fs.size
+        self.modified_ns = fs.modified_ns
+        self.list = fs.list
+        self.is_dir = fs.is_dir
+        self.exists = fs.exists
+        self.hold_dir = fs.hold_dir
+        self.room = fs.room
+        self.close = fs.close
+
+
+class OwnerFileSystem(Layer):
+    """The port of whoever owns the directory."""
+
+    def __init__(self, fs: FileSystem, reserve: Reserve | None = None) -> None:
+        super().__init__(fs)
+        self.set_modified_ns = fs.set_modified_ns
+        self.remove_dir = fs.remove_dir
+        self.reserve = reserve
+        self.recovering = True
+        """What is made now was promised before a crash: new files find room, too. Else whoever must have one calls
+        ``Reserve.again``."""
+        self.running: dict[int, tuple[float, str, str]] = {}
+        """By thread: when a call began, which, and its path."""
+        self.syncs = SyncTimes()
+
+    def unreserved(self) -> OwnerFileSystem:
+        """The same port, for what may be left undone without room."""
+        port = OwnerFileSystem(self._fs)
+        port.running, port.syncs = self.running, self.syncs
+        return port
+
+    def create(self, path: str, chunks: Sequence[bytes]) -> None:
+        try:
+            self._fs.create(path, chunks)
+        except OSError as error:
+            if not self.recovering or _is_long(chunks):
+                raise
+            self._again(error, self._fs.create, path, chunks)
+
+    def link(self, source: str, target: str) -> None:
+        try:
+            self._fs.link(source, target)
+        except OSError as error:
+            if not self.recovering:
+                raise
+            self._again(error, self._fs.link, source, target)
+
+    def write_at(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
+        me = get_ident()
+        try:
+            self.running[me] = monotonic(), "write", path
+            self._fs.write_at(path, offset, chunks)
+        except OSError as error:
+            if _is_long(chunks):
+                raise
+            self._again(error, self._fs.write_at, path, offset, chunks)
+        finally:
+            self.running.pop(me, None)
+
+    def rename(self, source: str, target: str) -> None:
+        me = get_ident()
+        try:
+            self.running[me] = monotonic(), "rename", target
+            self._fs.rename(source, target)
+        except OSError as error:
+            self._again(error, self._fs.rename, source, target)
+        finally:
+            self.running.pop(me, None)
+
+    def unlink(self, path: str) -> None:
+        me = get_ident()
+        try:
+            self.running[me] = monotonic(), "unlink", path
+            self._fs.unlink(path)
+        except OSError as error:
+            self._again(error, self._fs.unlink, path)
+        finally:
+            self.running.pop(me, None)
+
+    def make_dir(self, path: str) -> None:
+        try:
+            self._fs.make_dir(path)
+        except OSError as error:
+            self._again(error, self._fs.make_dir, path)
+
+    def sync_file(self, path: str) -> None:
+        self._watched_sync(self._fs.sync_file, path)
+
+    def sync_data(self, path: str) -> None:
+        me, began, syncs = get_ident(), monotonic(), self.syncs
+        try:
+            self.running[me] = began, "sync", path
+            self._fs.sync_data(path)
+        finally:
+            self.running.pop(me, None)
+            taken_s = monotonic() - began
+            syncs.counts[bisect_left(SYNC_STEPS_S, taken_s)] += 1
+            syncs.total_s += taken_s
+
+    def sync_dir(self, path: str) -> None:
+        self._watched_sync(self._fs.sync_dir, path)
+
+    def sync_all(self) -> None:
+        self._watched_sync(lambda _: self._fs.sync_all(), "the whole file system")
+
+    def _watched_sync(self, sync: Callable[[str], None], path: str) -> None:
+        me, began, syncs = get_ident(), monotonic(), self.syncs
+        try:
+            self.running[me] = began, "sync", path
+            sync(path)
+        finally:
+            self.running.pop(me, None)
+            taken_s = monotonic() - began
+            syncs.counts[bisect_left(SYNC_STEPS_S, taken_s)] += 1
+            syncs.total_s += taken_s
+
+    def slow(self, deadline_s: float) -> str:
+        """In words, the call that has been on its way longest, where that is longer than this; else empty."""
+        began, call, path = min(list(self.running.values()), default=(monotonic(), "", ""))
+        taken_s = monotonic() - began
+        return f"the {call} of {path} has taken {taken_s:,.1f} s" if taken_s > deadline_s else ""
+
+    def _again(self, error: OSError, call: Callable[..., object], *arguments: object) -> None:
+        if self.reserve is None or error.errno not in FULL:
+            raise error
+        self.reserve.again(error, call, *arguments)
+
+
+def _is_long(chunks: Sequence[bytes]) -> bool:
+    """Whether it is a journal that grows, which it need not, or a large body."""
+    return sum(map(len, chunks)) > PIECE_BYTES
+
+
+class Below:
+    """The port of a directory below that of another one."""
+
+    def __init__(self, fs: FileSystem, directory: str) -> None:
+        self._fs = fs
+        self._above = f"{directory}/"
+        self.room = fs.room
+        self.sync_all = fs.sync_all
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """Of every other call the arguments that are text are paths."""
+        call, above = getattr(self._fs, name), self._above
+
+        def below(*arguments: Any) -> Any:
+            return call(*(f"{above}{one}".rstrip("/") if isinstance(one, str) else one for one in arguments))
+
+        return below
+
+
+class ReadOnlyFileSystem(Layer):
+    """Every call that would change something is refused, as on a disk mounted so."""
+
+    @staticmethod
+    def _refuse(*arguments: Any, **_: Any) -> NoReturn:
+        path = next((one for one in arguments[1::-1] if isinstance(one, str)), "")  # of a rename the target
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+    create = write_at = set_modified_ns = rename = link = unlink = make_dir = _refuse
+    remove_dir = sync_file = sync_data = sync_dir = sync_all = _refuse

@@ -1,0 +1,1 @@
+"""What a space does beside that: a folder each."""

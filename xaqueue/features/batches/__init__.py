@@ -1,0 +1,1 @@
+"""What a query writes at once: many branches, one decision."""

@@ -1,0 +1,1 @@
+"""What each queue has had and lost."""

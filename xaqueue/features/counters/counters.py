@@ -1,0 +1,86 @@
+"""The file ``counters``: what the queues have counted, written now and then by whoever makes a checkpoint or clears,
+and when the space is closed. No transaction waits for it, and nothing depends on it.
+
+Crash safety: it is written new and renamed, so the old or the new one is there, whole. What it says was durable before,
+so no crash has it done, and counted, twice. What was counted since, a crash takes: the next owner finds that by the
+epoch in it. Where it is lost counting begins anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from xaqueue.core.model.layout import COUNTERS
+from xaqueue.core.storage.fs import FileSystem, replace_file
+from xaqueue.features.counters.values import Counters, Counting, decode, encode
+
+EVERY_S = 10.0
+"""It is not written again sooner, but at the end."""
+LARGEST_BYTES = 64 * 1024 * 1024
+"""What is longer is none of ours."""
+
+Counted = tuple[Counting, dict[str, Counters]]
+log = logging.getLogger("xaqueue")
+
+
+def read(fs: FileSystem) -> Counted | None:
+    """None where there are none, or they are damaged."""
+    try:
+        return decode(fs.read(COUNTERS, LARGEST_BYTES))
+    except OSError:
+        return None
+
+
+def found_by(counting: Counting, epoch: int, now_us: int) -> Counting:
+    """What the owner of this epoch goes on from. Who was there in between and has written nothing is lost, too."""
+    if counting.epoch == epoch:
+        return counting
+    found = replace(counting, epoch=epoch, closed=False, hits=0, misses=0, messages={})
+    if counting.closed and counting.epoch == epoch - 1:
+        return found
+    return replace(found, crashes=counting.crashes + 1, lost_after=counting.as_of, found_at=now_us)
+
+
+class CounterFile:
+    """Of an owner. Safe for several threads."""
+
+    def __init__(self, fs: FileSystem, *, durable: bool) -> None:
+        """durable: whether it outlives a power loss, too."""
+        self._fs = fs
+        self._durable = durable
+        self._writing = threading.Lock()
+        self._due = time.monotonic() + EVERY_S
+        self._written: dict[str, Counters] = {}
+        self.closed_with: dict[str, int] = {}
+        """Messages that queues had when the space was closed; empty where its last owner crashed."""
+
+    @property
+    def is_due(self) -> bool:
+        return time.monotonic() >= self._due
+
+    def load(self, epoch: int, now_us: int, note: Callable[[str], object]) -> Counted:
+        """What this owner goes on from."""
+        found = read(self._fs)
+        if found is None:
+            if epoch > 1:
+                note("the file counters is missing or damaged: counting begins now")
+            return Counting(now_us, now_us, epoch), {}
+        if found[0].closed and found[0].epoch == epoch - 1:
+            self.closed_with = found[0].messages
+        return found_by(found[0], epoch, now_us), found[1]
+
+    def write(self, counted: Counted) -> None:
+        """Of two that come at once the older may be the last, until the next one."""
+        self._due = time.monotonic() + EVERY_S
+        if counted[1] == self._written and not counted[0].closed:
+            return
+        try:
+            with self._writing:
+                replace_file(self._fs, COUNTERS, encode(*counted), durable=self._durable)
+            self._written = counted[1]
+        except OSError as error:  # its sync tells of no other file
+            log.warning("[counters-unwritten] a crash takes what is counted meanwhile: %s", error)

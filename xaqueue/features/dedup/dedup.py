@@ -1,0 +1,229 @@
+"""A second message of one dedup_key comes to nothing, where its queue has a window: which one that is, decided once.
+
+    enqueue    a key that is known gives the first one's id, and adds nothing
+    decide     before a prepare, a vote or a commit in one phase: what became known since is left out of the branch, and
+               it claims its other keys. What a branch in doubt claims nobody can decide: the work is to be done again
+    commit     its record in .dedup/ is part of the change, so the key is known exactly if the message is committed
+    rollback   the claims are given up
+
+All keys of a branch are claimed at once, or none, so nobody who claims one waits for another. A branch with keys is
+prepared with a branch block even if it has one block: that says which of its messages claim theirs, whatever the level
+of the next open. Where files are the record of a branch, its .commit is on disk before message and record move, and
+goes behind both. So no crash leaves a record without its message, which would swallow the next try.
+
+Branches of one batch do not refuse each other: an attempt that is written again is in no list. Of those that are
+committed together, the first has the message. What is moved to another queue is the same message: it claims nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from heapq import heappush
+from typing import Any
+
+from xaqueue.batch import is_of_a_batch
+from xaqueue.core.engine.state import Space
+from xaqueue.core.model import layout, records
+from xaqueue.core.model.block import Head
+from xaqueue.core.model.branch import Branch, Call, Rider, State, Written
+from xaqueue.core.model.change import DROP, PUT, Change, Op
+from xaqueue.core.model.change import Kind as Step
+from xaqueue.core.model.queue import Queue
+from xaqueue.errors import RetryLater, RolledBack
+from xaqueue.features.dedup.values import Seen, hash_of
+from xaqueue.message import MessageId
+from xaqueue.xa import Code
+
+PIECE = 256
+"""Records that are removed in one step."""
+
+
+def known(space: Space, branch: Branch, name: str, key: bytes) -> MessageId | None:
+    """The message of this key that is committed, or that the branch has added before."""
+    with space.lock:
+        queue = space.queue(name)
+        if not queue.definition.dedup_window_s:
+            return None
+        return queue.keys.find(key, space.now_us()) or claims_of(branch).keys.get((name, key))
+
+
+def key_of(head: Head) -> bytes:
+    """The hash of its dedup_key; empty where it has none."""
+    return hash_of(head.properties.dedup_key) if head.properties.dedup_key is not None else b""
+
+
+def recover_key(space: Space, branch: Branch, written: Written, key: bytes) -> None:
+    """Of a block that was found, or handed in, and claims this: its branch has decided before. Called with the lock
+    held, or alone."""
+    queue = space.queue(written.queue)
+    if key and queue.definition.dedup_window_s:
+        written.key = key
+        claims_of(branch).keys[queue.name, key] = written.message_id
+        queue.keys.claim(key, branch)
+
+
+class Claims(Rider):
+    """What a branch has added with keys."""
+
+    def __init__(self) -> None:
+        self.keys: dict[tuple[str, bytes], MessageId] = {}
+        """By queue and hash of a dedup_key the message."""
+        self.records: dict[int, Seen] = {}
+        """By the number of its block, once its commit has begun."""
+
+    def is_listed(self) -> bool:
+        return bool(self.keys)
+
+    def decide(self, space: Space, branch: Branch, call: Call) -> None:
+        """Raises RolledBack where the work is to be done again, ResourceFailed."""
+        if call is Call.ROLLBACK or branch.base is not State.ACTIVE:
+            return
+        with space.lock:
+            while (holder := self._holder_locked(space, branch)) is not None:
+                if not holder.busy:
+                    raise _transient(
+                        branch, f"branch {holder.xid} is in doubt, and has a message of the same dedup_key"
+                    )
+                space.wait_settled()
+            now_us = space.now_us()
+            for name, key in list(self.keys):
+                queue = space.queues[name]
+                if queue.keys.find(key, now_us) is None:
+                    queue.keys.claim(key, branch)
+                else:
+                    del self.keys[name, key]
+            left_out = [
+                one for one in branch.blocks if one.key and self.keys.get((one.queue, one.key)) != one.message_id
+            ]
+            for written in left_out:
+                space.queues[written.queue].withdraw(written.message_id)
+            if left_out:
+                numbers = {written.number for written in left_out}
+                branch.blocks = [one for one in branch.blocks if one.number not in numbers]
+        space.discard([written.path for written in left_out if written.path])
+        for written in left_out:
+            written.path = ""  # whose content is the same has a file of its own
+
+    def _holder_locked(self, space: Space, branch: Branch) -> Branch | None:
+        """Another branch that claims one of its keys. Raises RolledBack where nobody knows who does."""
+        now_us = space.now_us()
+        for name, key in self.keys:
+            keys = space.queues[name].keys
+            if keys.find(key, now_us) is not None:
+                continue
+            carrier = space.awaited.get(name) or space.awaited.get("") if space.awaited else None
+            if carrier is not None:
+                why = (
+                    f"the database of carrier {carrier.name} may have a message of the same dedup_key for queue {name}"
+                )
+                raise _transient(branch, f"{why}, and was not asked yet")
+            for holder in keys.claims.get(key, ()):
+                if holder is not branch and not (holder.xid.gtrid == branch.xid.gtrid and is_of_a_batch(branch.xid)):
+                    return holder
+        return None
+
+    def stage(self, space: Space, branch: Branch, together: dict[Any, Any]) -> None:
+        """The windows of its keys begin."""
+        now_us = space.now_us()
+        for written in branch.blocks if self.keys else ():
+            if not written.key:
+                continue
+            queue = space.queues[written.queue]
+            if is_of_a_batch(branch.xid):
+                first = queue.keys.find(written.key, now_us) or written.message_id
+                claim = "dedup", queue.name, written.key
+                if first != written.message_id or together.setdefault(claim, written) is not written:
+                    written.key, written.entry = b"", None  # another branch of its batch has it
+                    self.records.pop(written.number, None)
+                    with space.lock:
+                        queue.withdraw(written.message_id)
+                    continue
+            if written.number not in self.records and (until_us := _until_us(queue, now_us)):
+                self.records[written.number] = Seen(until_us, written.key, written.message_id)
+            if written.number in self.records and not space.log.is_atomic:
+                _, path, head, body, _ = _put_of(space, written.queue, self.records[written.number])
+                space.stage(path, head, body)
+
+    def ops(self, space: Space, branch: Branch) -> Sequence[Op]:
+        return [_put_of(space, queue, seen) for queue, seen in self._committed(branch)]
+
+    def _committed(self, branch: Branch) -> list[tuple[str, Seen]]:
+        """Those whose messages are there: of a damaged branch an operator commits the rest."""
+        records = self.records
+        found = [one for one in branch.blocks if one.number in records and one.entry is not None]
+        return [(one.queue, records[one.number]) for one in found]
+
+    def publish_locked(self, space: Space, branch: Branch) -> None:
+        for queue, seen in self._committed(branch):
+            _publish_locked(space, queue, seen)
+
+    def release_locked(self, space: Space, branch: Branch) -> None:
+        for name, key in self.keys:
+            space.queues[name].keys.give_up(key, branch)
+
+
+def claims_of(branch: Branch) -> Claims:
+    """Those of this branch, which has some from now on."""
+    for rider in branch.riders:
+        if isinstance(rider, Claims):
+            return rider
+    claims = Claims()
+    branch.riders = (*branch.riders, claims)
+    return claims
+
+
+def _transient(branch: Branch, why: str) -> RolledBack:
+    again = "Do the work again once that is over"
+    return RolledBack(f"branch {branch.xid} is rolled back: {why}. {again}", Code.XA_RBTRANSIENT)
+
+
+def _until_us(queue: Queue, when_us: int) -> int:
+    """The end of a window that begins then; 0 where the queue has none any more."""
+    window_s = queue.definition.dedup_window_s
+    return when_us + int(window_s * 1_000_000) if window_s else 0
+
+
+def _put_of(space: Space, queue: str, seen: Seen) -> Op:
+    """The record of a message, as its commit puts it."""
+    return (PUT, layout.key_path(queue, *seen), records.encode_key(queue, seen, space.epoch), b"", 0)
+
+
+def _publish_locked(space: Space, queue: str, seen: Seen) -> None:
+    space.queues[queue].keys.add(seen)
+    space.has_expiring()
+
+
+def restore(space: Space, queue: Queue, key: bytes, head: Head, when_us: int) -> None:
+    """A message that claimed this was committed then, and its record may be lost. Raises as ``stage``."""
+    now_us = space.now_us()
+    until_us = _until_us(queue, max(when_us, head.properties.enqueued_at))  # the time of a file may be lost
+    if until_us <= now_us or queue.keys.find(key, now_us) is not None:
+        return
+    seen = Seen(until_us, key, head.message_id)
+    _, path, content, body, _ = _put_of(space, queue.name, seen)
+    space.put(Step.EXPIRY, queue.name, path, content, body, partial(_publish_locked, space, queue.name, seen))
+
+
+def clear(space: Space, stopped: Callable[[], bool]) -> bool:
+    """Removes records whose window is over; False where it was stopped before. Raises RetryLater, ResourceFailed."""
+    for queue in list(space.queues.values()):
+        while _clear_piece(space, queue):
+            if stopped():
+                return False
+    return True
+
+
+def _clear_piece(space: Space, queue: Queue) -> bool:
+    with space.lock:
+        over = queue.keys.pop_over(space.now_us(), PIECE)
+    try:
+        if over:
+            drops = [(DROP, layout.key_path(queue.name, *seen)) for seen in over]
+            space.log.perform(Change(Step.EXPIRY, queue.name, (), rest=drops))
+    except RetryLater:
+        with space.lock:
+            for seen in over:
+                heappush(queue.keys.ends, seen)
+        raise
+    return bool(over)

@@ -1,0 +1,1 @@
+"""Of a group of messages one after the other is delivered."""

@@ -1,0 +1,1 @@
+"""A message is received on lease, and settled by its receipt."""

@@ -1,0 +1,205 @@
+"""Messages that are handed out for a while, many at once, each to be settled by itself.
+
+Each is the one dequeue of a local branch of its own, whose deadline is the end of the lease and in which no session is.
+So what holds for branches holds for leases: an ack is its commit in one phase, the end of a lease its rollback
+(``timeouts``), which counts as a try, and a killed process is told by its block in active/, or by the register of
+tries. The lease is the gtrid of that branch: whoever has it may settle, in any session.
+
+Who settles takes the branch with the lock held, where it is decided once whether the lease has ended. Crash safety: an
+ack, a nack and a reject are one step each, of which a crash leaves all or nothing. To accept a delivery renames its
+block, in active/ both before and after: a crash counts a try, as if it had come before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from xaqueue.core.engine import commit, messages
+from xaqueue.core.engine.association import Association
+from xaqueue.core.engine.busy import leave
+from xaqueue.core.model.branch import Branch, State
+from xaqueue.core.storage.ids import fresh_id
+from xaqueue.delivery import ACK, LEASE_S, NACK, REJECT, checked_count, checked_lease_s, checked_reason
+from xaqueue.errors import InvalidArgument, LeaseExpired, ProtocolError, RetryLater
+from xaqueue.features.retries import moving, tries
+from xaqueue.message import Message
+from xaqueue.times import LATEST_US, check_seconds
+from xaqueue.xa import Outcome
+from xaqueue.xid import LOCAL_FORMAT_ID, Xid
+
+BQUAL = b"lease"
+ENDED = {ACK: Outcome.COMMITTED, NACK: Outcome.ROLLED_BACK, REJECT: Outcome.COMMITTED}
+"""What is remembered of a branch that was settled so; of one whose lease has ended nothing is."""
+
+
+class LeaseVerbs(Association):
+    """The part of a ``Session`` that receives and settles."""
+
+    def receive(
+        self,
+        queue: str,
+        max_messages: int = 1,
+        lease_s: float = LEASE_S,
+        wait_s: float | None = 0.0,
+        *,
+        most_bytes: int | None = None,
+    ) -> list[tuple[bytes, Message]]:
+        """most_bytes: it ends behind the message with which the bodies reach so many."""
+        count, lease_s, limit_s = checked_count(max_messages), checked_lease_s(lease_s), check_seconds("wait_s", wait_s)
+        self._check_open()
+        self.space.wait_until_loaded()
+        found, size = list[tuple[Branch, Message]](), 0
+        try:
+            while len(found) < count and (most_bytes is None or size < most_bytes):
+                one = self._lend(queue, lease_s, 0.0 if found else limit_s)
+                if one is None:
+                    break
+                found.append(one)
+                size += len(one[1].body)
+        except BaseException as error:  # or interrupted: nobody gets those
+            if not found or not isinstance(error, RetryLater):
+                self._take_back([branch for branch, _ in found])
+                raise
+        return [(branch.xid.gtrid, message) for branch, message in found]
+
+    def settle(self, queue: str, lease: bytes, how: str, detail: Any = None) -> None:
+        """how: ACK, NACK or REJECT. detail: see ``Leasing.settle``."""
+        xid, delay_us, reason = _xid_of(lease), detail, ""
+        if how == REJECT:
+            delay_us, reason = None, checked_reason(detail)
+        elif how == NACK and isinstance(detail, list | tuple) and len(detail) == 2:
+            delay_us, reason = detail[0], checked_reason(detail[1])
+        if how not in (ACK, NACK, REJECT) or not (delay_us is None or (how == NACK and _is_delay(delay_us))):
+            raise InvalidArgument(f"settle {str(how)[:60]!r} with {str(detail)[:60]!r} is refused: see xaqueue(5)")
+        space, taken = self.space, None
+        try:
+            with space.lock:
+                taken = self._held_locked(queue, xid, how)
+                taken.busy = True
+            if how == NACK:
+                tries.hand_back(space, taken, delay_us, reason)
+            elif how == REJECT and taken.base is State.ACTIVE:
+                moving.reject(space, taken, reason)
+            else:
+                commit.commit(space, taken)
+        except LeaseExpired:
+            if space.outcome(xid) is not ENDED[how]:
+                raise  # else it was settled so, and the answer was lost
+            return
+        except BaseException as error:
+            if taken is not None:
+                leave(space, taken, error)
+            raise
+        leave(space, taken)
+
+    def extend(self, queue: str, lease: bytes, lease_s: float) -> None:
+        seconds = checked_lease_s(lease_s)
+        with self.space.lock:
+            branch = self._held_locked(queue, _xid_of(lease))
+            branch.deadline = time.monotonic() + seconds
+            self.space.look_by(branch.deadline)
+
+    def accept(self, queue: str, lease: bytes) -> None:
+        xid = _xid_of(lease)
+        branch = self._at_work()
+        try:
+            with self.space.lock:
+                self._hand_over_locked(self._held_locked(queue, xid), branch)
+        finally:
+            branch.progress = time.monotonic()
+            branch.working.discard(self.number)
+
+    def adopt(self, lost: bytes) -> None:
+        """What the lost session of this key holds is this one's: its client goes on here."""
+        with self.space.lock:
+            for branch in self.space.branches.values():
+                if branch.lessee == lost:
+                    branch.lessee = self._lessee
+
+    # Within
+
+    @property
+    def _lessee(self) -> bytes | int:
+        return self.key or self.number
+
+    def _lend(self, queue: str, lease_s: float, wait_s: float) -> tuple[Branch, Message] | None:
+        space, message = self.space, None
+        with space.lock:
+            space.check()
+            branch = self._begin_locked(Xid(LOCAL_FORMAT_ID, fresh_id(), BQUAL), None)
+            branch.lessee = self._lessee
+        self._receiving, self._awaits = branch, queue if wait_s else ""
+        self._waits_since = time.monotonic()
+        try:
+            message = messages.dequeue(space, branch, queue, wait_s, None, None)
+        finally:
+            with space.lock:
+                if message is None:
+                    space.branches.pop(branch.xid, None)
+                else:
+                    branch.deadline = time.monotonic() + lease_s
+                    space.look_by(branch.deadline)
+        return None if message is None else (branch, message)
+
+    def _take_back(self, branches: Sequence[Branch]) -> None:
+        for branch in branches:
+            messages.put_back(self.space, branch, branch.blocks)
+            with self.space.lock:
+                self.space.branches.pop(branch.xid, None)
+
+    def _held_locked(self, queue: str, xid: Xid, how: str = "") -> Branch:
+        """The branch of a lease that has not ended. Raises LeaseExpired."""
+        self._check_open()
+        self.space.check()
+        branch = self._settled_locked(xid)
+        if branch is not None and branch.base is State.COMMITTING and branch.blocks[0].queue == queue:
+            if how in (ACK, REJECT):
+                return branch
+            raise ProtocolError("the delivery is past its commit point: reject it again to complete that")
+        if (
+            branch is None
+            or branch.base is not State.ACTIVE
+            or branch.rollback_reason is not None
+            or branch.lessee is None  # a client may name a branch of its own so, or join this one and add to it
+            or branch.active
+            or len(branch.blocks) != 1
+            or branch.deadline is None
+            or time.monotonic() > branch.deadline
+            or branch.blocks[0].queue != queue
+        ):
+            raise LeaseExpired(
+                f"the lease of a message of queue {queue} is over: its time has passed, or it was settled before. "
+                "Nothing was done now, and what was not settled is in its queue again"
+            )
+        return branch
+
+    def _hand_over_locked(self, given: Branch, branch: Branch) -> None:
+        """Its dequeue is one of this branch from here on."""
+        space, written = self.space, given.blocks[0]
+        entry = written.entry
+        assert entry is not None
+        branch.numbers += 1
+        suffix = f"{branch.numbers:03d}"
+        if written.path:
+            path = f"{written.path.rpartition('/')[0]}/{branch.name}.{suffix}"
+            with space.fencing("to accept a delivery", "it is held still"):
+                space.fs.rename(written.path, path)
+            written.path = path
+            branch.to_harden |= given.to_harden
+        written.number, written.suffix = branch.numbers, suffix
+        del space.branches[given.xid]  # first: an interrupt never leaves it to both
+        branch.blocks.append(written)
+        space.queue(written.queue).index.pass_on(entry, branch)
+
+
+def _is_delay(detail: Any) -> bool:
+    return type(detail) is int and 0 <= detail < LATEST_US
+
+
+def _xid_of(lease: Any) -> Xid:
+    """Raises InvalidArgument."""
+    if type(lease) is not bytes or len(lease) != 16:
+        raise InvalidArgument(f"lease {str(lease)[:60]!r} is refused: the 16 bytes of a delivery are wanted")
+    return Xid(LOCAL_FORMAT_ID, lease, BQUAL)

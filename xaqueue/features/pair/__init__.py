@@ -1,0 +1,1 @@
+"""Two machines and one directory: one owns it, the other one waits."""

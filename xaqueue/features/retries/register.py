@@ -1,0 +1,113 @@
+"""A process that is killed with a message in its hands has tried it: the register of tries outlives the process.
+
+With a journal the block of a dequeue stays in memory for a moment, and goes with its process. So each dequeue adds an
+entry to the register: one overwrite of a file that has its room already, and no sync. An entry says that a message had
+so many tries when it was taken, which stays true. It is never taken back: an opening that finds the message with no
+more tries than that, and in no branch in doubt, counts one more, unless a later entry says that it was handed back on
+purpose. Whatever was consumed, rolled back or counted since changes nothing then; nor do old pages that a power loss
+brings back, nor an opening that is itself killed.
+
+A full register begins again at its start, with an entry for each message that is held just then; it grows where these
+take more than half of it. Without room for it a try is only a try not counted.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from struct import Struct
+from zlib import crc32
+
+from xaqueue.core.model import layout
+from xaqueue.core.model.entry import Entry
+from xaqueue.core.storage.fs import NO_ROOM, FileSystem, suppress_room
+from xaqueue.message import MessageId
+
+SIZE_BYTES = 128 * 1024
+"""Of a new one, about 2,900 entries."""
+LARGEST_BYTES = 128 * SIZE_BYTES
+
+Taken = tuple[str, int, MessageId]
+"""Queue, sequence number and id of a message."""
+
+_CHECKSUM = Struct("<I")
+_FIXED = Struct("<IQ16sB")
+"""Tries, sequence number, id, length of the queue's name, which follows."""
+HANDED_BACK = 2**32 - 1
+"""In the place of the tries."""
+_END = bytes(_CHECKSUM.size)
+"""Behind the last entry; what follows was written before."""
+
+
+class Register:
+    """Of the dequeues of one owner. Safe for several threads."""
+
+    def __init__(self, fs: FileSystem, held: Callable[[], Iterable[tuple[str, Entry]]] = tuple) -> None:
+        """held: queue and message of what is held now by branches that are not prepared. Raises OSError."""
+        self._fs = fs
+        self._held = held
+        self._lock = threading.Lock()
+        self._end = 0
+        """Where the next entry goes."""
+        self._full = SIZE_BYTES
+        """Where it begins again."""
+        self._is_made = False
+        self.make()
+
+    def make(self) -> None:
+        """Makes its file where it is missing and there is room. Raises OSError."""
+        if self._is_made:
+            return
+        with suppress_room():
+            if not self._fs.exists(layout.TRIES):
+                self._fs.create(layout.TRIES, [bytes(SIZE_BYTES)])
+            self._is_made = True
+
+    def add(self, queue: str, entry: Entry, *, handed_back: bool = False) -> None:
+        """A message of the queue was taken, or is handed back, which is no try. Raises OSError."""
+        if not self._is_made:
+            return
+        record = encode(queue, entry, handed_back=handed_back)
+        try:
+            with self._lock:
+                if self._end + len(record) > self._full:
+                    record = self._begin_again(record)
+                self._fs.write_at(layout.TRIES, self._end, [record])
+                self._end += len(record) - len(_END)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+
+    def _begin_again(self, record: bytes) -> bytes:
+        """What goes to the start: what is held, and this."""
+        kept = b"".join(encode(queue, entry)[: -len(_END)] for queue, entry in self._held())
+        self._end, self._full = 0, min(max(SIZE_BYTES, 2 * len(kept)), LARGEST_BYTES)
+        return kept[: LARGEST_BYTES // 2] + record
+
+
+def encode(queue: str, entry: Entry, *, handed_back: bool = False) -> bytes:
+    """The entry of a message that is taken, or handed back, and an end behind it."""
+    name = queue.encode()
+    tries = HANDED_BACK if handed_back else entry.tries
+    content = _FIXED.pack(tries, entry.seq, entry.message_id, len(name)) + name
+    return _CHECKSUM.pack(crc32(content)) + content + _END
+
+
+def decode(data: bytes) -> dict[Taken, int]:
+    """By message, how many tries it had when it was last taken. What follows a bad entry is none."""
+    found: dict[Taken, int] = {}
+    start = 0
+    while start + _CHECKSUM.size + _FIXED.size <= len(data):
+        (checksum,) = _CHECKSUM.unpack_from(data, start)
+        start += _CHECKSUM.size
+        had, seq, message_id, length = _FIXED.unpack_from(data, start)
+        end = start + _FIXED.size + length
+        if end > len(data) or crc32(data[start:end]) != checksum:
+            break
+        taken = data[start + _FIXED.size : end].decode("ascii", "replace"), seq, MessageId(message_id)
+        if had == HANDED_BACK:
+            found.pop(taken, None)
+        else:
+            found[taken] = max(had, found.get(taken, 0))
+        start = end
+    return found

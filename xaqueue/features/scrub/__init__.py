@@ -1,0 +1,1 @@
+"""Every message is read now and then while the space is open."""

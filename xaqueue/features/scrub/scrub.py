@@ -1,0 +1,133 @@
+"""Every message of a queue is read while the space is open, and what is damaged is set aside as a dequeue does that.
+
+Files are read, and no lock is held meanwhile. What looks damaged is taken as a dequeue takes it, and read again: so it
+is nobody else's while it moves, and a crash at any call leaves what a dequeue leaves. A message that a branch holds, or
+that is kept for a stream, is told of and stays: who has it is told when it reads it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+
+from xaqueue.core.engine import messages
+from xaqueue.core.engine.state import Space
+from xaqueue.core.model import layout
+from xaqueue.core.model.block import Kind
+from xaqueue.core.model.block_files import read_checked
+from xaqueue.core.model.branch import Branch, Written
+from xaqueue.core.model.entry import Entry
+from xaqueue.core.storage.fs import FileSystem, replace_file
+from xaqueue.core.storage.ids import fresh_id
+from xaqueue.errors import DamagedBlock, RetryLater
+from xaqueue.xid import Xid
+
+PIECE = 64
+"""Messages between two looks whether it is to stop."""
+BYTES = 4096
+
+log = logging.getLogger("xaqueue")
+Stopped = Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Scrubbed:
+    """How many messages were read, and of those that are damaged the path and the reason: set aside, or left."""
+
+    messages: int
+    moved: list[str]
+    left: list[str]
+
+
+def scrub(space: Space, stopped: Stopped) -> bool:
+    """Reads the messages of all queues and writes down what it found; False where it was stopped before the end.
+
+    Raises ResourceFailed, RetryLater, OSError.
+    """
+    with space.lock:
+        names = sorted(space.queues)
+    found = []
+    for name in names:
+        one = scrub_queue(space, name, stopped)
+        if one is None:
+            return False
+        found.append(one)
+    read = sum(one.messages for one in found)
+    moved, left = sum(len(one.moved) for one in found), sum(len(one.left) for one in found)
+    text = f"messages read: {read:,}; damaged and set aside: {moved:,}, left to who has them: {left:,}"
+    replace_file(space.fs, layout.SCRUBBED, text.encode(), durable=False)
+    log.log(logging.WARNING if moved or left else logging.INFO, "[scrubbed] %s", text)
+    return True
+
+
+def last_scrub(fs: FileSystem) -> tuple[int, str] | None:
+    """When the last one came to its end, int microseconds UTC, and what it found; None where nobody knows."""
+    try:
+        return fs.modified_ns(layout.SCRUBBED) // 1000, fs.read(layout.SCRUBBED, BYTES).decode("utf-8", "replace")
+    except OSError:
+        return None
+
+
+def scrub_queue(space: Space, name: str, stopped: Stopped = lambda: False) -> Scrubbed | None:
+    """Reads the messages of one queue; None where it was stopped before the end. Raises as ``scrub`` does, and
+    UnknownQueue."""
+    with space.lock:
+        space.check()
+        if name not in space.queues:
+            space.definitions.find(name)
+        entries = space.queue(name).index.entries(0)
+    count, moved, left = 0, list[str](), list[str]()
+    while piece := list(islice(entries, PIECE)):
+        space.check_owner()
+        for entry, reason in space.waiting.run(partial(_damaged, space, name, piece)):
+            is_moved = _is_set_aside(space, name, entry)
+            (moved if is_moved else left).append(f"{_path(name, entry)}: {reason}")
+        count += len(piece)
+        if stopped():
+            return None
+    return Scrubbed(count, moved, left)
+
+
+def _damaged(space: Space, name: str, piece: Sequence[Entry]) -> list[tuple[Entry, str]]:
+    """Those of these messages whose files are there and damaged, each with its reason."""
+    found = []
+    for entry in piece:
+        path = _path(name, entry)
+        try:
+            messages.message_of(name, entry.seq, entry.message_id, read_checked(space.fs, path))
+        except DamagedBlock as damage:
+            found.append((entry, str(damage)))
+        except FileNotFoundError:
+            continue  # consumed meanwhile, or in the journal yet
+        except OSError as error:
+            raise space.unread(path, error) from error
+    return found
+
+
+def _is_set_aside(space: Space, name: str, found: Entry) -> bool:
+    """Whether it has left its queue now."""
+    branch = Branch(Xid(1, fresh_id(), b""), "scrub")
+    with space.lock:
+        queue = space.queue(name)
+        if queue.keeper is not None:
+            return False
+        entry = queue.index.take(space.now_us(), message_id=found.message_id, holder=branch, even_early=True)
+        if entry is None:
+            return False
+        written = Written(1, Kind.DEQUEUE, name, entry.message_id, 0, entry, "001")
+        branch.blocks.append(written)
+    try:
+        if messages.fetch(space, branch, written) is None:
+            return True
+    except RetryLater as lack:
+        log.warning("[no-room-yet] %s", lack)
+        return False
+    messages.put_back(space, branch, [written])  # it is in memory yet, and whole there
+    return False
+
+
+def _path(name: str, entry: Entry) -> str:
+    return layout.message_path(name, entry.seq, entry.message_id, entry.tags)

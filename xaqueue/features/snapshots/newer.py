@@ -1,0 +1,193 @@
+"""What came after a snapshot, in the space that it replaces: brought over into what is built, since newer data wins.
+
+A message that stands in the space and not in the snapshot is newer, whatever its number: it comes over, and what the
+snapshot has of it elsewhere goes, since it was moved from there. So it is with branches that are in doubt, decisions of
+operators, keys, records of tries and of batches. What the snapshot has and the space has no more stays: it was
+consumed since, or lost, and comes back. Nothing of the space is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from xaqueue.carried import CarrierState
+from xaqueue.core.engine import quarantine, redo
+from xaqueue.core.model import layout
+from xaqueue.core.model.block import Kind, decode
+from xaqueue.core.model.block_files import listed, ranges_in
+from xaqueue.core.recovery.load import read_head
+from xaqueue.core.storage.fs import NO_LINK, FileSystem, discard
+from xaqueue.core.storage.regular import NO_DIRECTORY
+from xaqueue.errors import DamagedBlock
+from xaqueue.features.carry.carrier_note import decode_note
+from xaqueue.message import Message, MessageId
+from xaqueue.xid import Xid
+
+
+class Newer:
+    """``place``: where it is built; the snapshot is there already."""
+
+    def __init__(self, fs: FileSystem, place: str) -> None:
+        self.fs = fs
+        self.place = place
+        self.messages = self.lost = 0
+        """Brought over; and those that cannot be read, which stay where they are."""
+        self._origins: dict[MessageId, set[str]] = {}
+        """Of each that was brought over the queues from which it may have come; empty for any."""
+
+    def bring(self, paths: Collection[str]) -> None:
+        """All but what only a branch can tell. paths: what the snapshot has, relative to it. Raises OSError."""
+        for name in listed(self.fs, layout.COMMITTED):
+            queue = layout.parse_queue_directory(name)
+            if queue is not None:
+                for number in ranges_in(self.fs, queue):
+                    self._bring_messages(queue, layout.range_path(queue, number << layout.RANGE_BITS))
+                for directory in (layout.retries_path(queue), layout.keys_path(queue)):
+                    self._bring_all(directory, replaces=True)
+        for directory in (layout.HEURISTIC, layout.BATCHES):
+            self._bring_all(directory)
+        for path in paths if self._origins else ():
+            self._drop_moved(path)
+
+    def bring_branches(self, *, is_whole: bool) -> set[Xid]:
+        """Those that are in doubt now, and not those that were and are no more; of one that has lost a block what the
+        snapshot has. Returns the snapshot's of which nobody can tell. is_whole: nothing of the space is missing, so
+        that who is not there is over.
+        """
+        present, lost = branches_in(self.fs, layout.PREPARED), quarantine.lost_blocks(self.fs)
+        then = branches_in(self.fs, f"{self.place}/{layout.PREPARED}")
+        for xid, paths in present.items():
+            if xid in then and any(map(self._is_another, paths)):
+                for path in then.pop(xid):
+                    discard(self.fs, path)
+            for path in paths if xid not in then else ():
+                self._link(path)
+        for xid in lost.keys() - then.keys():
+            for path in (f"{layout.QUARANTINE}/{name}{end}" for name in lost[xid] for end in ("", ".reason")):
+                if self.fs.exists(path) and not self.fs.exists(f"{self.place}/{path}"):
+                    self._link(path)
+        unknown = set()
+        for xid, paths in then.items():
+            if xid in present or xid in lost:
+                continue
+            is_decided = self.fs.is_dir(layout.PREPARED) and self.fs.exists(f"{layout.HEURISTIC}/{xid}")
+            if is_whole or is_decided or any(self._has_come(path) for path in paths):
+                for path in paths:
+                    discard(self.fs, path)
+            else:
+                unknown.add(xid)
+        return unknown
+
+    def bring_carriers(self, *, is_whole: bool) -> None:
+        """Whose database may hold changes yet, so that their queues wait. is_whole: as above; who owes nothing then
+        begins anew, since the database knows nothing of the id that the space gets.
+        """
+        for name in _names(self.fs, layout.CARRIERS):
+            path = f"{layout.CARRIERS}/{name}"
+            if is_whole:
+                discard(self.fs, f"{self.place}/{path}")
+            if not (is_whole and self._owes_nothing(path)) and not self.fs.exists(f"{self.place}/{path}"):
+                self._link(path)
+
+    def _owes_nothing(self, path: str) -> bool:
+        try:
+            note = decode_note(self.fs.read(path), path)
+        except (OSError, DamagedBlock):
+            return False
+        return note.state is CarrierState.CLOSED
+
+    def _bring_messages(self, queue: str, directory: str) -> None:
+        for name in _names(self.fs, directory):
+            path = f"{directory}/{name}"
+            message = layout.parse_message(name)
+            if message is None or self.fs.exists(f"{self.place}/{path}"):
+                continue
+            try:
+                block = decode(self.fs.read(path))
+            except (OSError, DamagedBlock):
+                self.lost += 1
+                continue
+            self._link(path)
+            self.messages += 1
+            origin = Message(message[1], queue, message[0], b"", block.properties).origin
+            origins = self._origins.setdefault(message[1], set())
+            if origin is not None and origin.queue:
+                origins |= {origin.queue, queue}
+                if origin.message_id:
+                    self._origins.setdefault(MessageId(bytes.fromhex(origin.message_id)), set()).update(origins)
+
+    def _drop_moved(self, path: str) -> None:
+        """What stands elsewhere by now, in the queue to which it was moved or under a later number."""
+        place, message = layout.parse_message_path(path), layout.parse_message(path.rpartition("/")[2])
+        if place is None or message is None or self.fs.exists(path):
+            return
+        origins = self._origins.get(message[1])
+        if origins is not None and (not origins or place[0] in origins):
+            discard(self.fs, f"{self.place}/{path}")
+
+    def _is_another(self, path: str) -> bool:
+        """Whether a whole block is not the one that the snapshot has: its branch is decided, or a later one."""
+        try:
+            decode(data := self.fs.read(path))
+            return self.fs.read(f"{self.place}/{path}") != data
+        except FileNotFoundError:
+            return True
+        except (DamagedBlock, OSError):
+            return False
+
+    def _has_come(self, path: str) -> bool:
+        """Whether a block of a branch added a message that is there."""
+        try:
+            head = read_head(self.fs, path)
+        except (DamagedBlock, FileNotFoundError):
+            return False
+        return head.kind is Kind.ENQUEUE and head.message_id in self._origins
+
+    def _bring_all(self, directory: str, *, replaces: bool = False) -> None:
+        for name in _names(self.fs, directory):
+            if replaces:
+                discard(self.fs, f"{self.place}/{directory}/{name}")
+            if not name.startswith(".") and not self.fs.exists(f"{self.place}/{directory}/{name}"):
+                self._link(f"{directory}/{name}")
+
+    def _link(self, path: str) -> None:
+        link_into(self.fs, path, f"{self.place}/{path}")
+
+
+def link_into(fs: FileSystem, source: str, target: str) -> None:
+    """One more name, or a copy where it cannot have that; with the directories above it. Raises OSError."""
+    try:
+        link_or_copy(fs, source, target)
+    except FileNotFoundError:  # the first of its directory
+        redo.make_dirs(fs, target.rpartition("/")[0])
+        link_or_copy(fs, source, target)
+
+
+def link_or_copy(fs: FileSystem, source: str, target: str) -> None:
+    try:
+        fs.link(source, target)
+    except OSError as error:
+        if error.errno not in NO_LINK:
+            raise
+        fs.create(target, [fs.read(source)])
+        fs.set_modified_ns(target, fs.modified_ns(source))
+
+
+def branches_in(fs: FileSystem, directory: str) -> dict[Xid, list[str]]:
+    """The paths of the blocks there, by branch. Raises OSError."""
+    found: dict[Xid, list[str]] = {}
+    for name in _names(fs, directory):
+        block = layout.parse_block(name)
+        if block is not None:
+            found.setdefault(block[0], []).append(f"{directory}/{name}")
+    return found
+
+
+def _names(fs: FileSystem, directory: str) -> list[str]:
+    """In any order; none where it is gone."""
+    try:
+        return fs.list(directory)
+    except OSError as error:
+        if error.errno not in NO_DIRECTORY:
+            raise
+        return []

@@ -1,0 +1,330 @@
+"""What streams have consumed, and what has expired, leaves the directories afterwards, in small pieces, and nobody
+waits for it.
+
+A crash in between loses nothing: the record in ``streams/`` says what is consumed, and the next owner goes on. Files
+are removed in the order of their names, which is that of their making, and range directories with the last of them.
+What is to be kept is renamed into ``archive/`` instead, under the same names. What has expired and comes back by a
+crash has expired still.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+
+from xaqueue.core.engine.redo import make_dirs
+from xaqueue.core.engine.state import Space
+from xaqueue.core.model import layout
+from xaqueue.core.model.change import DROP, MOVE, Change
+from xaqueue.core.model.change import Kind as Step
+from xaqueue.core.model.entry import Entry
+from xaqueue.core.model.layout import RANGE_BITS
+from xaqueue.core.model.queue import Queue
+from xaqueue.core.model.records import StreamRecord, files_of
+from xaqueue.core.storage.fs import NO_ROOM, FileSystem, remove_all
+from xaqueue.core.storage.regular import NO_DIRECTORY
+from xaqueue.errors import ResourceFailed, RetryLater
+from xaqueue.features.dedup import dedup
+from xaqueue.features.retries import moving
+
+PIECE = 256
+"""Files between two looks whether it is to stop; for so many the lock is held where they are kept."""
+RETRY_S = 1.0
+"""After it found no room in the archive."""
+
+log = logging.getLogger("xaqueue")
+_making = threading.Lock()
+"""Held by who makes directories of the archive, so that what is set aside in their way is never another's new one."""
+Stopped = Callable[[], bool]
+
+
+def never() -> bool:
+    return False
+
+
+def clear(space: Space, stopped: Stopped = never) -> bool:
+    """Removes the files of all that is consumed, and ranges that are spent; False where it was stopped before.
+
+    Raises ResourceFailed, and RetryLater where the archive found no room.
+    """
+    with space.lock:
+        queues = [queue for queue in space.queues.values() if queue.cleared < queue.consumed_through]
+    full: RetryLater | None = None
+    for queue in queues:
+        try:
+            if not clear_queue(space, queue, stopped):
+                return False
+        except RetryLater as error:
+            full = error  # what others remove may be the room that it wants
+    _remove_every_spent(space)
+    if full is not None:
+        raise full
+    return True
+
+
+def expire(space: Space, stopped: Stopped = never) -> bool:
+    """Removes the messages that nobody took in time, or moves them; False where it was stopped before. Raises as
+    ``clear`` does.
+
+    Those of a queue that is reserved for a stream stay until that has consumed them.
+    """
+    with space.lock:
+        queues = list(space.queues.values())
+        kept = [queue for queue in queues if queue.definition.expiry_queue not in ("", queue.name)]
+    stuck: RetryLater | None = None
+    try:
+        if not moving.move_all(space, kept, moving.EXPIRED, stopped):
+            return False
+    except RetryLater as error:
+        stuck = error  # what others have to remove goes all the same
+    for queue in queues:
+        count = 0
+        while piece := _expired(space, queue):
+            _remove_expired(space, queue, piece)
+            count += len(piece)
+            if stopped():
+                return False
+        if count:
+            log.info("[messages-expired] %d expired messages left queue %s", count, queue.name)
+    if stuck is not None:
+        raise stuck
+    return True
+
+
+def _expired(space: Space, queue: Queue) -> list[Entry]:
+    """Some that are expired, and nobody else's any more."""
+    with space.lock:
+        space.check()
+        if queue.keeper is not None or queue.is_wanted or queue.definition.expiry_queue not in ("", queue.name):
+            return []
+        index = queue.index
+        index.find_expired(space.now_us(), PIECE)
+        piece = index.expired[-PIECE:]
+        del index.expired[-PIECE:]
+        queue.expiring = set(piece)
+        return piece
+
+
+def _remove_expired(space: Space, queue: Queue, piece: Sequence[Entry]) -> None:
+    """Recorded before, or a replay would miss those of which the journal has only the names.
+
+    Their ids are free once they are gone on disk: one that a crash brought back would stand before a later message.
+    """
+    paths = [path for entry in piece for path in files_of(queue.name, entry)]
+
+    change = Change(Step.EXPIRY, queue.name, (), rest=[(DROP, path) for path in paths])
+    try:
+        space.log.perform(change)
+        if not space.log.is_atomic:
+            space.log.sync_names(sorted({layout.range_path(queue.name, entry.seq) for entry in piece}))
+        with space.lock:
+            spent = [entry.seq >> RANGE_BITS for entry in piece if queue.consumed(entry)]
+            queue.counters.expired += len(piece)
+            piece = []
+    finally:
+        with space.lock:
+            queue.index.expired += piece  # what is there still
+            queue.expiring.clear()
+            space.settled.notify_all()
+    _remove_spent(space, queue, spent)
+
+
+def clear_queue(space: Space, queue: Queue, stopped: Stopped = never) -> bool:
+    """As ``clear``, of one queue."""
+    with space.lock:
+        record = queue.record
+        if record is None or queue.cleared >= record.consumed:
+            return True
+        ranges = sorted(number for number in queue.ranges if number <= record.consumed >> RANGE_BITS)
+    for number in ranges:
+        if not _clear_range(space, record, number, stopped):
+            return False
+        if space.log.is_atomic and record.archives(((number + 1) << RANGE_BITS) - 1):
+            _harden_archive(space, record, number)
+        _remove_spent(space, queue, [number])
+    _clear_retries(space, record)
+    with space.lock:
+        queue.cleared = max(queue.cleared, record.consumed)
+    _remove_spent(space, queue, ranges)  # one of them took more until now
+    return True
+
+
+def _remove_every_spent(space: Space) -> None:
+    with space.lock:
+        spent = [(queue, ranges) for queue in space.queues.values() if (ranges := queue.spent_ranges())]
+    for queue, ranges in spent:
+        _remove_spent(space, queue, ranges)
+
+
+def _remove_spent(space: Space, queue: Queue, ranges: Sequence[int]) -> None:
+    """What is pending in them is flushed before, since nobody is to wait for that with the lock held."""
+    space.check_owner()
+    with space.fencing("to remove what is spent"):
+        for number in ranges:
+            if queue.is_spent(number):
+                space.log.exclusively(partial(_remove_range, space, queue, number))
+
+
+def _remove_range(space: Space, queue: Queue, number: int) -> None:
+    with space.lock:
+        space.check()
+        if number in queue.ranges and queue.is_spent(number):
+            queue.remove_range(space.fs, number)
+
+
+def _harden_archive(space: Space, record: StreamRecord, number: int) -> None:
+    """A crash must not take the range directory and leave what has moved out of it nowhere."""
+    directories = archive_directories(layout.range_path(record.queue, number << RANGE_BITS))
+    if _is_there(space.fs, directories[0]):
+        space.log.sync_names(directories)
+
+
+def _clear_range(space: Space, record: StreamRecord, number: int, stopped: Stopped) -> bool:
+    directory = layout.range_path(record.queue, number << RANGE_BITS)
+    try:
+        space.log.settle()  # nothing waits to be written there
+        listed = space.fs.list(directory)
+        names = sorted(name for name in listed if layout.is_consumed(name, record.consumed))
+        for first in range(0, len(names), PIECE):
+            if stopped():
+                return False
+            space.check_owner()
+            _clear_files(space, record, number, names[first : first + PIECE])
+    except FileNotFoundError:
+        return True  # its directory is gone
+    except (OSError, RetryLater) as error:
+        if isinstance(error, OSError) and error.errno not in NO_ROOM:
+            raise space.fence(error) from error
+        raise RetryLater(f"no room to clear {directory} ({error}): free some") from error
+    return True
+
+
+def _clear_retries(space: Space, record: StreamRecord) -> None:
+    directory = layout.retries_path(record.queue)
+    with space.fencing(f"to clear {directory}"):
+        try:
+            names = [name for name in space.fs.list(directory) if layout.is_consumed(name, record.consumed)]
+            space.waiting.run(partial(remove_all, space.fs, [f"{directory}/{name}" for name in names]))
+        except OSError as error:
+            if error.errno not in NO_DIRECTORY:
+                raise
+
+
+def _clear_files(space: Space, record: StreamRecord, number: int, names: Sequence[str]) -> None:
+    fs = space.fs
+    directory = layout.range_path(record.queue, number << RANGE_BITS)
+    edge = f"{record.archived_after:016x}.~" if record.archived_after is not None else "~"
+    space.waiting.run(partial(remove_all, fs, [f"{directory}/{name}" for name in names if name < edge]))
+    kept = [name for name in names if name > edge]
+    if kept:
+        _archive(space, fs, directory, kept)
+
+
+def _archive(space: Space, fs: FileSystem, directory: str, names: Sequence[str]) -> None:
+    """One step: nobody syncs the range, and so loses its names, before the archive has them on disk."""
+    target = layout.archived_path(directory)
+    with _making:
+        make_dirs(fs, target)
+    if not space.log.is_atomic:
+        space.log.sync_names(archive_directories(directory)[1:])
+    there = frozenset(fs.list(target))
+
+    def plan() -> Change:
+        paths = [(f"{directory}/{name}", name) for name in names if fs.exists(f"{directory}/{name}")]
+        ops = [(DROP, path) if name in there else (MOVE, path, f"{target}/{name}", 0) for path, name in paths]
+        return Change(Step.STREAM, directory, ops)
+
+    space.log.perform_unrecorded(plan)
+
+
+def filled_archives(space: Space) -> list[str]:
+    """Where what streams have consumed was being moved to; a range that lost a name is synced behind these."""
+    found: dict[str, None] = {}
+    for queue in space.queues.values():
+        for number in filter(queue.is_archived, queue.ranges):
+            directory = layout.range_path(queue.name, number << RANGE_BITS)
+            if _is_there(space.fs, layout.archived_path(directory)):
+                found |= dict.fromkeys(archive_directories(directory))
+    return list(found)
+
+
+def archive_directories(directory: str) -> list[str]:
+    """Where what leaves this range directory is kept, and all that is above it."""
+    target = layout.archived_path(directory)
+    return [target, target.rpartition("/")[0], layout.ARCHIVE, ""]
+
+
+def _is_there(fs: FileSystem, directory: str) -> bool:
+    """Not where a file stands in its place, or in that of one above it."""
+    return fs.exists(directory) and fs.is_dir(directory)
+
+
+class Clearer:
+    """A thread that clears whenever something was consumed or found expired, until ``stop`` or until the space fails.
+
+    Where messages may expire, it looks for those that have every ``cleanup_interval_s``, and when the space is opened.
+    """
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        self._stopped = False
+        self._due = threading.Event()
+        self._pause = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+        space.has_consumed = self._wake
+        space.has_expiring = self._begin
+        if any(
+            queue.consumed_through or queue.index.has_to_leave or queue.keys.ends for queue in space.queues.values()
+        ):
+            self._wake()
+
+    def stop(self) -> None:
+        """What is left is for the next owner, but for ranges in which nothing is left."""
+        self._stopped = True
+        self._due.set()
+        self._pause.set()
+        if self._thread is not None:
+            self._thread.join()
+        with suppress(ResourceFailed, RetryLater):  # the space says so itself
+            _remove_every_spent(self._space)
+
+    def _wake(self) -> None:
+        """Begins the thread with the first that there is to do."""
+        self._due.set()
+        self._begin()
+
+    def _begin(self) -> None:
+        if self._thread is not None:
+            return
+        with self._starting:
+            if self._thread is None and not self._stopped:
+                self._thread = threading.Thread(target=self._run, name="xaqueue-clear", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stopped:
+            self._due.wait(self._space.definitions.cleanup_interval_s)
+            self._due.clear()
+            try:
+                is_stuck = [self._is_stuck(work) for work in (clear, moving.move_exhausted, expire, dedup.clear)]
+                if self._space.journal_log is None:
+                    self._space.checkpoint()
+            except ResourceFailed:
+                return  # the space says so itself
+            if any(is_stuck):
+                self._pause.wait(RETRY_S)
+                self._due.set()
+
+    def _is_stuck(self, work: Callable[[Space, Stopped], bool]) -> bool:
+        try:
+            work(self._space, self._is_over)
+        except RetryLater:
+            return True
+        return False
+
+    def _is_over(self) -> bool:
+        return self._stopped or self._space.closed

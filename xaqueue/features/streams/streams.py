@@ -1,0 +1,249 @@
+"""A stream consumes a queue from its front: the queue is reserved for it, and one record says how far it is.
+
+    reserve    first time: the record is hardened, and from then on nobody else takes a message of the queue
+    consume    the record with a higher number is the commit point; memory forgets the messages in the same step, and
+               ``xaqueue.features.streams.cleanup`` removes their files afterwards, in this life of the owner or in
+               the next
+    release    what is consumed is cleared and hardened, and only then the record says that it is released
+
+A consumed message never comes back: recovery loads none at or below the record's number, and a replay of the journal
+makes none. So the record stays when it is released, and says which streams must not come again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from xaqueue.core.engine.association import Association
+from xaqueue.core.engine.state import Space
+from xaqueue.core.model import layout, records
+from xaqueue.core.model.change import Kind as Step
+from xaqueue.core.model.queue import Queue
+from xaqueue.core.model.records import FORMER, StreamRecord, refusal
+from xaqueue.core.storage.group_commit import nothing
+from xaqueue.errors import InvalidArgument, QueueReserved
+from xaqueue.features.carry import carry
+from xaqueue.features.streams import cleanup
+from xaqueue.message import check_queue_name
+from xaqueue.reservation import Reservation, check_stream
+
+
+class StreamVerbs(Association):
+    """The part of a ``Session`` that is ``xaqueue.resource_manager.Streams``. These verbs belong to no branch."""
+
+    def _opened(self) -> Space:
+        self._check_open()
+        return self.space
+
+    def reserve(self, queue: str, stream: str, after: int, upto: int) -> Reservation:
+        space = self._opened()
+        space.definitions.find(check_queue_name(queue))
+        check_stream(stream)
+        if check_number(after) > check_number(upto):
+            raise InvalidArgument(f"range ({after}, {upto}] is refused: it ends before it begins")
+        with _in_hand(space, queue) as kept:
+            before, record = kept.record, _record_for(space, kept, stream)
+            if record is not before:
+                with space.lock:
+                    why = carry.waiting(space, queue)
+                    if why is not None:
+                        raise why
+                    _wait_for_the_sweep(space, kept)
+                    try:
+                        _check_unlocked(space, kept)
+                    except QueueReserved:
+                        space.has_consumed()  # the sweep goes on
+                        raise
+                    kept.keep_leaving()
+                    kept.record = record  # from here on nobody locks a message
+                    kept.arrived.notify_all()
+                try:
+                    _write(space, record)
+                except BaseException:
+                    with space.lock:
+                        kept.record = before
+                        space.has_consumed()
+                    raise
+            with space.lock:
+                kept.in_flight = (after, upto) if upto > after else None
+                return _reservation_of(kept)
+
+    def consume(self, queue: str, stream: str, upto: int, archive: bool = False) -> Reservation:
+        space = self._opened()
+        check_stream(stream)
+        check_number(upto)
+        if not isinstance(archive, bool):
+            raise InvalidArgument(
+                f"archive {archive!r} is refused: true (keep in archive/) or false (remove) is wanted"
+            )
+        with _in_hand(space, queue) as kept:
+            record = _record_of(kept, stream)
+            if upto <= record.consumed:
+                return _reservation_of(kept)
+            with space.lock:
+                _check_consumable(kept, upto)
+            if record.archived_after is not None and not archive:
+                _harden_cleared(space, kept)  # what was to be kept is in its place
+            after = record.consumed if record.archived_after is None else record.archived_after
+            further = replace(record, consumed=upto, archived_after=after if archive else None)
+            _write(space, further, lambda: kept.consume(further))
+            space.has_consumed()
+            with space.lock:
+                return _reservation_of(kept)
+
+    def release(self, queue: str) -> Reservation | None:
+        space = self._opened()
+        with _in_hand(space, queue) as kept:
+            record = kept.keeper
+            if record is None:
+                return None
+            _harden_cleared(space, kept)
+            former = tuple(one for one in (*record.former, record.stream) if one)[-FORMER:]
+            released = replace(record, released=True, archived_after=None, former=former, damage="")
+
+            def publish() -> None:
+                kept.record = released
+
+            with space.lock:
+                found = replace(_reservation_of(kept), released=True)
+            _write(space, released, publish)
+            with space.lock:
+                kept.in_flight = None
+                kept.arrived.notify_all()
+            space.has_consumed()  # what had all its tries moves now
+            return found
+
+    def reservations(self) -> list[Reservation]:
+        space = self._opened()
+        space.wait_until_loaded()
+        with space.lock:
+            space.check_readable()
+            kept = [_reservation_of(queue) for queue in space.queues.values() if queue.keeper is not None]
+        return sorted(kept, key=lambda one: one.queue)
+
+
+def check_number(value: int) -> int:
+    """The commit sequence number itself. Raises InvalidArgument."""
+    if type(value) is not int or not 0 <= value <= layout.LAST_SEQ:
+        raise InvalidArgument(f"number {value!r} is refused: a commit sequence number from 0 is wanted")
+    return value
+
+
+@contextmanager
+def _in_hand(space: Space, name: str) -> Iterator[Queue]:
+    """The queue, whose record nobody else changes meanwhile."""
+    check_queue_name(name)
+    space.wait_until_loaded()
+    taken: Queue | None = None
+    try:
+        with space.lock:
+            space.log.check()
+            queue = space.queue(name)
+            while queue.in_hand:
+                space.wait_settled()
+            taken = queue
+            queue.in_hand = True
+        yield queue
+    finally:
+        if taken is not None:  # an interrupt may come once the lock is free
+            with space.lock:
+                taken.in_hand = False
+                space.settled.notify_all()
+            space.log.deliver_interrupt()
+
+
+def _record_for(space: Space, queue: Queue, stream: str) -> StreamRecord:
+    """The record as this stream has it, or as it would make it. QueueReserved where it may not."""
+    record = queue.record
+    if record is None:
+        return StreamRecord(queue.name, stream, since=space.now_us())
+    if not record.released:
+        if record.stream == stream and not record.damage:
+            return record
+        raise refusal(record)
+    if stream in record.former:
+        raise _released(queue.name, stream)
+    return replace(record, stream=stream, since=space.now_us(), archived_after=None, released=False)
+
+
+def _record_of(queue: Queue, stream: str) -> StreamRecord:
+    """The record that this stream has. Raises QueueReserved."""
+    record = queue.record
+    if record is not None and stream in record.former:
+        raise _released(queue.name, stream)
+    if record is None or record.released:
+        raise QueueReserved(f"queue {queue.name} is not reserved for stream {stream}: reserve it before it is consumed")
+    if record.stream != stream or record.damage:
+        raise refusal(record)
+    return record
+
+
+def _released(queue: str, stream: str) -> QueueReserved:
+    return QueueReserved(
+        f"the reservation of queue {queue} for stream {stream} was released by an operator, and others may have taken "
+        "messages since: start the stream with a new checkpoint"
+    )
+
+
+def _wait_for_the_sweep(space: Space, queue: Queue) -> None:
+    """What has expired and is being removed is held by nobody. Called with the lock held."""
+    queue.is_wanted = True
+    try:
+        while queue.expiring:
+            space.wait_settled()
+    finally:
+        queue.is_wanted = False
+
+
+def _check_unlocked(space: Space, queue: Queue) -> None:
+    """QueueReserved where branches hold messages. Called with the lock held."""
+    held = queue.index.locked - queue.leaving
+    if not held:
+        return
+    holders = [
+        branch
+        for branch in space.branches.values()
+        if any(w.entry is not None and w.queue == queue.name and w.entry.locked for w in branch.blocks)
+    ]
+    one = f", one of them branch {holders[0].xid}, which is {holders[0].base.value}" if holders else ""
+    raise QueueReserved(
+        f"queue {queue.name} cannot be reserved now: {held:,} of its messages are held by branches{one}. "
+        "Stop its consumers, and decide what is in doubt: `xaqueue indoubt list`"
+    )
+
+
+def _check_consumable(queue: Queue, upto: int) -> None:
+    """Called with the lock held. Raises InvalidArgument, QueueReserved."""
+    if upto > queue.published:
+        raise InvalidArgument(
+            f"queue {queue.name} is published up to {queue.published:,}, and {upto:,} cannot be consumed: is the "
+            "stream's checkpoint that of another space, or the space older than it? Nothing was done"
+        )
+    held = queue.index.locked_through(upto)
+    if held:
+        raise QueueReserved(
+            f"{held:,} messages of queue {queue.name} are held by branches and cannot be consumed: decide what is in "
+            "doubt: `xaqueue indoubt list`"
+        )
+
+
+def _harden_cleared(space: Space, queue: Queue) -> None:
+    """The files of what is consumed are where they belong, and no crash brings one back. RetryLater without room."""
+    cleanup.clear_queue(space, queue)
+    space.sync_all()
+    space.checkpoint()
+
+
+def _reservation_of(queue: Queue) -> Reservation:
+    found = queue.reservation
+    assert found is not None
+    return found
+
+
+def _write(space: Space, record: StreamRecord, publish: Callable[[], None] = nothing) -> None:
+    """Replaces the queue's record durably: that is the commit point. RetryLater where nothing was done."""
+    head, body = records.encode_stream(record, space.epoch)
+    path = layout.stream_path(record.queue)
+    space.put(Step.STREAM, path.rpartition("/")[2], path, head, body, publish)

@@ -1,0 +1,1 @@
+"""One message in several queues, and several messages in one call."""

@@ -1,0 +1,386 @@
+"""Every invariant of a space's directories is checked here from the files alone; looking changes nothing.
+
+A space that another process owns is a moving target: what looks wrong there is looked at a second time, and told only
+if it stands. ``repair`` is the one part that writes: it owns the space, and moves to quarantine what opening it did
+not find, such as a large body whose checksum is wrong. What a record of the journal names that was not done again is
+not damaged in the directories: the next open makes it what it is to be.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from xaqueue.carried import CarrierState, checked_carrier
+from xaqueue.core.engine import heuristics, quarantine, redo
+from xaqueue.core.engine.session import Session
+from xaqueue.core.engine.state import Space
+from xaqueue.core.model import change, layout, records
+from xaqueue.core.model.block import Head, Kind
+from xaqueue.core.model.block_files import listed, read_checked
+from xaqueue.core.model.format import read_format
+from xaqueue.core.model.layout import ACTIVE, BATCHES, CARRIERS, HEURISTIC, JOURNAL, PREPARED, QUARANTINE, STREAMS
+from xaqueue.core.owner.definitions_file import read_definitions
+from xaqueue.core.owner.open import attach, is_owned
+from xaqueue.core.owner.record import READ_ONLY, read_owner
+from xaqueue.core.recovery import prepared as survey
+from xaqueue.core.recovery.from_journal import check_end
+from xaqueue.core.recovery.load import Progress, read_head
+from xaqueue.core.recovery.prepared import Verdict
+from xaqueue.core.storage.directory_fs import DirectoryFileSystem
+from xaqueue.core.storage.fs import FileSystem
+from xaqueue.core.storage.journal_format import parse_name
+from xaqueue.core.storage.journal_reader import ARCHIVE, Found, look, read_readable
+from xaqueue.errors import DamagedBlock, InvalidArgument, JournalDamaged, SpaceError
+from xaqueue.features.carry.carrier_note import decode_note
+from xaqueue.features.counters import counters
+from xaqueue.offline.check_committed import CommittedCheck
+from xaqueue.offline.findings import Finding, Looks, Severity, broken, damaged, leftover, note
+from xaqueue.offline.redo_view import RedoView, read_journal
+from xaqueue.xid import Xid
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """What a repair did: the report of the recovery that came with it, and every file that was set aside and why."""
+
+    recovery: str
+    moved: list[str]
+    notes: list[str]
+
+
+def check(
+    path: str | os.PathLike[str], progress: Progress | None = None, *, live: bool | None = None, queue: str = ""
+) -> Iterator[Finding]:
+    """All findings, as they are found. Raises SpaceError where the directory is no space of a known format.
+
+    progress: called with range directories read and all there are. live: whether an owner is at work; found out
+    without it. queue: only what concerns this one.
+    """
+    if not os.path.lexists(Path(path) / layout.FORMAT):
+        read_format(path)
+    looked = SpaceCheck(path, is_owned(path) if live is None else live)
+    yield from looked.one(queue, progress) if queue else looked.run(progress)
+
+
+def repair(
+    path: str | os.PathLike[str],
+    progress: Progress | None = None,
+    then: Callable[[Session], object] = lambda _: None,
+) -> Repaired:
+    """Opens the space, which recovers it, and moves what is damaged yet into quarantine.
+
+    For a space that nobody uses, in this process neither. then: called at the end, with the space open.
+    Raises SpaceInUse, SpaceError, InvalidArgument.
+    """
+    with closing(attach(path, watch=False, progress=progress)) as session:
+        space = session.space
+        if space.read_only is not None:
+            space.check()
+        moved, notes = list(space.report.quarantined), list(space.report.notes)
+        for finding in list(check(path, progress, live=False)):
+            if finding.movable:
+                quarantine.move(space.fs, finding.path, finding.problem, space.now_us())
+                space.log.sync_names((QUARANTINE, finding.path.rpartition("/")[0]))
+                _forget(space, finding.path)
+                moved.append(f"{finding.path}: {finding.problem}")
+        then(session)
+        return Repaired(str(space.report), moved, notes)
+
+
+def _forget(space: Space, path: str) -> None:
+    """The queue has the message no more whose file this was."""
+    place, named = layout.parse_message_path(path), layout.parse_message(path.rpartition("/")[2])
+    if place is not None and named is not None:
+        with space.lock:
+            queue = space.queue(place[0])
+            entry = queue.index.find(named[1])
+            if entry is not None and entry.seq == named[0]:
+                queue.consumed(entry)
+
+
+class SpaceCheck:
+    """Everything that is checked in one space. Where an owner is at work, what looks wrong is looked at twice."""
+
+    def __init__(self, path: str | os.PathLike[str], live: bool, *, messages: bool = True) -> None:
+        """messages: as of ``CommittedCheck``."""
+        self._root = Path(path)
+        self._owner = read_owner(self._root)
+        self.bare = DirectoryFileSystem(self._root, keep_unsynced=False)
+        self._fs = RedoView(self.bare, (), files_first=True)
+        self._looks = Looks(live, self._show_records)
+        owner = self._owner
+        self.journal = JournalCheck(
+            self.bare,
+            self._looks,
+            used=owner is not None and owner.journalled,
+            moving=live and (owner is None or owner.state != READ_ONLY),
+        )
+        self.committed = CommittedCheck(self._fs, self._looks, messages=messages)
+
+    def run(self, progress: Progress | None = None) -> Iterator[Finding]:
+        if self._looks.live:
+            owner = self._owner
+            who = f"process {owner.pid} on {owner.host} since {owner.since}" if owner else "another process"
+            yield note(layout.OWNER, f"{who} owns the space: a moving target, suspects were seen twice")
+        yield from self._looks.at(self._top)
+        yield from self.journal.run()
+        self._show_records()
+        yield from map(self.journal.judged, self._directories(progress))
+
+    def one(self, queue: str, progress: Progress | None = None) -> Iterator[Finding]:
+        """Of one queue: its messages, its numbers and what is remembered of them."""
+        self._show_records()
+        list(self.journal.run())  # which finds what the next open makes again
+        self.committed.only = queue
+        yield from map(self.journal.judged, self.committed.run(progress))
+        yield from self._looks.at(partial(self._records, queue))
+
+    def _show_records(self) -> None:
+        try:
+            self._fs.show(read_journal(self.bare, self._owner, self._looks.live).records)
+        except SpaceError:
+            self._fs.show(())  # of a newer version: found by the journal's own check
+
+    def _directories(self, progress: Progress | None) -> Iterator[Finding]:
+        yield from self.committed.run(progress)
+        yield from self._gone()
+        for queue in self.committed.queues:
+            yield from self._looks.at(partial(self._records, queue))
+        yield from self._prepared()
+        yield from self._active()
+        for directory, probe in (
+            (HEURISTIC, self._decision),
+            (BATCHES, self._batch),
+            (STREAMS, self._stream),
+            (CARRIERS, self._carrier),
+        ):
+            for name in listed(self._fs, directory):
+                yield from self._looks.at(partial(probe, name, f"{directory}/{name}"))
+        for name in listed(self._fs, QUARANTINE):
+            if not name.endswith(".reason"):
+                yield note(f"{QUARANTINE}/{name}", self._reason(name))
+
+    def _top(self) -> Iterator[Finding]:
+        try:
+            read_format(self._root)
+        except SpaceError as error:
+            yield broken(layout.FORMAT, str(error))
+        try:
+            read_definitions(self._root)
+        except InvalidArgument as error:
+            yield broken(layout.QUEUES, str(error))
+        names = set(self._fs.list(""))
+        if layout.COUNTERS in names and counters.read(self.bare) is None:
+            yield leftover(layout.COUNTERS, "cannot be read: the next open begins to count anew")
+        for name in sorted(names - layout.OWN_NAMES):
+            yield note(name, "is no part of a queue space; left alone")
+        for name in sorted(set(layout.DIRECTORIES) - names):
+            yield leftover(name, "the directory is missing: made by the next open")
+
+    def _gone(self) -> Iterator[Finding]:
+        """What was there when the space was closed, where nobody had it open since."""
+        counted, owner = counters.read(self.bare), self._owner
+        if counted is None or owner is None or self._looks.live:
+            return
+        counting = counted[0]
+        for queue, there in counting.messages.items() if counting.closed and counting.epoch == owner.epoch else ():
+            gone = there - len(survey.message_names(self._fs, queue))
+            if gone > 0:
+                problem = f"{gone:,} of {there:,} messages that were here when the space was closed are gone"
+                yield broken(layout.queue_path(queue), problem)
+
+    def _prepared(self) -> Iterator[Finding]:
+        found, foreign = survey.prepared(self._fs)
+        for path in foreign:
+            yield damaged(path, "is no command block: its name is not <xid>.<number>")
+        lost = quarantine.lost_blocks(self._fs)
+        for xid in sorted({*found, *lost}, key=str):
+            yield from self._looks.at(partial(self._branch, xid, found.get(xid, {})))
+
+    def _branch(self, xid: Xid, files: dict[str, str]) -> Iterator[Finding]:
+        if self._looks.again:
+            files = survey.prepared(self._fs)[0].get(xid, {})
+        lost = quarantine.lost_blocks(self._fs).get(xid, ())
+        branch = survey.survey(self._fs, xid, files, lost, self.committed.holds, whole=True)
+        for path, reason in branch.broken:
+            yield damaged(path, reason)
+        for text in branch.lost:
+            place = text if text.startswith(f"{QUARANTINE}/") else f"{PREPARED}/{xid}"
+            what = "a block of it" if place == text else text
+            yield broken(place, f"branch {xid} is in doubt and lost {what}: decide with `xaqueue indoubt`")
+        for path, reason in () if self._looks.live else branch.leftovers:  # an owner at work is at it
+            yield leftover(path, reason)
+        for path, head in branch.blocks if branch.verdict is Verdict.IN_DOUBT else ():
+            if self._is_committed(head):
+                yield broken(path, "its message is committed already, and its branch is not decided")
+
+    def _active(self) -> Iterator[Finding]:
+        found, foreign = survey.branches(self._fs, ACTIVE)
+        for path in foreign:
+            yield damaged(path, "is no command block: its name is not <xid>.<number>")
+        if self._looks.live:
+            return
+        prepared = survey.prepared(self._fs)[0]
+        for xid, files in sorted(found.items(), key=lambda item: str(item[0])):
+            if layout.COMMIT in prepared.get(xid, {}):
+                continue  # committed in one phase: rolled forward from here
+            if xid in prepared:
+                for path in sorted(files.values()):
+                    yield leftover(path, "stands in prepared/ too: the later state wins, the next open removes it")
+                continue
+            if any(map(self._is_done, files.values())):
+                what = "of a branch that is committed: to be removed"
+            else:
+                what = "of a branch never prepared: to be rolled back"
+            yield leftover(f"{ACTIVE}/{xid}", f"{len(files)} blocks {what}")
+
+    def _is_done(self, path: str) -> bool:
+        """Whether what a block in active/ asks for was done, of which the journal has the record."""
+        try:
+            head = read_head(self._fs, path)
+        except DamagedBlock:
+            return False  # torn by the crash, and promised to nobody
+        return self._is_committed(head)
+
+    def _is_committed(self, head: Head) -> bool:
+        """Whether the message that a block adds is in its queue."""
+        queue = head.properties.queue
+        return head.kind is Kind.ENQUEUE and queue != "" and self.committed.holds(queue, head.message_id)
+
+    def _decision(self, name: str, path: str) -> Iterator[Finding]:
+        xid = layout.parse_xid(name)
+        if xid is None:
+            yield damaged(path, "is no record of a decision: its name is no xid")
+            return
+        try:
+            decision = heuristics.read(self._fs, path)
+        except DamagedBlock as damage:
+            yield damaged(path, f"the record of a decision: {damage}")
+            return
+        if self._fs.exists(layout.block_path(PREPARED, name, layout.FIRST)):
+            yield leftover(path, f"{decision.outcome} by {decision.by} is decided and not yet carried out")
+
+    def _batch(self, name: str, path: str) -> Iterator[Finding]:
+        if layout.parse_batch(name) is None:
+            yield damaged(path, "is no record of a batch: its name is not <key>.<number>")
+            return
+        try:
+            batch = records.read_decision(self._fs, path).batch
+        except DamagedBlock as damage:
+            yield damaged(path, f"the record of a batch: {damage}")
+            return
+        if records.decision_path(batch.gtrid) != path:
+            yield damaged(path, f"is the record of {batch}, not of the batch that it is named after")
+
+    def _stream(self, name: str, path: str) -> Iterator[Finding]:
+        queue = layout.parse_queue_directory(name)
+        if queue is None:
+            yield damaged(path, "is no record of a stream: its name is not queue=<name>")
+            return
+        try:
+            records.read_stream(self._fs, queue)
+        except DamagedBlock as damage:
+            advice = f"the queue is kept for it until `xaqueue release {queue}`"
+            yield broken(path, f"the record of the stream that consumes queue {queue}: {damage}: {advice}")
+
+    def _carrier(self, name: str, path: str) -> Iterator[Finding]:
+        try:
+            carrier = decode_note(read_checked(self._fs, path), checked_carrier(name))
+        except InvalidArgument:
+            yield damaged(path, "is no note of a carrier: its name is not <node>.<participant>")
+        except DamagedBlock as damage:
+            advice = f"all queues wait until its database was asked, or `xaqueue release --carrier {name}`"
+            yield broken(path, f"the note of carrier {name}: {damage}: {advice}")
+        else:
+            if carrier.state is CarrierState.OPEN and not self._looks.live:
+                yield note(path, f"queues {', '.join(sorted(carrier.queues))} wait until its database was asked")
+
+    def _records(self, queue: str) -> Iterator[Finding]:
+        found: list[Finding] = []
+        known = records.read_retries(self._fs, queue, lambda path, why: found.append(damaged(path, why)))
+        records.read_keys(self._fs, queue, lambda path, why: found.append(damaged(path, why)))
+        yield from found
+        for seq, message_id in known:
+            if not self._looks.live and not self.committed.holds(queue, message_id):
+                path = layout.retry_path(queue, seq, message_id)
+                yield leftover(path, "the tries of a message that is gone: removed by the next open")
+
+    def _reason(self, name: str) -> str:
+        try:
+            text = self._fs.read(f"{QUARANTINE}/{name}.reason", 4096).decode("utf-8", "replace")
+        except OSError:
+            return "in quarantine, without a reason beside it"
+        return f"in quarantine: {text.partition(chr(10))[0]}"
+
+
+class JournalCheck:
+    """The journal's part: its segments and their order, and what of it the directories may lack."""
+
+    def __init__(self, fs: FileSystem, looks: Looks, used: bool, moving: bool) -> None:
+        """used: whether there must be a journal. moving: whether somebody writes to it."""
+        self._fs = fs
+        self._looks = looks
+        self._used = used
+        self._moving = moving
+        self.ahead: frozenset[str] = frozenset()
+        """After ``run``: the paths that the next open makes again."""
+
+    def run(self) -> Iterator[Finding]:
+        if self._fs.is_dir(JOURNAL):
+            yield from self._names()
+        elif not self._used:
+            return
+        yield from self._looks.at(self._segments)
+
+    def judged(self, finding: Finding) -> Finding:
+        """The same, or where the journal is ahead of what was found, what that means."""
+        path = finding.path
+        ahead = path in self.ahead or any(one.startswith(path + ".") for one in self.ahead)
+        if finding.severity is not Severity.DAMAGE or not ahead:
+            return finding
+        return leftover(path, f"{finding.problem}; the journal has what it is to be: made so by the next open")
+
+    def _names(self) -> Iterator[Finding]:
+        for name in sorted(self._fs.list(JOURNAL)):
+            if ARCHIVE in name:
+                yield note(f"{JOURNAL}/{name}", "what was cut off the journal: nothing reads it any more")
+            elif parse_name(name.removesuffix(".new")) is None:
+                yield note(f"{JOURNAL}/{name}", "is no part of a journal; left alone")
+
+    def _segments(self) -> Iterator[Finding]:
+        try:
+            found = look(self._fs, JOURNAL, change.is_valid, used=self._used)
+            if not self._moving:
+                check_end(self._fs, found.records, found.position)
+        except JournalDamaged as damage:
+            yield broken(JOURNAL, str(damage))
+            for gap in read_readable(self._fs, JOURNAL, change.is_valid).gaps:
+                yield broken(f"{JOURNAL}/{gap.name}".rstrip("/"), f"cannot be read {gap}")
+        except SpaceError as newer:
+            yield broken(JOURNAL, str(newer))
+        else:
+            if not self._moving:
+                yield from self._left(found)
+
+    def _left(self, found: Found) -> Iterator[Finding]:
+        """What the next open does."""
+        lost = redo.find_lost(self._fs, found.records)
+        yield from (broken(path, f"{reason}: the space opens for reading only") for path, reason in lost.items())
+        self.ahead = frozenset(path for record in found.records for path in change.paths_of(record)) - lost.keys()
+        if found.records:
+            many = f"{len(found.records):,} record{'s' if len(found.records) > 1 else ''}"
+            yield leftover(JOURNAL, f"the directories may be behind: {many} to be done again by the next open")
+        if found.tail:
+            torn = f"ends in {len(found.tail):,} bytes of a torn record, promised to nobody"
+            path = f"{JOURNAL}/{found.segments[-1].name}"
+            yield note(path, f"{torn}: kept beside it and cut off by the next open")
+        for name in found.abandoned:
+            why = "was given up for its damage, or written late by a former owner"
+            yield leftover(f"{JOURNAL}/{name}", f"{why}: kept as .archive by the next open")
+        for name in found.orphans:
+            yield leftover(f"{JOURNAL}/{name}", "is needed no more: to be removed")

@@ -1,0 +1,404 @@
+"""What a space is and holds can be seen without owning it, also while its owner works in it.
+
+Nothing here writes or locks. The journal is read, too, where there is one: what it says is so, whether the directories
+have it yet or not. What is told of a live space is true of some moment while it was read: files that vanish meanwhile
+have moved on and are left out.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from xaqueue.carried import CarrierState, CarrierStatus
+from xaqueue.core.engine import disk_space
+from xaqueue.core.engine.messages import message_of
+from xaqueue.core.model import layout, message_name, records
+from xaqueue.core.model.block_files import listed, read_checked
+from xaqueue.core.model.definitions import Definitions
+from xaqueue.core.model.format import Format, read_format
+from xaqueue.core.model.index import Order
+from xaqueue.core.model.layout import JOURNAL
+from xaqueue.core.owner.definitions_file import read_definitions, usable_definitions
+from xaqueue.core.owner.open import hardening_of
+from xaqueue.core.owner.record import Owner
+from xaqueue.core.recovery import prepared
+from xaqueue.core.recovery.prepared import Verdict
+from xaqueue.core.storage.fs import FileSystem
+from xaqueue.core.storage.journal_format import parse_name
+from xaqueue.core.storage.regular import NO_FILE
+from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError
+from xaqueue.features.carry.carrier_note import decode_note
+from xaqueue.features.counters import counters
+from xaqueue.features.counters.values import Counters, Counting
+from xaqueue.features.replica import replicated
+from xaqueue.features.replica.replicated import ReplicationStatus
+from xaqueue.features.scrub import scrub
+from xaqueue.features.snapshots import restored
+from xaqueue.message import Message, MessageId
+from xaqueue.offline import aside
+from xaqueue.offline.aside import Aside
+from xaqueue.offline.inspect_branches import InDoubt, in_doubt_in
+from xaqueue.offline.queue_files import QueueFiles, share
+from xaqueue.offline.reader import watermark_in
+from xaqueue.offline.redo_view import Seen, look_into
+
+Place = tuple[int, MessageId, str]
+"""Number, id and tags of a message."""
+UNDEFINED = "undefined"
+"""Stands for the order of a queue that has messages and no definition."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStatus:
+    """One queue. ``depth`` counts its message files; ``watermark`` is the highest published sequence number."""
+
+    name: str
+    order: str
+    description: str
+    depth: int
+    watermark: int | None
+    """None where it cannot be read."""
+    stream: str = ""
+    """For which it is reserved; empty where anybody may take its messages."""
+    consumed: int = 0
+    """Everything up to this number is consumed by a stream."""
+    in_flight: tuple[int, int] | None = None
+    """What that stream reads now, above the first number and up to the second, where the owner was asked."""
+    ready: int = 0
+    """Messages that wait for nothing but their turn. The others are ``delayed``, ``held`` or ``exhausted``."""
+    delayed: int = 0
+    """Messages that wait for their time."""
+    held: int = 0
+    """Messages that branches hold, or, where the owner was not asked, that prepared ones hold."""
+    in_doubt: int = 0
+    """Of those, what branches in doubt hold."""
+    oldest: int | None = None
+    """When the first that is ready was committed, int microseconds UTC; None where none is, or very many that are not
+    ready are before it."""
+    size_bytes: int = 0
+    """Of its messages' files."""
+    is_estimated: bool = False
+    """Of ``size_bytes``: by the sizes of some of them, for there are very many."""
+    consumers: int | None = None
+    """Sessions that wait for a message of it now; None where there is an owner that was not asked."""
+    exhausted: int = 0
+    """Messages that had all their tries, are given to nobody, and are to move to the failure queue."""
+    stuck: str = ""
+    """Why messages cannot be moved to another queue, where the owner was asked."""
+    full: str = ""
+    """The limit by which it is full, where the owner was asked."""
+    counters: Counters = field(default_factory=Counters)
+
+    @property
+    def locked(self) -> int | None:
+        """Messages that branches at work hold; None where only the owner knows, which was not asked. They are among
+        those that are ready, or delayed, then."""
+        return None if self.consumers is None else self.held - self.in_doubt
+
+    @property
+    def is_known(self) -> bool:
+        """It is defined, or something is left of it: one that was undefined is not told of."""
+        return self.order != UNDEFINED or bool(self.depth or self.stream)
+
+    @property
+    def lag(self) -> int:
+        """Numbers that were published and that the stream has not consumed."""
+        return max(0, (self.watermark or 0) - self.consumed) if self.stream else 0
+
+
+@dataclass(frozen=True, slots=True)
+class JournalStatus:
+    """``end`` is the LSN of the next record; everything below ``checkpoint`` is durable in the directories."""
+
+    end: int
+    checkpoint: int
+    segments: int
+    allocated_bytes: int
+    ahead: int
+    """Records since the checkpoint."""
+    damage: str = ""
+    """What is wrong with it; then the other figures are those of its files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A space at one moment."""
+
+    directory: str
+    format: Format
+    owner: Owner | None
+    """The present owner, or the last."""
+    owned: bool
+    sync: str
+    """The flags in force where the space is owned, else those of the next open."""
+    promise: str
+    queues: list[QueueStatus]
+    active: int
+    """Branches not yet prepared: at work, or (no owner) left by a crash."""
+    in_doubt: int
+    damaged: int
+    """How many of those in doubt have lost something."""
+    committing: int
+    heuristic: int
+    quarantined: int
+    free_bytes: int
+    free_inodes: int | None
+    """None where the file system does not count them."""
+    low: str
+    """Why enqueues are refused for want of room, or empty."""
+    complaint: str
+    """What is wrong with queues.toml, or empty."""
+    journal: JournalStatus | None = None
+    carriers: list[CarrierStatus] = field(default_factory=list)
+    """Databases that carry changes of it, or did."""
+    cache: tuple[int, int] | None = None
+    """Reads that an owner with a journal answered from memory, and those from files, as it has told last."""
+    aside: list[Aside] = field(default_factory=list)
+    """What was set aside: of quarantine/, of segments of the journal, and of what a restore has replaced."""
+    scrubbed: tuple[int, str] | None = None
+    """When the last scrub came to its end, and what it found."""
+    replication: ReplicationStatus | None = None
+    """What it is to a replica, or as one."""
+    state: str = ""
+    """Of an owner at work: "recovering", "ready" or "read-only"; "alive" where it does not say; else empty."""
+    counting: Counting | None = None
+    """Since when the queues are counted; None where that is not written, or damaged."""
+
+    @property
+    def recovery(self) -> str:
+        """What the last open reported; empty before the first."""
+        return self.owner.recovery if self.owner is not None else ""
+
+    @property
+    def trouble(self) -> str:
+        """Why the owner is fenced, or the last one was; else empty."""
+        return self.owner.trouble if self.owner is not None else ""
+
+
+def status(path: str | os.PathLike[str]) -> Status:
+    """What the space is and holds. Raises SpaceError where the directory is none."""
+    looked = look_into(path)
+    owned, owner, fs = looked.owned, looked.owner, looked.fs
+    definitions, _ = _definitions(path)
+    hardening = hardening_of(owner.sync if owned and owner is not None else None, definitions)
+    waiting = in_doubt_in(fs, looked.again)
+    counted, counting = counters.read(fs), None
+    if counted is not None and owner is not None:
+        counting = counters.found_by(counted[0], owner.epoch if owned else owner.epoch + 1, time.time_ns() // 1000)
+    doubtful = [branch for branch in waiting if branch.state == Verdict.IN_DOUBT.value]
+    return Status(
+        **fields_of_files(path, fs, owner, looked.journal, definitions),
+        owned=owned,
+        sync=str(hardening),
+        promise=hardening.promise,
+        queues=queue_list_in(fs, definitions, waiting, owned=owned),
+        active=len(prepared.unprepared(fs)),
+        carriers=carriers_in(fs, owned=owned),
+        in_doubt=len(doubtful),
+        damaged=sum(1 for branch in doubtful if branch.damage),
+        committing=sum(1 for branch in waiting if branch.state == Verdict.COMMITTING.value),
+        heuristic=sum(1 for branch in waiting if branch.decision is not None),
+        cache=(counting.hits, counting.misses) if counting and owned and hardening.journal else None,
+        counting=counting,
+        state=((owner.state if owner is not None else "") or "alive") if owned else "",
+    )
+
+
+def fields_of_files(
+    path: str | os.PathLike[str], fs: FileSystem, owner: Owner | None, seen: Seen, definitions: Definitions
+) -> dict[str, Any]:
+    """Those of a ``Status`` that only the directory tells, also to its owner."""
+    left = fs.room()
+    return {
+        "directory": os.fspath(path),
+        "format": read_format(path),
+        "owner": owner,
+        "quarantined": sum(1 for name in listed(fs, layout.QUARANTINE) if not name.endswith(".reason")),
+        "free_bytes": left.free_bytes,
+        "free_inodes": left.free_inodes if left.total_inodes else None,
+        "low": disk_space.refusal(definitions, left),
+        "complaint": complaint(path),
+        "aside": aside.totals(fs),
+        "scrubbed": scrub.last_scrub(fs),
+        "journal": journal_status(fs, seen),
+        "replication": replicated.status(fs, time.time_ns() // 1000),
+    }
+
+
+def carriers_in(fs: FileSystem, *, owned: bool) -> list[CarrierStatus]:
+    """By the notes; what an owner waits for, only it knows."""
+    found = []
+    for name in listed(fs, layout.CARRIERS):
+        try:
+            carrier = decode_note(read_checked(fs, layout.carrier_path(name)), name)
+        except (DamagedBlock, FileNotFoundError):
+            continue  # for ``check`` to tell
+        carrier.pending = not owned and carrier.state is not CarrierState.CLOSED
+        found.append(carrier.status)
+    return found
+
+
+def queue_list(path: str | os.PathLike[str]) -> list[QueueStatus]:
+    """The queues that are defined or have a directory, sorted. Raises SpaceError."""
+    looked = look_into(path)
+    return queue_list_in(looked.fs, _definitions(path)[0], in_doubt_in(looked.fs, looked.again), owned=looked.owned)
+
+
+def queue_list_in(
+    fs: FileSystem, definitions: Definitions, branches: Iterable[InDoubt], *, owned: bool
+) -> list[QueueStatus]:
+    """As ``queue_list``, of the space behind a port. branches: of ``in_doubt``."""
+    reserved = {queue for name in listed(fs, layout.STREAMS) if (queue := layout.parse_queue_directory(name))}
+    names = sorted({*queues_in(fs), *definitions.queues, *reserved})
+    held: dict[str, dict[str, bool]] = {}
+    for branch in branches:
+        for content in branch.held if branch.decision is None else ():
+            held.setdefault(content.queue, {})[content.message_id.hex()] = branch.state == Verdict.IN_DOUBT.value
+    files, known = QueueFiles(fs, time.time_ns() // 1000, share(len(names))), (counters.read(fs) or (None, {}))[1]
+    found = (
+        replace(
+            _queue(fs, name, definitions, files, held.get(name, {})),
+            counters=known.get(name, Counters()),
+            consumers=None if owned else 0,
+        )
+        for name in names
+    )
+    return [queue for queue in found if queue.is_known]
+
+
+def queues_in(fs: FileSystem) -> list[str]:
+    """The queues that have a directory, sorted. Raises SpaceError."""
+    try:
+        names = fs.list(layout.COMMITTED)
+    except FileNotFoundError:
+        raise SpaceError(f"this is no queue space: it has no {layout.COMMITTED}/ directory") from None
+    return sorted(queue for name in names if (queue := layout.parse_queue_directory(name)))
+
+
+def depths_in(fs: FileSystem, names: Iterable[str]) -> dict[str, int]:
+    """How many messages these queues have, with those that branches hold."""
+    return {name: len(prepared.message_names(fs, name)) for name in names}
+
+
+def message_ids(path: str | os.PathLike[str], queue: str) -> set[bytes]:
+    """Of all messages of a queue."""
+    names = prepared.message_names(look_into(path).fs, queue)
+    return {place[1] for name in names if (place := message_name.parse(name)) is not None}
+
+
+def check_known(path: str | os.PathLike[str], queue: str) -> str:
+    """The queue's name, if it has messages or a definition. Raises UnknownQueue, SpaceError, InvalidArgument."""
+    if queue not in queues_in(look_into(path).fs):
+        read_definitions(path).find(queue)
+    return queue
+
+
+def _definitions(path: str | os.PathLike[str]) -> tuple[Definitions, str]:
+    try:
+        return usable_definitions(path)
+    except InvalidArgument as error:
+        return Definitions(), str(error)
+
+
+def complaint(path: str | os.PathLike[str]) -> str:
+    """What is wrong with queues.toml, or empty."""
+    return _definitions(path)[1]
+
+
+def described(definitions: Definitions, queue: str) -> tuple[str, str]:
+    """Order and description of a queue, in words."""
+    definition = definitions.of(queue)
+    return (definition.order.value, definition.description) if definition is not None else (UNDEFINED, "")
+
+
+def _queue(
+    fs: FileSystem, name: str, definitions: Definitions, files: QueueFiles, held: Mapping[str, bool]
+) -> QueueStatus:
+    watermark, (order, description) = _watermark(fs, name), described(definitions, name)
+    names, definition = prepared.message_names(fs, name), definitions.of(name)
+    limit = definition.retry.max_tries if definition is not None and definition.failure_queue != name else 0
+    seen = files.glance(name, names, held, limit)._asdict()
+    try:
+        record = records.read_stream(fs, name)
+    except (DamagedBlock, OSError) as error:
+        why = f"unknown: its record is damaged: {error}"
+        return QueueStatus(name, order, description, len(names), watermark, why, **seen)
+    stream, consumed = ("" if record.released else record.stream, record.consumed) if record is not None else ("", 0)
+    return QueueStatus(name, order, description, len(names), watermark, stream, consumed, **seen)
+
+
+def _watermark(fs: FileSystem, queue: str) -> int | None:
+    """As ``watermark_in``; None also where its file cannot be read."""
+    try:
+        return watermark_in(fs, queue)
+    except OSError:
+        return None
+
+
+def journal_status(fs: FileSystem, seen: Seen) -> JournalStatus | None:
+    """Of a journal that was read; None where there is none."""
+    if seen.found is not None:
+        return JournalStatus(seen.found.position, seen.found.checkpoint, *_files(fs), len(seen.records))
+    return JournalStatus(0, 0, *_files(fs), 0, seen.damage) if seen.damage else None
+
+
+def _files(fs: FileSystem) -> tuple[int, int]:
+    """How many segments there are, and their bytes."""
+    sizes = []
+    for name in fs.list(JOURNAL) if fs.is_dir(JOURNAL) else ():
+        if parse_name(name) is not None:
+            try:
+                sizes.append(fs.size(f"{JOURNAL}/{name}"))
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, *NO_FILE):
+                    raise
+    return len(sizes), sum(sizes)
+
+
+def browse(
+    path: str | os.PathLike[str], queue: str, damaged: Callable[[int, str], None], id_digits: str = ""
+) -> Iterator[Message]:
+    """What is committed, in the order of the queue; also what is locked or not due yet, and nothing that has expired.
+
+    damaged: told of the number of a message that cannot be read, and why. id_digits: with which its id begins.
+    Raises SpaceError.
+    """
+    looked = look_into(path)
+    fs = looked.fs
+    names = sorted(prepared.message_names(fs, queue))
+    places = [place for name in names if (place := message_name.parse(name)) and place[1].hex().startswith(id_digits)]
+    upto = _watermark(fs, queue) if looked.owned else None  # what is above is not acknowledged, or the next open's
+    if upto is not None:
+        places = [place for place in places if place[0] <= upto]
+    retries, past = records.read_retries(fs, queue), restored.read(fs)
+    for seq, message_id, tags in _ordered(places, _order(path, queue)):
+        where, retry = layout.message_path(queue, seq, message_id, tags), retries.get((seq, message_id))
+        try:
+            message = message_of(queue, seq, message_id, read_checked(fs, where), retry.tries if retry else 0)
+        except FileNotFoundError:
+            continue  # consumed meanwhile
+        except DamagedBlock as damage:
+            damaged(seq, str(damage))
+            continue
+        message.properties.possible_duplicate |= past.came_back(queue, seq)
+        if message.properties.expires_at is None or message.properties.expires_at > time.time_ns() // 1000:
+            yield message
+
+
+def _order(path: str | os.PathLike[str], queue: str) -> Order:
+    definitions, _ = _definitions(path)  # what is wrong with them is told by status
+    definition = definitions.of(queue)
+    return definition.order if definition is not None else Order.FIFO
+
+
+def _ordered(places: list[Place], order: Order) -> list[Place]:
+    if order is Order.LIFO:
+        return places[::-1]
+    if order is Order.PRIORITY:
+        return sorted(places, key=lambda place: -message_name.read_tags(place[2]).priority)
+    return places

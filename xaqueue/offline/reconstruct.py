@@ -1,0 +1,201 @@
+"""A space is brought up from the files that are left: what an open cannot do without is made again, and an open, which
+recovers, and a check with repair do the rest.
+
+    FORMAT       from what its last owner wrote down, else with a new id
+    queues.toml  from its last good copy, else from the queues that have a directory
+    messages     what stands in quarantine and is a whole message comes back into the queue in whose directory it stood,
+                 by an ordinary transaction; its id and properties are those of its block, its number is a new one
+
+Of what is made again the damaged file is set aside first, and each is written new and renamed. A message comes back
+before its file in quarantine is marked; so whatever a crash cuts off, the same command goes on, and finds by the id
+what it has done. Nothing here gives up a part of the journal: that is ``salvage``, and who needs it is told so.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from xaqueue.connection import Connection
+from xaqueue.core.engine import quarantine
+from xaqueue.core.engine.messages import message_of
+from xaqueue.core.engine.redo import make_dirs
+from xaqueue.core.engine.session import Session
+from xaqueue.core.model import definition_edits, definitions, layout
+from xaqueue.core.model.block import FORMAT_VERSION, split_message
+from xaqueue.core.model.block_files import listed, read_checked
+from xaqueue.core.model.format import checked_name, is_lost, parse, read_format, signs_of
+from xaqueue.core.model.layout import COMMITTED, FORMAT, QUARANTINE, QUEUES
+from xaqueue.core.owner.definitions_file import damage_of, read_good
+from xaqueue.core.owner.open import NEW_QUEUES, attach
+from xaqueue.core.owner.record import in_use, read_owner
+from xaqueue.core.recovery.load import Progress
+from xaqueue.core.storage.directory_fs import DirectoryFileSystem
+from xaqueue.core.storage.fs import FileSystem, replace_file
+from xaqueue.core.storage.ids import fresh_id
+from xaqueue.core.storage.owner_file import OwnerFile
+from xaqueue.errors import DamagedBlock, Error, InvalidArgument, SpaceError
+from xaqueue.message import MessageId
+from xaqueue.offline import aside
+from xaqueue.offline.check import Repaired, repair
+
+
+@dataclass(slots=True)
+class Reconstructed:
+    """What was made again, what the open and the repair found, how many messages came back into each queue, and which
+    files that stood in queues did not, and why."""
+
+    made: list[str] = field(default_factory=list)
+    repaired: Repaired | None = None
+    back: dict[str, int] = field(default_factory=dict)
+    left: list[str] = field(default_factory=list)
+
+
+def reconstruct(
+    path: str | os.PathLike[str], queue: str = "", *, only_metadata: bool = False, progress: Progress | None = None
+) -> Reconstructed:
+    """Brings up a space that nobody has open, or brings back the messages of one queue.
+
+    only_metadata: FORMAT and queues.toml, and the space is not opened.
+    Raises SpaceInUse, SpaceError, InvalidArgument, ResourceFailed where the journal is damaged, OSError.
+    """
+    done = Reconstructed()
+    if queue:
+        with closing(attach(path, watch=False, progress=progress)) as session:
+            found = session.repair(queue)
+            done.repaired = Repaired(str(session.space.report), found.moved, found.left)
+            bring_back(session, done, queue)
+        return done
+    done.made = remake(path)
+    if not only_metadata:
+        done.repaired = repair(path, progress, partial(bring_back, done=done))
+    return done
+
+
+def remake(path: str | os.PathLike[str]) -> list[str]:
+    """Makes FORMAT and queues.toml again, as far as these are gone or damaged; returns what was done, in words."""
+    root = Path(path)
+    if os.path.lexists(root / layout.RESTORE_READY):
+        raise SpaceError(f"a restore of {root} was cut off: `xaqueue restore --space {root}` finishes it")
+    if not os.path.lexists(root / FORMAT) and not signs_of(root):
+        raise SpaceError(f"{root} was no queue space: nothing is there to be reconstructed")
+    lock = OwnerFile(root)
+    try:
+        if not lock.hold():
+            raise in_use(root, read_owner(root))
+        with closing(DirectoryFileSystem(root)) as fs:
+            if not fs.is_dir(QUARANTINE):
+                fs.make_dir(QUARANTINE)
+            return [*make_format(fs, root), *make_definitions(fs, root), *make_committed(fs)]
+    finally:
+        lock.release()
+
+
+def make_format(fs: FileSystem, root: Path) -> list[str]:
+    """By what the last owner wrote down; raises SpaceError where it is of another version."""
+    why = _why_lost(root)
+    if not why:
+        return []
+    owner = read_owner(root)
+    known = owner is not None and parse(owner.space) is not None
+    if owner is not None and known:
+        line = owner.space
+    else:
+        line = f"xaqueue {FORMAT_VERSION} {checked_name(root.resolve().name)} {uuid.uuid4()}"
+    _replace(fs, FORMAT, line + "\n", why)
+    if known:
+        return [f"{FORMAT}: {line!r}, as its last owner says"]
+    return [f"{FORMAT}: {line!r}, with a new id: who remembers how far it had read takes it for another space"]
+
+
+def make_definitions(fs: FileSystem, root: Path) -> list[str]:
+    """From the last good copy, else with every queue that has a directory, in the order that queues have by default."""
+    wrong = damage_of(root)
+    if not wrong:
+        return []
+    try:
+        definitions.parse(good := read_good(root))
+    except (OSError, UnicodeDecodeError, InvalidArgument):
+        return _define_anew(fs, root, wrong)
+    _replace(fs, QUEUES, good, wrong)
+    return [f"{QUEUES}: from its last good copy"]
+
+
+def make_committed(fs: FileSystem) -> list[str]:
+    """Where it is gone: what else tells of messages brings them back behind that."""
+    if fs.is_dir(COMMITTED):
+        return []
+    make_dirs(fs, COMMITTED)
+    fs.sync_dir("")
+    return [f"{COMMITTED}/: empty, all that was there is gone"]
+
+
+def _define_anew(fs: FileSystem, root: Path, wrong: str) -> list[str]:
+    names = [name for one in listed(fs, COMMITTED) if (name := layout.parse_queue_directory(one))]
+    if not names and not os.path.lexists(root / QUEUES):
+        return []
+    text = NEW_QUEUES
+    for name in names:
+        text = definition_edits.with_queue(text, name, {"description": "found by reconstruct"})
+    _replace(fs, QUEUES, text, wrong)
+    return [f"{QUEUES}: anew, with {', '.join(names) or 'no queue'}: look through it for all else that was defined"]
+
+
+def bring_back(session: Session, done: Reconstructed, queue: str = "") -> None:
+    """What is a whole message in quarantine, and stood in a queue's directory, is in its queue again."""
+    fs = session.space.fs
+    kept = {one.path: one.kept for one in aside.find(fs, 2**63)[1]}
+    connection = Connection(session, fresh_id)
+    for name in listed(fs, QUARANTINE):
+        stood, reason = quarantine.origin(fs, name)
+        directory = stood.removeprefix(f"{COMMITTED}/").partition("/")[0]
+        wanted = layout.parse_queue_directory(directory) if stood.startswith(f"{COMMITTED}/") else None
+        if wanted is None or queue not in ("", wanted):
+            continue
+        path = f"{QUARANTINE}/{name}"
+        try:
+            if path in kept:
+                raise DamagedBlock(kept[path])
+            if quarantine.TWICE in reason:
+                raise DamagedBlock(f"not brought back, for it {quarantine.TWICE}")
+            is_new = _restore(connection, wanted, read_checked(fs, path))
+        except Error as error:
+            connection.rollback()
+            done.left.append(f"{path}: {error}")
+            continue
+        done.back[wanted] = done.back.get(wanted, 0) + is_new
+        quarantine.mark(fs, name, partial(fs.sync_dir, QUARANTINE))
+
+
+def _restore(connection: Connection, queue: str, data: bytes) -> bool:
+    """False where the queue has it. A possible duplicate: it may have come back before, and been consumed, where that
+    was cut off before its file was marked."""
+    message = message_of(queue, 0, MessageId(split_message(data)[0]), data)
+    message.properties.possible_duplicate = True
+    is_new = connection.restore(message)
+    connection.commit()
+    return is_new
+
+
+def _why_lost(root: Path) -> str:
+    """Empty where FORMAT says what the space is. Raises SpaceError where it is of another version, or of others."""
+    try:
+        read_format(root)
+    except SpaceError as error:
+        if not is_lost(root):
+            raise
+        return str(error).partition(". Put it back")[0]
+    return ""
+
+
+def _replace(fs: FileSystem, name: str, text: str, why: str) -> None:
+    if fs.exists(name):
+        quarantine.move(fs, name, why, time.time_ns() // 1000)
+        fs.sync_dir(QUARANTINE)
+        fs.sync_dir("")
+    replace_file(fs, name, text.encode())

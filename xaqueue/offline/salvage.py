@@ -1,0 +1,141 @@
+"""A damaged journal is given up: what can be read of it is done again, all of it is kept, and a new one begins.
+
+Every record is a whole step and says what becomes of each file it names, so those behind a loss are done as well as
+those before it. What stood in the lost part is as the directories have it by chance. That may cost what was
+acknowledged, so nobody does it but an operator who was shown what is lost.
+
+    done again and synced -> new segment, above every LSN that was ever used -> the others renamed to .archive
+
+Until the new segment is there the journal is damaged still, and this is to be done again; the renames that a crash
+leaves are finished by the next open.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from xaqueue.core.engine import quarantine, redo
+from xaqueue.core.model import change, layout
+from xaqueue.core.model.format import read_format
+from xaqueue.core.model.layout import JOURNAL
+from xaqueue.core.owner.definitions_file import usable_definitions
+from xaqueue.core.owner.record import find_group, in_use, open_to, read_owner
+from xaqueue.core.recovery.from_journal import check_end
+from xaqueue.core.storage.directory_fs import DirectoryFileSystem
+from xaqueue.core.storage.fs import FileSystem
+from xaqueue.core.storage.journal import whole_sectors
+from xaqueue.core.storage.journal_format import Record, Segment
+from xaqueue.core.storage.journal_reader import Gap, look, read_readable
+from xaqueue.core.storage.journal_segment import free_archive, make_segment
+from xaqueue.core.storage.owner_file import OwnerFile
+from xaqueue.errors import JournalDamaged, SpaceError
+
+log = logging.getLogger("xaqueue")
+
+
+@dataclass(frozen=True, slots=True)
+class StepRead:
+    """A step of which the record can be read. ``behind``: behind a loss, so that others may be missing before it."""
+
+    lsn: int
+    kind: str
+    xid: str
+    queues: list[str]
+    behind: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What is wrong with a journal, what of it cannot be read, what can, and which files are gone that it had moved."""
+
+    damage: str
+    files: list[str]
+    gaps: list[Gap]
+    steps: list[StepRead]
+
+
+@dataclass(frozen=True, slots=True)
+class Salvaged:
+    """What was done: how many steps, where the old segments are, and what is worth a note."""
+
+    steps: int
+    archives: list[str]
+    notes: list[str]
+
+
+def find_loss(path: str | os.PathLike[str]) -> Loss | None:
+    """What is lost of a space's journal; None where it is sound. Changes nothing. Raises SpaceError, OSError."""
+    read_format(path)
+    fs = DirectoryFileSystem(path, keep_unsynced=False)
+    damage = _damage(fs, path)
+    if damage is None:
+        return None
+    readable = read_readable(fs, JOURNAL, change.is_valid)
+    gaps = readable.gaps or ([] if damage.lost_from is None else [Gap(damage.lost_from, None, readable.files[-1])])
+    first = min((gap.start for gap in gaps), default=None)
+    steps = [_step(record, first is not None and record.lsn > first) for record in readable.records]
+    return Loss(str(damage), list(damage.lost_files), gaps, steps)
+
+
+def salvage(path: str | os.PathLike[str]) -> Salvaged:
+    """Goes on without what is lost. Raises SpaceInUse, SpaceError where the journal is sound, OSError."""
+    read_format(path)
+    definitions, _ = usable_definitions(path)
+    group = find_group(definitions.group)
+    lock = OwnerFile(path)
+    try:
+        if not lock.hold():
+            raise in_use(Path(path), read_owner(path), alone=True)
+        with closing(DirectoryFileSystem(path, modes=open_to(Path(path), group))) as fs:
+            if _damage(fs, path) is None:
+                raise SpaceError(f"the journal of {os.fspath(path)} is sound: nothing is to be given up")
+            done = give_up(fs, definitions.journal_segment_bytes)
+    finally:
+        lock.release()
+    log.warning("[journal-salvaged] the journal of %s was given up; %d steps of it were done again", path, done.steps)
+    return done
+
+
+def give_up(fs: FileSystem, segment_bytes: int) -> Salvaged:
+    """Does what can be read of the journal again, and begins a new one. Raises OSError."""
+    readable = read_readable(fs, JOURNAL, change.is_valid)
+    for name in (*layout.DIRECTORIES, JOURNAL):
+        if not fs.is_dir(name):
+            if fs.exists(name):
+                quarantine.move(fs, name, "a file where a directory should be", time.time_ns() // 1000)
+            fs.make_dir(name)
+    notes = redo.replay(fs, readable.records, anew=True, without_lost=True)
+    fs.sync_all()
+    for name in readable.unused:
+        fs.unlink(f"{JOURNAL}/{name}")
+    size, epoch = whole_sectors(segment_bytes), readable.epoch + 1
+    make_segment(fs, JOURNAL, Segment(readable.fresh, size, checkpoint=readable.fresh, epoch=epoch))
+    archives = []
+    for name in readable.files:
+        archives.append(free_archive(fs, f"{JOURNAL}/{name}"))
+        fs.rename(f"{JOURNAL}/{name}", archives[-1])
+        with suppress(OSError):  # a link may lead nowhere
+            fs.set_modified_ns(archives[-1], time.time_ns())  # since when it is set aside, and not written
+    fs.sync_dir(JOURNAL)
+    return Salvaged(len(readable.records), archives, notes)
+
+
+def _damage(fs: FileSystem, path: str | os.PathLike[str]) -> JournalDamaged | None:
+    owner = read_owner(path)
+    try:
+        found = look(fs, JOURNAL, change.is_valid, used=owner is not None and owner.journalled)
+        check_end(fs, found.records, found.position)
+        redo.check_lost(fs, found.records)
+    except JournalDamaged as damage:
+        return damage
+    return None
+
+
+def _step(record: Record, behind: bool) -> StepRead:
+    kind = change.Kind(record.kind).name.lower().replace("_", " ")
+    return StepRead(record.lsn, kind, change.name_of(record), change.queues_of(record), behind)

@@ -1,1 +1,0 @@
-"""The resource manager over directories."""
