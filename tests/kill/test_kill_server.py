@@ -45,7 +45,7 @@ def test_killed_amid_pipelined_transactions(tmp_path: Path, campaign: int) -> No
         known += one_life(root, sync, f"{seed}/{campaign}/{life}", life, rng)
         damage = [str(finding) for finding in check(root) if finding.severity is Severity.DAMAGE]
         assert damage == [], "a killed process leaves work to finish, and no damage"
-        with xaqueue.connect(root, sync=sync) as connection:
+        with xaqueue.connect(root, sync=sync, server_s=0) as connection:
             verdict = judge(connection, known, STOCKED)
             assert verdict.faults == []
             assert connection.tpc_recover() == []

@@ -319,7 +319,7 @@ def test_a_directory_that_is_served_is_reached_through_its_server(root: Path) ->
         with pytest.raises(xaqueue.SpaceError, match="not 'other'"):
             xaqueue.connect(f'datadir="{root}",qspace="other"')
         assert url
-    with xaqueue.connect(root) as connection:
+    with xaqueue.connect(root, server_s=0) as connection:
         assert connection.outcome(connection.xid(1, "", "")) is Outcome.UNKNOWN
 
 

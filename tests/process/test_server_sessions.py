@@ -204,7 +204,7 @@ def test_a_session_in_every_state_when_it_ends(tmp_path: Path, ends: str, sync: 
         assert code == (-signal.SIGKILL if ends == "kill" else 0)
         for client in clients.values():
             client.close()
-        with xaqueue.connect(root, sync=sync) as connection:
+        with xaqueue.connect(root, sync=sync, server_s=0) as connection:
             assert left(connection) == 19
             assert connection.tpc_recover() == [connection.xid(1, "prepared", "")]
             connection.tpc_commit(connection.xid(1, "prepared", ""))

@@ -34,6 +34,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
 def alone(scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     """A scene whose server dies for good; the one that is started in its place ends with the test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(server_launcher, "SERVER_S", 1.0)  # else it is waited for
     yield scene
     root = scene.roots[0]
     found = read_owner(root)
