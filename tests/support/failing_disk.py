@@ -42,11 +42,9 @@ class FailingFileSystem(ForgetfulFileSystem):
 
 
 def _failing(name: str) -> Callable[..., Any]:
-    method = getattr(ForgetfulFileSystem, name)
-
     def call(fs: FailingFileSystem, *arguments: Any, **named: Any) -> Any:
         fs.strike(name, arguments[0] if arguments else "")
-        return method(fs, *arguments, **named)
+        return getattr(ForgetfulFileSystem, name)(fs, *arguments, **named)
 
     return call
 

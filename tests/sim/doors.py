@@ -1,0 +1,123 @@
+"""All that the world needs of the package beside the verbs that users call: it opens spaces, and does what threads of
+an owner would do, one call after the other.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from unittest import mock
+
+from support import crash_level
+from support.crash_level import CYCLING, FILLING, LAGGING, STRICT, Level, level_of
+from support.failing_disk import FailingFileSystem
+from support.forgetful import Tree
+from xaqueue.core.engine import heuristics, timeouts
+from xaqueue.core.engine.session import Session
+from xaqueue.core.engine.state import Space
+from xaqueue.core.model import definitions, layout
+from xaqueue.core.model.definitions import Definitions
+from xaqueue.core.storage.ids import _fresh as fresh
+from xaqueue.features.dedup import dedup
+from xaqueue.features.retries import moving
+from xaqueue.features.streams import cleanup
+from xaqueue.xid import Xid
+
+LEVELS: tuple[Level, ...] = (STRICT, STRICT, level_of("FSYNC;DSYNC"), LAGGING, FILLING, CYCLING)
+EMPTY = Tree(dict.fromkeys(layout.DIRECTORIES))
+NOON_US = crash_level.NOON_US
+
+
+def disk(tree: Tree) -> FailingFileSystem:
+    """All of it was changed at noon."""
+    fs = FailingFileSystem(tree)
+    for node in fs._nodes.values():
+        node.modified_ns = NOON_US * 1000
+    return fs
+
+
+def new(level: Level) -> FailingFileSystem:
+    """The disk of an empty space, whose journal has had an earlier life."""
+    return disk(crash_level.ready(EMPTY, level))
+
+
+def open_space(
+    fs: FailingFileSystem,
+    level: Level,
+    defined: Definitions,
+    now_us: Callable[[], int],
+    on_branches: Callable[[Space], object] = lambda _: None,
+    *,
+    closed_well: bool = False,
+) -> Space:
+    space = crash_level.open_space(fs, level, on_branches, closed_well=closed_well, definitions=defined, now_us=now_us)
+    assert not space.report.quarantined, space.report
+    return space
+
+
+def defined(text: str) -> Definitions:
+    """As queues.toml has it."""
+    return definitions.parse(text)
+
+
+def redefine(space: Space, new: Definitions) -> None:
+    space.redefine(new)
+
+
+def session(space: Space) -> Session:
+    return Session(space)
+
+
+def decide(space: Space, xid: Xid, commits: bool) -> None:
+    """An operator does."""
+    heuristics.decide(space, xid, commits, by="somebody")
+
+
+def due_us(space: Space, queue: str, message_id: bytes) -> int:
+    """Until when it is put off."""
+    entry = space.queue(queue).index.find(message_id)
+    assert entry is not None
+    return entry.not_before or 0
+
+
+def follow(space: Space) -> None:
+    """The directories come up with the journal."""
+    space.log.settle()
+
+
+def checkpoint(space: Space) -> None:
+    space.checkpoint()
+
+
+def move_exhausted(space: Space) -> None:
+    moving.move_exhausted(space, cleanup.never)
+
+
+def expire(space: Space) -> None:
+    """What has expired goes, or moves."""
+    cleanup.expire(space)
+
+
+def clear(space: Space) -> None:
+    """What streams have consumed goes."""
+    cleanup.clear(space)
+
+
+def forget_keys(space: Space) -> None:
+    """Those whose window is over."""
+    dedup.clear(space, cleanup.never)
+
+
+def end_leases(space: Space, now_s: float) -> int:
+    """Those that are over at this time of the monotonic clock."""
+    return timeouts.expire(space, now_s, float("inf"))
+
+
+def ids(dice: random.Random) -> mock._patch[Callable[[int], bytes]]:
+    """Every id that is fresh comes from the dice."""
+    return mock.patch("os.urandom", dice.randbytes)
+
+
+def forget_ids() -> None:
+    """Those that were fetched ahead."""
+    fresh.clear()

@@ -1,0 +1,212 @@
+"""What a space is, in a few lines: messages in the order of their commits, and branches that are not over.
+
+Features add to it by their rules (``rules``): what hides a message, what refuses one, what a commit leaves behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
+
+ACTIVE, IN_DOUBT, DONE_BY_HAND, UNDONE_BY_HAND = "active", "in doubt", "committed by hand", "rolled back by hand"
+
+
+@dataclass(eq=False)
+class Known:
+    """A message in a queue. least, most: tries that it may have, since the power was cut."""
+
+    number: int
+    queue: str
+    options: dict[str, Any] = field(default_factory=dict)
+    tries: int = 0
+    due_us: int = 0
+    least: int = 0
+    most: int = 0
+    is_loose: bool = False
+    """A try of it found no room to be written down."""
+    seq: int = 0
+    """As it was seen; 0: not yet."""
+
+    def __repr__(self) -> str:
+        return f"{self.queue}:{self.number}" + (f" (tries {self.least} to {self.most})" if self.most else "")
+
+
+@dataclass
+class Branch:
+    """``moves``: of what it takes, that of which no delivery fails."""
+
+    adds: list[Known] = field(default_factory=list)
+    takes: list[Known] = field(default_factory=list)
+    moves: list[Known] = field(default_factory=list)
+    state: str = ACTIVE
+
+
+class Rules:
+    """What one feature adds: to queues.toml, to messages, to the model, and the verbs of it (``verbs``)."""
+
+    toml: Sequence[tuple[str, str]] = ()
+    """Lines of queues.toml, each with its table."""
+    weights: ClassVar[Mapping[str, int]] = {}
+    """The names of its verbs, methods that take the world, and how often each is drawn."""
+
+    def options(self, world: Any) -> dict[str, Any]:
+        """Of a message that is put into ``work``."""
+        return {}
+
+    def stays(self, model: Model, one: Known) -> bool:
+        """Whether it is given to anybody from this queue."""
+        return True
+
+    def is_free(self, model: Model, one: Known, here: list[Known], own: list[Known]) -> bool:
+        """Whether it is now. here: all that stay and nobody holds; own: what who asks has taken."""
+        return True
+
+    def refuses(self, model: Model, branch: Branch, verb: str, queue: str) -> type[Exception] | None:
+        """What a put into this queue, or a take from it, raises."""
+        return None
+
+    def leaves_out(self, model: Model, branch: Branch, one: Known) -> int | None:
+        """The number of the message that is there already instead of this one."""
+        return None
+
+    def votes(self, model: Model, branch: Branch) -> bool:
+        """Before it is prepared, or committed at once; False: it is rolled back instead."""
+        return True
+
+    def committed(self, model: Model, branch: Branch) -> None: ...
+
+    def failed(self, model: Model, one: Known) -> None:
+        """A delivery did."""
+
+    def crashed(self, model: Model, way: str) -> None: ...
+
+    def check(self, world: Any) -> None:
+        """Raises AssertionError where the space is not as the model is, in what only these rules know."""
+
+
+R = TypeVar("R", bound=Rules)
+
+
+@dataclass
+class Model:
+    rules: tuple[Rules, ...]
+    now_us: int
+    known: list[Known] = field(default_factory=list)
+    branches: dict[int, Branch] = field(default_factory=dict)
+
+    def of(self, kind: type[R]) -> R:
+        """What these rules know."""
+        return next(one for one in self.rules if isinstance(one, kind))
+
+    def has(self, kind: type[Rules]) -> bool:
+        return any(isinstance(one, kind) for one in self.rules)
+
+    def copy(self) -> Model:
+        return deepcopy(self)
+
+    def among(self, *states: str) -> list[int]:
+        return [number for number, branch in self.branches.items() if branch.state in states]
+
+    def held(self) -> list[Known]:
+        taken = [one for branch in self.branches.values() for one in branch.takes]
+        return [*taken, *(one for each in self.rules for one in getattr(each, "held", dict[bytes, Known]()).values())]
+
+    def queue(self, name: str) -> list[Known]:
+        return [one for one in self.known if one.queue == name]
+
+    def stays(self, one: Known) -> bool:
+        return all(each.stays(self, one) for each in self.rules)
+
+    def next(self, queue: str, own: list[Known]) -> Known | None:
+        held = self.held()
+        here = [one for one in self.queue(queue) if one not in held and self.stays(one)]
+        free = [
+            one
+            for one in here
+            if one.due_us <= self.now_us and all(each.is_free(self, one, here, own) for each in self.rules)
+        ]
+        return min(free, key=lambda one: -one.options.get("priority", 4) if queue == "work" else 0, default=None)
+
+    def refusal(self, branch: Branch, verb: str, queue: str) -> type[Exception] | None:
+        found = (each.refuses(self, branch, verb, queue) for each in self.rules)
+        return next((one for one in found if one is not None), None)
+
+    def left_out(self, branch: Branch, one: Known) -> int | None:
+        found = (each.leaves_out(self, branch, one) for each in self.rules)
+        return next((number for number in found if number is not None), None)
+
+    # The verbs of a branch
+
+    def prepare(self, number: int) -> None:
+        """What has no work, or is refused, is over."""
+        branch = self.branches[number]
+        if not self.would_vote(number):
+            self.rollback(number)
+        elif branch.adds or branch.takes:
+            branch.state = IN_DOUBT
+        else:
+            del self.branches[number]
+
+    def would_vote(self, number: int) -> bool:
+        """All rules are asked: each may take something out of it."""
+        found = [each.votes(self, self.branches[number]) for each in self.rules]
+        return all(found)
+
+    def commit(self, number: int) -> None:
+        """Of one that is active in one phase."""
+        if self.branches[number].state == ACTIVE:
+            self.prepare(number)
+        if number in self.branches:
+            self._carry_out(number)
+            del self.branches[number]
+
+    def _carry_out(self, number: int) -> None:
+        branch = self.branches[number]
+        self.known = [one for one in self.known if one not in branch.takes] + branch.adds
+        for each in self.rules:
+            each.committed(self, branch)
+
+    def rollback(self, number: int) -> None:
+        branch = self.branches.pop(number)
+        for one in branch.takes:
+            if one not in branch.moves:
+                self.fail(one)
+
+    def decide(self, number: int, commits: bool) -> None:
+        """By hand."""
+        if commits:
+            self._carry_out(number)
+        else:
+            self.rollback(number)
+        self.branches[number] = Branch(state=DONE_BY_HAND if commits else UNDONE_BY_HAND)
+
+    def forget(self, number: int) -> None:
+        del self.branches[number]
+
+    def fail(self, one: Known) -> None:
+        one.tries += 1
+        for each in self.rules:
+            each.failed(self, one)
+
+    def expect(self) -> None:
+        """Tries as they are known."""
+        for one in self.known:
+            one.least = one.most = one.tries
+
+    def after(self, way: str) -> Model:
+        """What has not prepared is rolled back. With the power tries may go, and what was handed back may count one."""
+        left = self.copy()
+        for number in left.among(ACTIVE):
+            left.rollback(number)
+        for each in left.rules:
+            each.crashed(left, way)
+        left.expect()
+        for one in left.known:
+            if way == "cut" or one.is_loose:
+                one.least, one.most, one.is_loose = 0, one.tries + 1, False
+        return left
+
+    def queues(self) -> Iterator[str]:
+        yield from sorted({line.split(".", 1)[1] for each in self.rules for line, _ in each.toml if "queues." in line})

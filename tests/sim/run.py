@@ -1,0 +1,106 @@
+"""Plays worlds: ``python -m sim.run 7`` a seed, ``--steps 3,9,14`` only these steps of it, ``--hours 8`` one seed after
+the other. A run that fails is made as short as it gets, and said with the command that plays it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import logging
+import random
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from unittest import mock
+
+from sim import doors
+from sim.model import Model, Rules
+from sim.rules.core import Core
+from sim.world import STEPS, World
+
+FEATURES: tuple[type[Rules], ...] = ()
+SHRINK_S = 60.0
+
+
+def play(seed: int, steps: Sequence[int] | None = None) -> World:
+    """Raises what the world fails with. steps: which of them; all, where nothing is said."""
+    dice = random.Random(seed)
+    rules = [Core(), *(each() for each in FEATURES if dice.random() < 0.6)]
+    seeds = [dice.getrandbits(64) for _ in range(STEPS)]
+    own = random.Random(dice.getrandbits(64))
+    doors.forget_ids()
+    with doors.ids(random.Random(dice.getrandbits(64))):
+        world = World(own, Model(tuple(rules), doors.NOON_US))
+        with mock.patch("time.monotonic", world.monotonic):
+            try:
+                for at in range(STEPS) if steps is None else steps:
+                    world.trace.append(f"step {at}:")
+                    world.step(seeds[at])
+            except BaseException as error:
+                error.add_note("\n".join(world.trace))
+                raise
+    return world
+
+
+def failure_of(seed: int, steps: Sequence[int] | None = None) -> BaseException | None:
+    try:
+        play(seed, steps)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return error
+    return None
+
+
+def shrunk(seed: int, failure: BaseException, limit_s: float = SHRINK_S) -> list[int]:
+    """As few steps as still fail in this way."""
+    kept, deadline = list(range(STEPS)), time.monotonic() + limit_s
+    size = STEPS // 2
+    while size and time.monotonic() < deadline:
+        for at in range(0, len(kept), size):
+            fewer = kept[:at] + kept[at + size :]
+            if len(fewer) < len(kept) and type(failure_of(seed, fewer)) is type(failure):
+                kept = fewer
+                break
+        else:
+            size //= 2
+    return kept
+
+
+def told(seed: int, failure: BaseException, limit_s: float = SHRINK_S) -> str:
+    """The failure of the shortest run, and how it is played again."""
+    steps = shrunk(seed, failure, limit_s)
+    last = failure_of(seed, steps) or failure
+    trace = "".join(traceback.format_exception(last))
+    command = f"PYTHONPATH=tests python -m sim.run {seed} --steps {','.join(map(str, steps))}"
+    return f"{trace}\nseed {seed} fails; again: {command}"
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("seed", nargs="?", type=int, help="the first one; by chance where none is given")
+    parser.add_argument("--steps", help="numbers of steps, with commas")
+    parser.add_argument("--hours", type=float, default=0.0, help="goes on with the next seeds for so long")
+    parser.add_argument("--seconds", type=float, default=0.0)
+    given = parser.parse_args(words)
+    logging.disable(logging.CRITICAL)
+    seed = random.SystemRandom().randrange(1 << 32) if given.seed is None else given.seed
+    if given.steps is not None:
+        play(seed, [int(one) for one in given.steps.split(",")])
+        return 0
+    end = time.monotonic() + given.hours * 3600 + given.seconds
+    for count in itertools.count(1):
+        failure = failure_of(seed)
+        if failure is not None:
+            sys.stderr.write(told(seed, failure) + "\n")
+            return 1
+        if time.monotonic() >= end:
+            sys.stdout.write(f"{count} seeds, the last is {seed}\n")
+            return 0
+        seed += 1
+    raise AssertionError
+
+
+if __name__ == "__main__":
+    sys.exit(main())

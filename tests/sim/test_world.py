@@ -1,0 +1,51 @@
+"""Worlds by chance: a failure says its seed, the fewest steps that fail, and the command that plays them again.
+
+``XAQUEUE_SIM_SEED`` names the first seed, ``XAQUEUE_SIM_SEEDS`` how many each of these tests plays.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from unittest import mock
+
+import pytest
+
+from sim import doors, run
+from support.crash_level import STRICT
+from support.forgetful import ForgetfulFileSystem
+
+PARTS = 6
+SEEDS = int(os.environ.get("XAQUEUE_SIM_SEEDS", "30"))
+"""Of a part: all together take no longer than a minute of two cores."""
+
+pytestmark = pytest.mark.usefixtures("quiet")
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_seeds(part: int) -> None:
+    chosen = os.environ.get("XAQUEUE_SIM_SEED")
+    first = random.SystemRandom().randrange(1 << 32) if chosen is None else int(chosen) + part * SEEDS
+    for seed in range(first, first + SEEDS):
+        failure = run.failure_of(seed)
+        if failure is not None:
+            pytest.fail(run.told(seed, failure))
+
+
+def test_the_same_seed_is_the_same_run() -> None:
+    for seed in range(3):
+        first, again = run.play(seed), run.play(seed)
+        assert first.trace == again.trace
+        assert first.fs.calls == again.fs.calls
+        assert first.fs.tree_after_kill().key() == again.fs.tree_after_kill().key()
+
+
+def test_a_failure_gets_short_and_says_how_it_is_played_again() -> None:
+    """Without any sync of a directory, what was committed goes with the power."""
+    with mock.patch.object(ForgetfulFileSystem, "sync_dir"), mock.patch.object(doors, "LEVELS", (STRICT,)):
+        seed, failure = next((seed, failure) for seed in range(20) if (failure := run.failure_of(seed)) is not None)
+        steps = run.shrunk(seed, failure)
+        assert len(steps) <= 6
+        assert run.failure_of(seed, steps) is not None
+        assert f"python -m sim.run {seed} --steps {','.join(map(str, steps))}" in run.told(seed, failure)
+    assert run.failure_of(seed, steps) is None

@@ -1,0 +1,323 @@
+"""One world: a disk that forgets, a clock, sessions in the space's process and over a wire; and the model of it all.
+
+A run is a seed and the numbers of its steps. Each step has dice of its own, thrown from the seed's, so that a run of
+fewer steps is drawn as before: this is how a failure gets short. What may go wrong is drawn with the step: the power
+goes, or the process, at a call within it or behind it; a sync fails; the disk is full; a request or an answer
+gets lost.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from sim import doors
+from sim.model import ACTIVE, DONE_BY_HAND, IN_DOUBT, UNDONE_BY_HAND, Branch, Model, Rules
+from sim.wire import Server
+from support.crash_level import Level
+from support.failing_disk import FailingFileSystem
+from support.forgetful import Crashed
+from xaqueue.errors import ConnectionLost, Error, ResourceFailed, RetryLater, RolledBack
+from xaqueue.message import MessageId
+from xaqueue.resource_manager import ResourceManager
+from xaqueue.xa import Flag, Outcome
+from xaqueue.xid import Xid
+
+STEPS = 60
+SECOND_US = 1_000_000
+WAYS = ("closed", "killed", "cut", "cut")
+FAULTS = ("crash",) * 6 + ("sync fails", "no room", "request", "answer", "answer")
+QUIET = 20
+"""So many steps of 31 have no fault."""
+BODY = b"body of %d"
+BECAME = {
+    IN_DOUBT: Outcome.IN_DOUBT,
+    DONE_BY_HAND: Outcome.COMMITTED,
+    UNDONE_BY_HAND: Outcome.ROLLED_BACK,
+}
+ALL = Flag.STARTRSCAN | Flag.ENDRSCAN
+
+T = TypeVar("T")
+
+
+class Over(Exception):
+    """The step ended in a crash, or its branch did."""
+
+
+def id_of(number: int) -> MessageId:
+    return MessageId(number.to_bytes(16, "big"))
+
+
+def xid_of(number: int) -> Xid:
+    return Xid(1, b"%d" % number, b"")
+
+
+@dataclass
+class Seat:
+    """The session that works in a branch. is_near: in the process of the space."""
+
+    manager: ResourceManager
+    is_near: bool
+
+
+@dataclass
+class World:
+    dice: random.Random
+    """Of the step of now."""
+    model: Model
+    fs: FailingFileSystem = field(init=False)
+    numbers: int = 0
+    monotonic_s: float = 1000.0
+    level: Level = field(init=False)
+    way: str = "killed"
+    """How the process ends if it does in this step."""
+    fault: str = ""
+    lose: str | None = None
+    """What the wire is to lose, once there is a session."""
+    trace: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.level = self.dice.choice(doors.LEVELS)
+        self.toml = toml_of(self.model.rules)
+        self.fs = doors.new(self.level)
+        self._open()
+
+    def monotonic(self) -> float:
+        return self.monotonic_s
+
+    # What verbs use
+
+    def pick(self, *states: str) -> int:
+        """A branch in one of these states. Raises Over where there is none."""
+        found, self.server.lose = self.model.among(*states), self.lose
+        if not found:
+            raise Over
+        return self.dice.choice(found)
+
+    def at_work(self) -> int:
+        """A branch that is active: one of three, or a new one."""
+        found, pick = self.model.among(ACTIVE), self.dice.randrange(3)
+        if pick < len(found):
+            self.server.lose = self.lose
+            return found[pick]
+        self.numbers += 1
+        number, is_near = self.numbers, self.dice.random() < 0.5
+        seat = Seat(doors.session(self.space) if is_near else self.server.connect(), is_near)
+        self.server.lose = self.lose
+        seat.manager.start(xid_of(number))
+        self.seats[number], self.model.branches[number] = seat, Branch()
+        return number
+
+    def seat(self, number: int) -> ResourceManager:
+        """Who works in it, or anybody who knows its name."""
+        return self.seats[number].manager if number in self.seats else doors.session(self.space)
+
+    def attempt(
+        self, call: Callable[[], T], effect: Callable[[Model], object] = lambda _: None, number: int | None = None
+    ) -> T:
+        """Does what has this effect, or none if the fault of this step comes in between. number: of its branch.
+
+        Raises Over where it did, and the model is as the space is then.
+        """
+        after = self.model.copy()
+        effect(after)
+        try:
+            found = call()
+        except (Crashed, ResourceFailed, ConnectionLost, RetryLater, RolledBack) as error:
+            self._survive(error, after, call, number)
+            raise Over from None
+        self.model = after
+        return found
+
+    def _survive(self, error: BaseException, after: Model, call: Callable[[], object], number: int | None) -> None:
+        self.trace.append(f"  {type(error).__name__}")
+        if self.fs.crashed or self.fs.failed or (isinstance(error, ResourceFailed) and self.fs.struck):
+            self._reopen([self.model.after(self.way), after.after(self.way)])
+        elif self.server.lost and not isinstance(error, ResourceFailed):
+            self._lose(after, number)
+        elif self.fs.struck:
+            self._make_room(error, after, call, number)
+        else:
+            raise error
+
+    def _lose(self, after: Model, number: int | None) -> None:
+        """The connection of a branch is lost: it was done, or the branch is rolled back, or it is as before."""
+        self.server.lost = False
+        before = self.model.copy()
+        for model in (before, after):
+            if number in model.branches and model.branches[number].state == ACTIVE:
+                model.rollback(number)
+            model.expect()
+        if number is not None:
+            self.seats.pop(number, None)
+        self._explain([before, after])
+
+    def _make_room(self, error: BaseException, after: Model, call: Callable[[], object], number: int | None) -> None:
+        """There is room again: what was not done is done now, unless its branch is rolled back."""
+        self.fs.heal()
+        if isinstance(error, RolledBack) and number is not None:
+            with suppress(Error):
+                self.seat(number).rollback(xid_of(number))
+            self.seats.pop(number, None)
+            for one in self.model.branches[number].takes:
+                one.is_loose = True
+            self.model.rollback(number)
+        else:
+            call()
+            self.model = after
+
+    def _explain(self, allowed: Sequence[Model]) -> None:
+        """One of the models shows what the space does."""
+        explained = [model for model in allowed if self._shows(model)]
+        assert explained, f"{self._seen()} is none of {[self._wanted(model) for model in allowed]}"
+        self.model = explained[0]
+        self._adopt()
+
+    def _adopt(self) -> None:
+        """How often each was tried, and what it is put off for: with the power, that may go."""
+        contents = self._seen()[0]
+        for one in self.model.known:
+            seq, tries = contents[one.queue][one.number]
+            one.seq, one.is_loose, one.tries, one.least, one.most = seq, False, tries, tries, tries
+            one.due_us = doors.due_us(self.space, one.queue, id_of(one.number))
+
+    # Crashes
+
+    def _arm(self) -> None:
+        """The fault of this step, at one of its next calls."""
+        self.fault, calls = "", self.dice.randrange(self.dice.choice((3, 12, 40)))
+        self.way, self.fs.failed = self.dice.choice(WAYS), False
+        if self.dice.randrange(QUIET + len(FAULTS)) >= len(FAULTS):
+            return
+        self.fault = self.dice.choice(FAULTS)
+        if self.fault == "crash":
+            self.fs.crash_after = self.fs.calls + calls
+        elif self.fault == "sync fails":
+            self.fs.fail_after, self.fs.fail_number = self.fs.calls + calls // 4, errno.EIO
+        elif self.fault == "no room":
+            self.fs.fail(calls // 2, errno.ENOSPC)
+        else:
+            self.lose = self.fault
+
+    def _disarm(self, before: dict[tuple[str, int], int]) -> None:
+        """A crash comes behind the step, if not before. before: how often each message was tried before the step."""
+        self.fs.heal()
+        for one in self.model.known if self.fs.struck else ():
+            one.is_loose = one.is_loose or one.tries > before.get((one.queue, one.number), 0)
+        self.fs.struck.clear()
+        self.server.lose, self.server.lost, self.lose, self.fs.fail_after = None, False, None, None
+        if self.fs.crash_after is not None or self.fs.crashed or self.fs.failed:
+            self._reopen([self.model.after(self.way)])
+
+    def restart(self, way: str) -> None:
+        """The process ends so, and another one opens the space."""
+        self.way = way
+        self._reopen([self.model.after(way)])
+
+    def _reopen(self, allowed: list[Model], decides: tuple[int, str] | None = None) -> None:
+        """Which is cut off in turn, sometimes."""
+        way, again = self.way, self.dice.random() < 0.2
+        is_closed = way == "closed" and not self.fs.crashed and not self.fs.failed
+        self.fs.crash_after, self.fs.fail_after = None, None
+        self.fs.heal()
+        if is_closed:
+            self.space.close()
+        self.server.is_dead = True
+        self.fs.survive_kill()
+        if way == "cut":
+            self._cut()
+        while again:
+            self.fs.crash_after = self.fs.calls + self.dice.randrange(40)
+            try:
+                self._open(closed_well=is_closed)
+            except (Crashed, ResourceFailed):
+                assert self.fs.crashed
+            self.fs.survive_kill()
+            is_closed, again = False, self.dice.random() < 0.3
+            if way == "cut" and self.dice.random() < 0.7:
+                self._cut()
+        if self.level.hardening.journal == (level := self.dice.choice(doors.LEVELS)).hardening.journal or is_closed:
+            self.level = level
+        self._open(closed_well=is_closed)
+        self._explain(allowed)
+
+    def _cut(self) -> None:
+        self.fs = doors.disk(self.fs.tree_by_chance(self.dice))
+
+    def _open(self, *, closed_well: bool = False) -> None:
+        self.fs.struck.clear()
+        self.space = doors.open_space(
+            self.fs, self.level, doors.defined(self.toml), lambda: self.model.now_us, closed_well=closed_well
+        )
+        self.server = Server(self.space)
+        self.seats: dict[int, Seat] = {}
+        self.fs.failed = False
+
+    # What is seen
+
+    def _seen(self) -> tuple[dict[str, dict[int, tuple[int, int]]], dict[Xid, Outcome]]:
+        """Of each queue the messages in the order of their commits, with number and tries; and what is not over."""
+        session = doors.session(self.space)
+        contents: dict[str, dict[int, tuple[int, int]]] = {}
+        for name in self.model.queues():
+            found = sorted(session.browse(name), key=lambda message: message.seq)
+            contents[name] = {number_of(one.message_id): (one.seq, one.tries) for one in found}
+            assert len(contents[name]) == len(found), "a message is there twice"
+            for one in found:
+                assert one.body == BODY % number_of(one.message_id)
+        return contents, {xid: session.outcome(xid) for xid in session.recover(1000, ALL)}
+
+    def _wanted(self, model: Model) -> object:
+        return {name: model.queue(name) for name in model.queues()}, listed_in(model)
+
+    def _shows(self, model: Model) -> bool:
+        contents, listed = self._seen()
+        return (
+            all([*contents[name]] == [one.number for one in model.queue(name)] for name in model.queues())
+            and all(one.least <= contents[one.queue][one.number][1] <= one.most for one in model.known)
+            and listed == listed_in(model)
+            and all(one.seq in (0, contents[one.queue][one.number][0]) for one in model.known)
+        )
+
+    def check(self) -> None:
+        self.model.expect()
+        assert self._shows(self.model), f"{self._seen()} is not {self._wanted(self.model)}"
+        contents = self._seen()[0]
+        for one in self.model.known:
+            one.seq = contents[one.queue][one.number][0]
+        for each in self.model.rules:
+            each.check(self)
+
+    # Steps
+
+    def step(self, seed: int) -> None:
+        self.dice.seed(seed)
+        verbs = [(each, name) for each in self.model.rules for name in each.weights]
+        rules, name = self.dice.choices(verbs, [each.weights[name] for each, name in verbs])[0]
+        before = {(one.queue, one.number): one.tries for one in self.model.known}
+        self._arm()
+        self.trace.append(f"{name}{f', {self.fault}' if self.fault else ''}")
+        with suppress(Over):
+            getattr(self.model.of(type(rules)), name)(self)
+        self._disarm(before)
+        self.check()
+
+
+def listed_in(model: Model) -> dict[Xid, Outcome]:
+    return {xid_of(number): BECAME[branch.state] for number, branch in model.branches.items() if branch.state in BECAME}
+
+
+def number_of(message_id: bytes) -> int:
+    return int.from_bytes(message_id, "big")
+
+
+def toml_of(rules: Sequence[Rules]) -> str:
+    tables: dict[str, list[str]] = {}
+    for each in rules:
+        for table, line in each.toml:
+            tables.setdefault(table, []).append(line)
+    return "".join(f"[{table}]\n" + "".join(f"{line}\n" for line in lines) for table, lines in tables.items())
