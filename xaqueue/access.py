@@ -1,8 +1,8 @@
-"""Who may do what: roles give rights to members, and a table says which method needs which right. No I/O here.
+"""Who may do what: roles give rights to members, and each method says which right it needs. No I/O here.
 
 An identity has the rights of every role that has one of its names as a member, together. Whoever owns the files of
 the space, and root, may do everything on its Unix socket: they could do it to the files. Without an [access] table so
-may everybody whom the server was told to let in, and nobody else may do anything. A method without a row is refused.
+may everybody whom the server was told to let in, and nobody else may do anything.
 
 An identity is made from what the system or TLS has verified and from nothing else that the peer says. A token is known
 by its SHA-256 from the moment it arrives: it is in no error, no log and no repr. Tokens are long and random (32 bytes,
@@ -100,27 +100,12 @@ class Need(NamedTuple):
     """Nothing, where the xid in its first parameter is that of a local transaction."""
 
 
-_EITHER = (Right.TRANSACT, Right.RESOLVE)
-
-NEEDS: dict[str, Need] = {
-    **dict.fromkeys(
-        ("hello", "echo", "status", "metrics", "close", "reservations", "browse_next", "browse_end"), Need(nothing=True)
-    ),
-    **dict.fromkeys(("start", "end", "commit", "rollback", "explain"), Need((Right.TRANSACT,), unless_local=True)),
-    **dict.fromkeys(("prepare", "harden", "deliver", "commit_all", "rollback_all"), Need((Right.TRANSACT,))),
-    **dict.fromkeys(("carriers", "recover", "forget", "decision"), Need(_EITHER)),
-    **dict.fromkeys(("indoubt_list", "indoubt_next", "indoubt_forgotten"), Need(_EITHER)),
-    "outcome": Need(_EITHER, unless_local=True),
-    **dict.fromkeys(("release", "release_carrier", "indoubt_decide", "indoubt_forget"), Need((Right.RESOLVE,))),
-    **dict.fromkeys(("enqueue", "enqueue_many", "enqueue_to", "publish", "restore"), Need(queue=Right.PRODUCE)),
-    **dict.fromkeys(("dequeue", "dequeue_many", "move", "remove", "reserve", "consume"), Need(queue=Right.CONSUME)),
-    **dict.fromkeys(("receive", "settle", "extend", "accept"), Need(queue=Right.CONSUME)),
-    "browse": Need(queue=Right.BROWSE),
-    "depths": Need((Right.RESOLVE,), queue=Right.BROWSE),
-    "sessions": Need((Right.RESOLVE, Right.ADMIN)),
-    **dict.fromkeys(("define", "undefine", "snapshot", "repair", "drain"), Need((Right.ADMIN,))),
-    **dict.fromkeys(("replicate", "replica_begin", "replica_next", "replica_end", "replaced"), Need((Right.ADMIN,))),
-}
+NOTHING = Need(nothing=True)
+PRODUCE, CONSUME, BROWSE = (Need(queue=right) for right in (Right.PRODUCE, Right.CONSUME, Right.BROWSE))
+TRANSACT, RESOLVE, ADMIN = (Need((right,)) for right in (Right.TRANSACT, Right.RESOLVE, Right.ADMIN))
+EITHER = Need((Right.TRANSACT, Right.RESOLVE))
+EITHER_OR_LOCAL = Need((Right.TRANSACT, Right.RESOLVE), unless_local=True)
+TRANSACT_OR_LOCAL = Need((Right.TRANSACT,), unless_local=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,13 +177,10 @@ class Rights:
         self._queues = {right: _matcher(p for role in roles for p in getattr(role, right.value)) for right in ON_QUEUES}
         self._whole = {right for right in AS_A_WHOLE if any(getattr(role, right.value) for role in roles)}
 
-    def check(self, method: str, params: Sequence[Any]) -> None:
-        """Raises AccessDenied for a right that is missing, InvalidArgument for a method that is none."""
+    def check(self, method: str, need: Need, params: Sequence[Any]) -> None:
+        """Raises AccessDenied for a right that is missing."""
         if self.everything:
             return
-        need = NEEDS.get(method)
-        if need is None:
-            raise InvalidArgument(f"method {method[:60]!r} is unknown: see xaqueue(5)")
         if self.refusal:
             raise AccessDenied(self.refusal)
         if self._looks:

@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from xaqueue.connection import Connection
-from xaqueue.core.owner.open import attach
+from xaqueue.features.session import attach
 
 ROUNDS = 10
 TRANSACTIONS = 200

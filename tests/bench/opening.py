@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from bench import depth, page_cache
-from xaqueue.core.engine.session import Session
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import Block, Kind, encode
-from xaqueue.core.owner.open import attach, create
+from xaqueue.core.owner.open import create
 from xaqueue.errors import InvalidArgument, OperationalError
+from xaqueue.features.session import Session, attach
 from xaqueue.message import MessageId, Properties
 from xaqueue.tools import environment
 from xaqueue.tools.rates import aligned

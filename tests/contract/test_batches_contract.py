@@ -10,9 +10,9 @@ import pytest
 from support.contract_batches import BatchesContract, Manager
 from support.served import ServerThread
 from xaqueue.core.engine import heuristics
-from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.core.owner import open as attach_room
+from xaqueue.features.session import Session, attach
 from xaqueue.rpc.client.manager import remote_manager
 from xaqueue.xid import Xid
 
@@ -27,7 +27,7 @@ class EmbeddedHost:
         attach_room.create(root, any_queue=True)
 
     def connect(self) -> Manager:
-        self._sessions.append(attach_room.attach(self.root, sync=self._sync, watch=False))
+        self._sessions.append(attach(self.root, sync=self._sync, watch=False))
         return self._sessions[-1]
 
     def restart(self) -> None:

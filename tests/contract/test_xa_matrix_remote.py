@@ -17,9 +17,9 @@ import pytest
 import xaqueue
 from support.served import PATIENCE_S, ServerThread
 from support.xa_table import CASES, Stage, X, answer_of, bring_to, call_on
-from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.errors import DatabaseError, Error, RolledBack
+from xaqueue.features.session import Session
 from xaqueue.rpc.client.link import ClientSocket
 from xaqueue.rpc.client.manager import RemoteManager, remote_manager
 from xaqueue.rpc.wire import error_of, message_of, xid_of

@@ -41,10 +41,10 @@ from support.crash_level import (
 )
 from support.crash_story import Put, Take, do, look
 from support.forgetful import ForgetfulFileSystem
-from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.errors import ResourceError
 from xaqueue.features.batches import batch_steps
+from xaqueue.features.session import Session
 from xaqueue.xa import Flag
 
 pytestmark = pytest.mark.usefixtures("quiet")

@@ -8,11 +8,11 @@ from support.crash_cases import EXTREMES, trees_of
 from support.crash_level import JOURNAL, LAGGING, NONE, STRICT, Level, open_space, ready
 from support.crash_story import EMPTY
 from support.forgetful import Crashed, ForgetfulFileSystem, Tree
-from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.errors import ResourceFailed
 from xaqueue.features.counters import counters
 from xaqueue.features.counters.values import Counters
+from xaqueue.features.session import Session
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 

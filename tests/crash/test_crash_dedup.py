@@ -13,12 +13,12 @@ from support.crash_level import CHECKPOINTS, JOURNAL, LAGGING, NOON_US, STRICT, 
 from support.crash_story import EMPTY
 from support.forgetful import ForgetfulFileSystem, Tree
 from xaqueue.batch import ONE_SPACE, Batch
-from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.errors import RolledBack
 from xaqueue.features.dedup import dedup
+from xaqueue.features.session import Session
 from xaqueue.features.streams import cleanup
 from xaqueue.message import MessageId
 from xaqueue.xa import Code, Flag, Vote

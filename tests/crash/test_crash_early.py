@@ -15,9 +15,9 @@ from support.crash_jury import Jury
 from support.crash_level import JOURNAL, LAGGING, MOVING, PREPARED_BEFORE, STRICT, Level, open_space
 from support.crash_story import Act, Became, End, Record, call, crashes, look, play
 from support.forgetful import Crashed, ForgetfulFileSystem
-from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.errors import ResourceFailed
+from xaqueue.features.session import Session
 
 pytestmark = pytest.mark.usefixtures("quiet")
 

@@ -24,8 +24,8 @@ from support.crash_ways import (
     recovery_cut_off,
 )
 from support.journal_story import judge_every_crash
-from xaqueue.core.engine.session import Session
 from xaqueue.errors import JournalDamaged
+from xaqueue.features.session import Session
 
 pytestmark = pytest.mark.usefixtures("quiet")
 

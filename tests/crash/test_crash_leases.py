@@ -13,17 +13,19 @@ from support.crash_level import CHECKPOINTS, JOURNAL, LAGGING, NOON_US, STRICT, 
 from support.crash_story import EMPTY
 from support.forgetful import Crashed, ForgetfulFileSystem, Tree
 from xaqueue.core.engine import timeouts
-from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.core.model.retry import RetryPolicy
+from xaqueue.delivery import Detail
 from xaqueue.errors import ResourceFailed
 from xaqueue.features.retries import tries
+from xaqueue.features.session import Session
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 
 HOUR_US = 3_600_000_000
 WAY = Definitions(default=QueueDefinition(retry=RetryPolicy(max_tries=9, delay_s=1), failure_queue="b"))
+DETAILS: dict[str, Detail] = {"nack": HOUR_US, "reject": "no such customer"}
 X, PUT = Xid(1, b"x", b""), Xid(1, b"put", b"")
 
 
@@ -70,7 +72,7 @@ def settle(space: Space, level: Level, how: str, told: Told) -> None:
     elif how == "expire":
         assert timeouts.expire(space, time.monotonic() + 3601, float("inf")) == 1
     else:
-        session.settle("a", lease, how, {"nack": HOUR_US, "reject": "no such customer"}.get(how))
+        session.settle("a", lease, how, DETAILS.get(how))
     told.done = True
     follow(space, level, "rollback" if how in ("nack", "expire") else "commit")
 

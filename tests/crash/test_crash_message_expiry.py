@@ -8,10 +8,10 @@ from support.crash_cases import EXTREMES, trees_of
 from support.crash_level import CHECKPOINTS, JOURNAL, LAGGING, NOON_US, STRICT, Level, follow, open_space, ready
 from support.crash_story import EMPTY, body_of, message_id
 from support.forgetful import Crashed, ForgetfulFileSystem, Tree
-from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.errors import ResourceFailed
+from xaqueue.features.session import Session
 from xaqueue.features.streams import cleanup
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid

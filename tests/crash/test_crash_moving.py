@@ -20,12 +20,12 @@ from support.crash_level import (
 )
 from support.crash_story import EMPTY
 from support.forgetful import Crashed, ForgetfulFileSystem, Tree
-from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.core.model.retry import RetryPolicy
 from xaqueue.errors import ResourceFailed
 from xaqueue.features.retries import moving
+from xaqueue.features.session import Session
 from xaqueue.features.streams import cleanup
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid

@@ -9,8 +9,8 @@ import pytest
 from support.crash_level import JOURNAL, STRICT, Level, open_space
 from support.crash_story import EMPTY, look
 from support.forgetful import Crashed, ForgetfulFileSystem
-from xaqueue.core.engine.session import Session
 from xaqueue.errors import ResourceFailed
+from xaqueue.features.session import Session
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 

@@ -12,11 +12,11 @@ from support.crash_cases import EXTREMES, FULL, trees_of
 from support.crash_level import ANY_QUEUE, CYCLING, LAGGING, Level, open_space
 from support.crash_story import EMPTY
 from support.forgetful import Crashed, ForgetfulFileSystem, Tree
-from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.errors import ResourceFailed
 from xaqueue.features.replica.copying import Snapshots
+from xaqueue.features.session import Session
 from xaqueue.features.snapshots import restore
 from xaqueue.features.snapshots.take import take_and_keep
 from xaqueue.xa import Flag

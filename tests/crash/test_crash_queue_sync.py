@@ -12,11 +12,11 @@ from support.crash_cases import trees_of
 from support.crash_level import CHECKPOINTS, JOURNAL, LAGGING, Level, follow, open_space, ready
 from support.crash_story import EMPTY
 from support.forgetful import Crashed, ForgetfulFileSystem, Tree
-from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.core.storage.hardening import NOTHING
 from xaqueue.errors import ResourceFailed
+from xaqueue.features.session import Session
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 

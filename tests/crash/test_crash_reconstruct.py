@@ -10,11 +10,11 @@ from support.crash_cases import EXTREMES, trees_of
 from support.crash_level import JOURNAL, NOON_US, STRICT, Level, follow, open_space, ready
 from support.crash_story import EMPTY
 from support.forgetful import Crashed, ForgetfulFileSystem, Tree
-from xaqueue.core.engine.session import Session
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import Block, Kind, encode
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.errors import ResourceFailed
+from xaqueue.features.session import Session
 from xaqueue.message import MessageId, Properties
 from xaqueue.offline.reconstruct import Reconstructed, bring_back
 

@@ -31,8 +31,8 @@ from support.crash_level import (
 from support.crash_story import EMPTY, End, crashes, play
 from support.crash_ways import go_on, judge_cut_off, judge_later
 from support.forgetful import Crashed, ForgetfulFileSystem
-from xaqueue.core.engine.session import Session
 from xaqueue.errors import ResourceFailed
+from xaqueue.features.session import Session
 from xaqueue.xid import Xid
 
 pytestmark = pytest.mark.usefixtures("quiet")

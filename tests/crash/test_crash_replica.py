@@ -16,7 +16,6 @@ from support.crash_cases import EXTREMES, FULL, trees_of
 from support.crash_level import ANY_QUEUE, CYCLING, LAGGING, NOON_US, Level, open_space
 from support.crash_story import EMPTY
 from support.forgetful import Crashed, ForgetfulFileSystem, Tree
-from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.owner.record import Owner
@@ -28,6 +27,7 @@ from xaqueue.features.replica.journal_copy import JournalCopy
 from xaqueue.features.replica.promote import take_place
 from xaqueue.features.replica.replicated import REPLICA, Replicated
 from xaqueue.features.replica.shipping import Shipping
+from xaqueue.features.session import Session
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 

@@ -12,12 +12,12 @@ from support.crash_cases import EXTREMES, FULL, trees_of
 from support.crash_level import JOURNAL, LAGGING, NONE, STRICT, Level, open_space, ready
 from support.crash_story import EMPTY
 from support.forgetful import Crashed, ForgetfulFileSystem, Tree
-from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.model.layout import SNAPSHOTS
 from xaqueue.errors import ResourceFailed
 from xaqueue.features.replica.copying import Snapshots
+from xaqueue.features.session import Session
 from xaqueue.features.snapshots import restore, store
 from xaqueue.features.snapshots.take import take, take_and_keep
 from xaqueue.xa import Flag

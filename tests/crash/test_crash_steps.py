@@ -26,7 +26,7 @@ from support.crash_cases import (
 )
 from support.crash_level import JOURNAL, STRICT, Level, open_space
 from support.crash_story import FRESH, Became, Sample, call, crashes, drained, look, message_id, xid_of
-from xaqueue.core.engine.session import Session
+from xaqueue.features.session import Session
 
 pytestmark = pytest.mark.usefixtures("quiet")
 

@@ -16,8 +16,8 @@ from support.crash_cases import FULL, LIVES, ONE_BRANCH, STORIES, sample
 from support.crash_level import NONE, STRICT, open_space
 from support.crash_story import crashes, play
 from support.crash_ways import kill_then_power_loss, next_owner, power_loss, raised_level, recovery_cut_off
-from xaqueue.core.engine.session import Session
 from xaqueue.core.model import layout
+from xaqueue.features.session import Session
 
 pytestmark = pytest.mark.usefixtures("quiet")
 

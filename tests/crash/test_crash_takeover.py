@@ -25,11 +25,10 @@ import pytest
 from support.bare_space import FaultyFileSystem
 from support.crash_cases import FULL
 from xaqueue import Connection
-from xaqueue.core.engine.session import Session
 from xaqueue.core.model import layout
 from xaqueue.core.model.format import read_format
 from xaqueue.core.owner import open as owning
-from xaqueue.core.owner.open import _Attached, attach, create
+from xaqueue.core.owner.open import _Attached, create
 from xaqueue.core.owner.record import write_owner
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.core.storage.owner_file import OwnerFile
@@ -37,6 +36,7 @@ from xaqueue.core.storage.scheduling import THREADS
 from xaqueue.errors import Error, ResourceFailed, SpaceError
 from xaqueue.features.pair import standby
 from xaqueue.features.pair.pair_fs import OWN
+from xaqueue.features.session import Session, attach
 from xaqueue.features.streams import cleanup
 from xaqueue.offline.check import check
 from xaqueue.offline.findings import Severity

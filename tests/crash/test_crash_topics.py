@@ -9,10 +9,10 @@ from support.crash_level import CHECKPOINTS, JOURNAL, LAGGING, STRICT, Level, fo
 from support.crash_story import EMPTY
 from support.forgetful import Crashed, ForgetfulFileSystem, Tree
 from xaqueue.core.engine import journal_log
-from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.errors import ResourceFailed
+from xaqueue.features.session import Session
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 

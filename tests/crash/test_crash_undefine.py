@@ -11,12 +11,12 @@ from support.crash_cases import EXTREMES, trees_of
 from support.crash_level import CHECKPOINTS, JOURNAL, LAGGING, NONE, STRICT, Level, follow, open_space, ready
 from support.crash_story import EMPTY
 from support.forgetful import Crashed, ForgetfulFileSystem, Tree
-from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.model.definitions import Definitions, QueueDefinition, parse
 from xaqueue.core.owner import open
 from xaqueue.errors import ResourceFailed, RetryLater
+from xaqueue.features.session import Session
 from xaqueue.message import Message, MessageId, Properties
 from xaqueue.xid import Xid
 

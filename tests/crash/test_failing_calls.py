@@ -23,7 +23,6 @@ from support.failing_disk import FailingFileSystem
 from support.forgetful import Tree
 from support.tm_world import STARTED, mortal
 from xaqueue.core.engine import timeouts
-from xaqueue.core.engine.session import Session
 from xaqueue.core.model import layout
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.core.model.layout import SNAPSHOTS
@@ -39,6 +38,7 @@ from xaqueue.errors import (
     UnknownXid,
 )
 from xaqueue.features.retries import moving
+from xaqueue.features.session import Session
 from xaqueue.features.snapshots import restore, store
 from xaqueue.features.snapshots.take import take
 from xaqueue.xa import Flag

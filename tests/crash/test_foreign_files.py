@@ -24,6 +24,7 @@ from xaqueue.core.owner import open
 from xaqueue.core.storage.journal_format import name_of
 from xaqueue.core.storage.owner_file import is_owned
 from xaqueue.errors import DamagedBlock, DecisionLogError, Error
+from xaqueue.features.session import attach
 from xaqueue.offline import check, inspect, inspect_branches
 from xaqueue.offline.findings import Severity
 from xaqueue.offline.reader import QueueReader
@@ -161,7 +162,7 @@ def templates(memory: Path) -> dict[str, Path]:
     root, killed = memory / "closed", memory / "killed"
     open.create(root)
     (root / layout.QUEUES).write_text("[default]\n[space]\njournal_segment_bytes = 65536\n")
-    session = open.attach(root)
+    session = attach(root)
     with xaqueue.Connection(session, lambda: os.urandom(16)) as connection:
         for body in (b"1", b"2"):
             connection.enqueue("q", body)
@@ -392,7 +393,7 @@ def test_what_the_journal_has_is_made_where_something_else_stands(
 def test_a_directory_where_a_message_was_taken_is_set_aside(tmp_path: Path) -> None:
     open.create(tmp_path / "space")
     (tmp_path / "space" / layout.QUEUES).write_text("[default]\n")
-    session = open.attach(tmp_path / "space")
+    session = attach(tmp_path / "space")
     with xaqueue.Connection(session, lambda: os.urandom(16)) as connection:
         connection.enqueue("q", b"taken")
         connection.commit()

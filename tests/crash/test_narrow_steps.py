@@ -15,8 +15,8 @@ from support.narrow_disk import NarrowFileSystem, narrow_space
 from support.space_scan import scan
 from xaqueue.batch import ONE_SPACE
 from xaqueue.core.engine import heuristics
-from xaqueue.core.engine.session import Session
 from xaqueue.errors import DiskFull, HeuristicOutcome, ResourceFailed, RetryLater, UnknownXid
+from xaqueue.features.session import Session
 from xaqueue.xa import Flag, Outcome
 from xaqueue.xid import Xid
 

@@ -14,7 +14,6 @@ from support.crash_jury import Jury
 from support.crash_level import CHECKPOINTS, JOURNAL, LAGGING, NOON_US, STRICT, Level
 from support.crash_story import crashes
 from xaqueue.core.engine import commit, directory_log, messages
-from xaqueue.core.engine.session import Session
 from xaqueue.core.model import index as index_of
 from xaqueue.core.model import layout
 from xaqueue.core.model.entry import Entry
@@ -22,6 +21,7 @@ from xaqueue.core.model.index import QueueIndex
 from xaqueue.core.model.layout import PREPARED, RANGE_SIZE, block_path, numbered
 from xaqueue.core.model.message_name import tags_of
 from xaqueue.errors import DiskFull
+from xaqueue.features.session import Session
 from xaqueue.features.streams import cleanup
 from xaqueue.message import MessageId, Properties
 from xaqueue.xa import Flag, Outcome

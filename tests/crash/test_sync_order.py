@@ -21,11 +21,11 @@ from support.crash_story import EMPTY
 from support.forgetful import ForgetfulFileSystem, Tree
 from support.lockstep import Lockstep
 from xaqueue.batch import ONE_SPACE
-from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.layout import COMMITTED, PREPARED
 from xaqueue.core.storage.group_commit import Step
 from xaqueue.errors import RetryLater, UnknownXid
+from xaqueue.features.session import Session
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 

@@ -75,7 +75,7 @@ def test_numbers_and_words(section: str) -> None:
         f"at most {wire.LONGEST_MESSAGE} characters",
         f"at most, and by default, {wire.PAGE}.",
         f"has at most {wire.PAGE} messages",
-        f"pass {messages.PAGE_BYTES} bytes",
+        f"pass {wire.PAGE_BYTES} bytes",
         f"at most {messages.CURSORS} browses open",
         f"more than {session.CALLS_AHEAD} requests or {session.BYTES_AHEAD} bytes of them waiting",
         f"at most {service.LISTED} maps",

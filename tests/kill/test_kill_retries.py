@@ -25,7 +25,7 @@ import pytest
 from support import SUPPORT
 from support.retries_child import holds
 from xaqueue.core.owner import open
-from xaqueue.core.owner.open import attach
+from xaqueue.features.session import attach
 from xaqueue.offline.check import check
 from xaqueue.offline.findings import Severity
 

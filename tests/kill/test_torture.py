@@ -21,10 +21,10 @@ from support.forgetful import Survivors
 from support.torn import TornContent
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
-from xaqueue.core.engine.session import Session
 from xaqueue.core.owner import open
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.errors import DiskFull
+from xaqueue.features.session import Session
 from xaqueue.testing.forgetful import ForgetfulFileSystem, Tree
 from xaqueue.tools.torture import power, run
 from xaqueue.tools.torture.ledger import CrashTally, Ledger

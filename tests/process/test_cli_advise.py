@@ -22,7 +22,7 @@ from support.tm_left import CONFIG, Left, leave
 from xaqueue.cli import parameters
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.core.engine.heuristics import decide
-from xaqueue.core.owner.open import attach
+from xaqueue.features.session import attach
 from xaqueue.rpc.client.manager import remote_manager
 from xaqueue.tm import last_resource
 from xaqueue.xa import Outcome

@@ -12,7 +12,7 @@ from support.doubtful import bodies, fails, run
 from support.tm_left import Left, leave
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.core.engine.heuristics import decide
-from xaqueue.core.owner.open import attach
+from xaqueue.features.session import attach
 from xaqueue.tm.log_directory import OPERATOR_LOG
 
 

@@ -18,13 +18,13 @@ import xaqueue
 from support.contract_batches import batch, prepared
 from xaqueue.cli.main import app
 from xaqueue.core.engine import heuristics
-from xaqueue.core.engine.session import Session
 from xaqueue.core.model import layout
 from xaqueue.core.owner import open
 from xaqueue.core.storage import modes as modes_of
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.modes import BY_UMASK, PRIVATE, Modes, for_group, heir_of
 from xaqueue.errors import InvalidArgument
+from xaqueue.features.session import Session, attach
 from xaqueue.offline import inspect
 from xaqueue.offline.check import check
 from xaqueue.offline.reader import QueueReader
@@ -111,7 +111,7 @@ def until(wanted: Callable[[], bool]) -> None:
 def live(root: Path, sync: str, file: int, *, full: bool = False) -> Seen:
     """A life with all that a space makes; ``file``: the rights of a foreign file. full: with a range that is full."""
     seen = Seen(root)
-    session = open.attach(root, create_missing=True, sync=sync)
+    session = attach(root, create_missing=True, sync=sync)
     seen.look()
     _branches(session, seen, layout.RANGE_SIZE if full else 5)
     _batches(session, seen)
@@ -122,7 +122,7 @@ def live(root: Path, sync: str, file: int, *, full: bool = False) -> Seen:
     foreign.touch()
     foreign.chmod(file)
     os.chown(foreign, -1, root.stat().st_gid)
-    open.attach(root).close()
+    attach(root).close()
     seen.look()
     assert {name.partition("/")[0] for name in (*seen.files, *seen.directories)} >= MADE[sync]
     assert [name for name in seen.files if name.startswith(f"{layout.QUARANTINE}/") and name.endswith(".reason")]

@@ -15,10 +15,10 @@ from support.crash_level import JOURNAL, LAGGING, NOON_US, STRICT, Level, open_s
 from support.crash_story import EMPTY
 from support.forgetful import ForgetfulFileSystem
 from support.simulating import simulate
-from xaqueue.core.engine.session import Session
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.errors import RolledBack
 from xaqueue.features.dedup import dedup
+from xaqueue.features.session import Session
 from xaqueue.features.streams import cleanup
 from xaqueue.xa import Code, Flag, Vote
 from xaqueue.xid import Xid

@@ -15,11 +15,11 @@ from support.crash_level import JOURNAL, LAGGING, NONE, Level, open_space, ready
 from support.crash_story import EMPTY
 from support.forgetful import ForgetfulFileSystem
 from support.simulating import simulate
-from xaqueue.core.engine.session import Session
 from xaqueue.core.model import layout
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.errors import QueueFull
 from xaqueue.features.limits.limits import Limits
+from xaqueue.features.session import Session
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 

@@ -22,7 +22,6 @@ from support.crash_story import EMPTY
 from support.forgetful import Crashed
 from support.simulating import simulate
 from xaqueue.core.engine import timeouts
-from xaqueue.core.engine.session import Session
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.core.model.index import Order
 from xaqueue.core.model.retry import RetryPolicy
@@ -30,6 +29,7 @@ from xaqueue.errors import LeaseExpired, QueueFull, ResourceFailed, RetryLater, 
 from xaqueue.features.dedup import dedup
 from xaqueue.features.limits.limits import Limits
 from xaqueue.features.retries import moving
+from xaqueue.features.session import Session
 from xaqueue.features.streams import cleanup
 from xaqueue.message import MessageId
 from xaqueue.xa import Code, Flag

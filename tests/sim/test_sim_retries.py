@@ -17,11 +17,11 @@ from support.crash_story import EMPTY
 from support.forgetful import ForgetfulFileSystem
 from support.simulating import simulate
 from xaqueue.core.engine import timeouts
-from xaqueue.core.engine.session import Session
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.core.model.retry import RetryPolicy
 from xaqueue.errors import LeaseExpired
 from xaqueue.features.retries import moving
+from xaqueue.features.session import Session
 from xaqueue.features.streams import cleanup
 from xaqueue.message import MessageId
 from xaqueue.xa import Flag

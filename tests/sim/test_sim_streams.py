@@ -13,8 +13,8 @@ from support.crash_level import LAGGING
 from support.forgetful import Crashed
 from support.sim_space import CALLS, PICK, QUEUES, JournalMachine, Model, SpaceMachine
 from support.simulating import simulate
-from xaqueue.core.engine.session import Session
 from xaqueue.errors import QueueReserved, ResourceFailed
+from xaqueue.features.session import Session
 from xaqueue.features.streams import cleanup
 
 VERBS = st.sampled_from(("reserve", "consume", "archive", "release", "clear"))

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from xaqueue import Connection
-from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import Block, Kind, encode
@@ -20,6 +19,7 @@ from xaqueue.core.owner import open
 from xaqueue.core.recovery.recover import open_space
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.hardening import Hardening
+from xaqueue.features.session import Session
 from xaqueue.message import MessageId, Properties
 from xaqueue.xid import Xid
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from support.bare_space import BareSpace
 from support.contract_batches import batch, prepared
-from xaqueue.core.engine.session import Session
 from xaqueue.core.model import layout
+from xaqueue.features.session import Session
 from xaqueue.xid import Xid
 
 RECORD = layout.batch_path(batch().key, batch().number)

@@ -17,10 +17,10 @@ from support.crash_level import Level, follow, open_space, ready
 from support.crash_story import FRESH, Became, Contents, Put, Take, do, look, message_id, shown, xid_of
 from support.forgetful import ForgetfulFileSystem, Tree
 from xaqueue.batch import ONE_SPACE, Batch, Decision, Plan
-from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.errors import InvalidArgument, RolledBack
+from xaqueue.features.session import Session
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 

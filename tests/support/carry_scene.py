@@ -18,13 +18,13 @@ from support.forgetful import Crashed, ForgetfulFileSystem, LastingFileSystem, T
 from support.tm_ledger import Ledger
 from support.tm_world import STARTED, Rig, World, mortal
 from xaqueue.connection import Connection
-from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.core.recovery.recover import open_space
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import DecisionLogError, OutcomeUnknown, QueueWaiting, ResourceFailed, RolledBack
 from xaqueue.features.carry import carry
+from xaqueue.features.session import Session
 from xaqueue.tm.coordinator import TraceStep as Step
 
 QUEUE, LEDGER = "queue", "ledger"

@@ -28,10 +28,10 @@ from support.crash_story import (
     xid_of,
 )
 from support.forgetful import Tree
-from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout, records
 from xaqueue.features.pair.pair_fs import OWN
+from xaqueue.features.session import Session
 from xaqueue.xa import Flag
 
 

@@ -15,13 +15,13 @@ from enum import Enum
 from support.crash_level import NOON_US, STRICT, Level, follow, open_space, ready
 from support.forgetful import Crashed, ForgetfulFileSystem, Tree
 from xaqueue.core.engine import heuristics
-from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.core.engine.timeouts import expire
 from xaqueue.core.model import layout
 from xaqueue.core.model.branch import State
 from xaqueue.core.model.message_name import tags_of
 from xaqueue.errors import ResourceFailed
+from xaqueue.features.session import Session
 from xaqueue.message import EnqueueOptions, MessageId, properties_of
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid

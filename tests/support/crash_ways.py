@@ -25,8 +25,8 @@ from support.crash_story import (
     xid_of,
 )
 from support.forgetful import ForgetfulFileSystem
-from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
+from xaqueue.features.session import Session
 
 NESTED = TREES if FULL else EXTREMES
 

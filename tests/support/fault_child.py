@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import xaqueue
 from xaqueue import endpoint  # noqa: F401 loaded while there are descriptors
-from xaqueue.core.owner.open import attach
+from xaqueue.features.session import attach
 from xaqueue.xid import Xid
 
 

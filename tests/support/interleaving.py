@@ -36,12 +36,12 @@ from support.crash_story import (
 )
 from support.forgetful import ForgetfulFileSystem, Tree
 from support.lockstep import Lockstep
-from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.core.engine.timeouts import expire
 from xaqueue.core.model import layout
 from xaqueue.core.model.layout import RANGE_SIZE, Watermark
 from xaqueue.errors import ResourceFailed
+from xaqueue.features.session import Session
 from xaqueue.features.streams import cleanup
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid

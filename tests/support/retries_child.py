@@ -31,10 +31,10 @@ from support import kill_child
 from xaqueue import Connection
 from xaqueue.core.engine.state import Space
 from xaqueue.core.owner import open as attaching
-from xaqueue.core.owner.open import attach
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.delivery import Delivery
 from xaqueue.errors import QueueFull, RolledBack
+from xaqueue.features.session import attach
 from xaqueue.xid import Xid
 
 MOVES = ("work", "failed", "other")

@@ -13,9 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from support.crash_level import LAGGING, STRICT, Level, open_space, ready
 from support.crash_story import EMPTY, Became, body_of, call, look
 from support.forgetful import Crashed, ForgetfulFileSystem
-from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.errors import ResourceFailed
+from xaqueue.features.session import Session
 from xaqueue.message import MessageId
 from xaqueue.xid import Xid
 

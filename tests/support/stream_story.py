@@ -14,12 +14,12 @@ from functools import cache
 from support.crash_level import STRICT, Level, follow, open_space, ready
 from support.crash_story import EMPTY, body_of, message_id
 from support.forgetful import ForgetfulFileSystem, LastingFileSystem, Tree
-from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import decode
 from xaqueue.core.model.layout import RANGE_SIZE, Watermark
 from xaqueue.errors import QueueReserved
+from xaqueue.features.session import Session
 from xaqueue.features.streams import cleanup
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid

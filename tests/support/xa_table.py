@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from xaqueue.core.engine import heuristics
-from xaqueue.core.engine.session import Session
 from xaqueue.core.model.branch import State
 from xaqueue.errors import Error, RolledBack
+from xaqueue.features.session import Session
 from xaqueue.xa import Code, Flag, Vote
 from xaqueue.xid import Xid
 

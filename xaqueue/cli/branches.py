@@ -20,8 +20,8 @@ from xaqueue.cli.location import Location, reached, remote
 from xaqueue.core.engine import heuristics, operator_log
 from xaqueue.core.engine.heuristics import Decision, check_text
 from xaqueue.core.engine.operator_log import Forgotten
-from xaqueue.core.engine.session import Session
 from xaqueue.errors import InvalidArgument
+from xaqueue.features.session import Session
 from xaqueue.offline import inspect, inspect_branches
 from xaqueue.offline.inspect_branches import InDoubt, dry_run_of
 from xaqueue.offline.redo_view import look_into

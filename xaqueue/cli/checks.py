@@ -23,11 +23,11 @@ from xaqueue.cli.location import (
     paths_of,
     reached,
 )
-from xaqueue.core.engine.session import Session
 from xaqueue.core.model.layout import parse_xid
 from xaqueue.core.owner.open import is_owned
 from xaqueue.core.owner.record import in_use, read_owner
 from xaqueue.errors import InvalidArgument
+from xaqueue.features.session import Session
 from xaqueue.message import check_queue_name
 from xaqueue.offline import check as one_space
 from xaqueue.offline import verify as many_spaces

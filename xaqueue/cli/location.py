@@ -16,12 +16,11 @@ import typer
 
 from xaqueue.cli.output import progress_bar
 from xaqueue.connection import Connection
-from xaqueue.core.engine.session import Session
 from xaqueue.core.model.format import read_format
-from xaqueue.core.owner.open import attach
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.endpoint import is_url, parse_open_string
 from xaqueue.errors import InvalidArgument, SpaceError
+from xaqueue.features.session import Session, attach
 from xaqueue.rpc.client import reach
 from xaqueue.rpc.client.manager import RemoteManager, remote_manager
 

@@ -18,9 +18,9 @@ from xaqueue.cli.exit_codes import ExitCode, complain
 from xaqueue.cli.location import DirectoryOption, SpaceOption, connected, directory_of, location_of, reached
 from xaqueue.connection import Connection
 from xaqueue.core.engine.messages import message_of
-from xaqueue.core.engine.session import Session
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import DamagedBlock, Error, InvalidArgument, RetryLater, RolledBack
+from xaqueue.features.session import Session
 from xaqueue.message import EnqueueOptions, Message
 from xaqueue.offline import inspect
 from xaqueue.offline.inspect import QueueStatus, check_known

@@ -40,6 +40,7 @@ from xaqueue.core.storage.fs import FileSystem, replace_file
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.core.storage.owner_file import OwnerFile
 from xaqueue.errors import DamagedBlock, Error, InvalidArgument, SpaceError
+from xaqueue.features.session import whole
 from xaqueue.message import MessageId
 from xaqueue.offline import aside
 from xaqueue.offline.check import Repaired, repair
@@ -150,7 +151,7 @@ def bring_back(session: Session, done: Reconstructed, queue: str = "") -> None:
     """What is a whole message in quarantine, and stood in a queue's directory, is in its queue again."""
     fs = session.space.fs
     kept = {one.path: one.kept for one in aside.find(fs, 2**63)[1]}
-    connection = Connection(session, fresh_id)
+    connection = Connection(whole(session), fresh_id)
     for name in listed(fs, QUARANTINE):
         stood, reason = quarantine.origin(fs, name)
         directory = stood.removeprefix(f"{COMMITTED}/").partition("/")[0]

@@ -47,6 +47,12 @@ LONGEST_MESSAGE = 4000
 """Characters of an error's message."""
 PAGE = 1000
 """Messages or xids of one answer, at most."""
+PAGE_BYTES = 1024 * 1024
+"""Of bodies in one answer, after which it ends."""
+TRIES = 3
+"""Of a call that may be made twice."""
+LONG_S = 3600.0
+"""For how long a client waits for what looks at every message."""
 
 T = TypeVar("T", list[Any], dict[Any, Any])
 D = TypeVar("D")
@@ -274,7 +280,7 @@ def decode(kind: type[D], value: Any) -> D:
     try:
         return cast(D, _decoded(kind, value))
     except (TypeError, ValueError, AttributeError, InvalidArgument) as error:
-        raise MalformedFrame(f"{str(value)[:60]} is no {kind.__name__}: {error!r}") from None
+        raise MalformedFrame(f"{str(value)[:60]} is no {getattr(kind, '__name__', kind)}: {error!r}") from None
 
 
 def _decoded(hint: Any, value: Any) -> Any:

@@ -23,7 +23,6 @@ from types import TracebackType
 from typing import Any, Literal, Self, cast, get_args
 
 from xaqueue.connection import Connection
-from xaqueue.core.engine.session import Session
 from xaqueue.core.model import definition_edits, layout
 from xaqueue.core.model import definitions as definitions_of
 from xaqueue.core.model.definitions import Definitions
@@ -36,6 +35,7 @@ from xaqueue.core.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.endpoint import MEMORY
 from xaqueue.errors import InvalidArgument, ResourceFailed
 from xaqueue.features.replica.copying import NO_REPLICATION, NO_SNAPSHOTS
+from xaqueue.features.session import Session
 from xaqueue.features.streams.cleanup import Clearer
 from xaqueue.message import Message, check_queue_name
 from xaqueue.resource_manager import ResourceManager

@@ -10,8 +10,8 @@ import pytest
 from support.contract_batches import batch, bodies, prepared
 from support.doubtful import leave_in_doubt, listed, run
 from xaqueue.batch import ONE_SPACE, SEVERAL_SPACES
-from xaqueue.core.owner.open import attach
 from xaqueue.errors import HeuristicOutcome
+from xaqueue.features.session import attach
 from xaqueue.xid import Xid
 
 

@@ -16,7 +16,7 @@ from xaqueue.cli import output
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.core.engine.heuristics import decide
 from xaqueue.core.model import layout
-from xaqueue.core.owner.open import attach
+from xaqueue.features.session import attach
 from xaqueue.xid import Xid
 
 OPERATOR = f"{getpass.getuser()}@{socket.gethostname()}"

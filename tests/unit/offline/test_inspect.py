@@ -13,11 +13,11 @@ import pytest
 
 import xaqueue
 from xaqueue.core.engine.heuristics import decide
-from xaqueue.core.engine.session import Session
 from xaqueue.core.model import layout
-from xaqueue.core.owner.open import attach, create, write_definitions
+from xaqueue.core.owner.open import create, write_definitions
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import SpaceError, UnknownQueue
+from xaqueue.features.session import Session, attach
 from xaqueue.offline import queue_files
 from xaqueue.offline.inspect import UNDEFINED, check_known, queue_list, status
 from xaqueue.offline.inspect_branches import in_doubt

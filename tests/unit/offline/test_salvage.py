@@ -12,13 +12,12 @@ from support import broken_journal
 from support.bare_space import bare_space
 from support.broken_journal import DECIDED, IN_DOUBT, STEPS, damage, files, lose_directories
 from support.journals import spoil
-from xaqueue.core.engine.session import Session
 from xaqueue.core.model import layout
-from xaqueue.core.owner.open import attach
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.core.storage.journal_format import SECTOR_BYTES, name_of
 from xaqueue.errors import SpaceError, SpaceInUse
+from xaqueue.features.session import Session, attach
 from xaqueue.offline.salvage import find_loss, salvage
 
 ALL = {b"first", b"second", b"fourth", b"fifth"}

@@ -21,13 +21,13 @@ from xaqueue.access import Identity
 from xaqueue.connection import Connection
 from xaqueue.core.engine import memory
 from xaqueue.core.engine.memory import RecoveryReport
-from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.owner.open import create
 from xaqueue.core.recovery.recover import _Recovery
 from xaqueue.endpoint import parse
 from xaqueue.errors import InvalidArgument, ResourceFailed, RetryLater, RolledBack
+from xaqueue.features.session import Session
 from xaqueue.rpc.client.link import ClientSocket
 from xaqueue.rpc.client.manager import RemoteManager, dial
 from xaqueue.rpc.credentials import server_context

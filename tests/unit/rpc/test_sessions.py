@@ -15,9 +15,9 @@ from support.contract_connection import PATIENCE_S, QUEUES, put
 from support.served import ServerThread
 from xaqueue.access import Identity
 from xaqueue.connection import Connection
-from xaqueue.core.engine.session import Session
 from xaqueue.core.owner.open import create, write_definitions
 from xaqueue.errors import UnknownQueue
+from xaqueue.features.session import Session
 from xaqueue.rpc.client.manager import remote_manager
 from xaqueue.rpc.methods import sessions
 from xaqueue.rpc.methods.service import RemoteOperator

@@ -11,10 +11,9 @@ import pytest
 
 import xaqueue
 from support.spark_space import FabricatedSpace, keep
-from xaqueue.core.engine.session import Session
-from xaqueue.core.owner import open
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.errors import InvalidArgument, SpaceError
+from xaqueue.features.session import Session, attach
 from xaqueue.reservation import Reservation
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
@@ -189,7 +188,7 @@ class Shop:
         monkeypatch.setattr(consumer, "reach_owner", self._reach)
 
     def _reach(self, path: str, server: str | None) -> Session:
-        self._sessions.append(open.attach(path))
+        self._sessions.append(attach(path))
         return self._sessions[-1]
 
     def put(self, count: int) -> None:

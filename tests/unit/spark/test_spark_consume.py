@@ -17,11 +17,10 @@ import pytest
 import xaqueue
 from support.spark_space import FabricatedSpace, keep
 from xaqueue.connection import Connection
-from xaqueue.core.engine.session import Session
 from xaqueue.core.model import layout
 from xaqueue.core.model.format import read_format
-from xaqueue.core.owner import open
 from xaqueue.errors import ConnectionLost, InvalidArgument, QueueReserved, SpaceError
+from xaqueue.features.session import Session, attach
 from xaqueue.offline.reader import QueueReader
 from xaqueue.reservation import Reservation
 
@@ -276,7 +275,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sessions: list[Session] = []
 
     def reach(path: str, server: str | None) -> Session:
-        sessions.append(open.attach(path))
+        sessions.append(attach(path))
         return sessions[-1]
 
     monkeypatch.setattr(consumer, "reach_owner", reach)
@@ -341,7 +340,7 @@ def test_a_second_stream_is_refused_and_one_that_keeps_reads_what_is_left(root: 
     first.all()
     with pytest.raises(QueueReserved, match="first#"):  # also where there is nothing to read
         Query(stream(root, streamName="second")).batch()
-    owner = open.attach(root)
+    owner = attach(root)
     owner.release("orders")
     owner.close()
     put(shop, 1)
@@ -360,7 +359,7 @@ def test_a_query_whose_checkpoint_was_deleted_is_told_the_way_on(root: Path, sho
     assert f"stream {first.begun['stream']}" in str(raised.value)
     assert "reads from message 5 on" in str(raised.value)
     assert command == f"release orders --space {root}"
-    owner = open.attach(root)
+    owner = attach(root)
     owner.release("orders")
     owner.close()
     assert numbers(Query(stream(root)).all()) == list(range(5, 11))
@@ -537,7 +536,7 @@ def test_a_queue_released_while_it_is_read_is_no_silent_gap(
     (share,) = reader.partitions(begun, end)
     given = reader.read(share)
     next(given)
-    owner = open.attach(root)
+    owner = attach(root)
     owner.release("orders")
     owner.close()
     assert shop.dequeue("orders") is not None

@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 import xaqueue
-from xaqueue.core.engine.session import Session
-from xaqueue.core.owner import open
 from xaqueue.errors import ConnectionLost, InvalidArgument, OperationalError, ResourceFailed, SpaceError, SpaceInUse
+from xaqueue.features.session import Session, attach
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
@@ -43,7 +42,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sessions: list[Session] = []
 
     def reach(path: str, server: str | None) -> Session:
-        sessions.append(open.attach(path))
+        sessions.append(attach(path))
         return sessions[-1]
 
     monkeypatch.setattr(consumer, "reach_owner", reach)

@@ -13,9 +13,10 @@ import xaqueue
 from support.spark_space import FabricatedSpace, message_id
 from xaqueue.cli.main import app
 from xaqueue.core.model import layout
-from xaqueue.core.owner.open import attach, create
+from xaqueue.core.owner.open import create
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import SpaceError
+from xaqueue.features.session import attach
 from xaqueue.offline.check import check
 from xaqueue.offline.findings import Finding
 from xaqueue.offline.verify import Place, duplicates, examine, shares, spaces_of, verify

@@ -19,11 +19,11 @@ from support.bare_space import DURABLE, FaultyFileSystem, bare_space
 from support.contract_connection import PATIENCE_S, bodies, put
 from support.served import ServerThread
 from xaqueue.connection import Connection
-from xaqueue.core.engine.session import Session
 from xaqueue.core.model import layout
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import ConnectionLost, RetryLater
+from xaqueue.features.session import Session
 from xaqueue.rpc.client import reach
 from xaqueue.transaction import Transaction
 from xaqueue.work import loop

@@ -142,6 +142,10 @@ class Association:
 
     # Within
 
+    @property
+    def _lessee(self) -> bytes | int:
+        return self.key or self.number
+
     def _check_open(self) -> None:
         if self._closed:
             raise InterfaceError("the session is closed")

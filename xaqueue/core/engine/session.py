@@ -26,7 +26,6 @@ from xaqueue.features.batches import batches
 from xaqueue.features.batches.batches import BatchVerbs
 from xaqueue.features.carry import carry
 from xaqueue.features.carry.carry import CarryVerbs
-from xaqueue.features.leases.leases import LeaseVerbs
 from xaqueue.features.retries import moving
 from xaqueue.features.scrub import scrub
 from xaqueue.features.scrub.scrub import Scrubbed
@@ -39,12 +38,12 @@ from xaqueue.xa import Code, Flag, Outcome, Vote
 from xaqueue.xid import Xid
 
 
-class Session(LeaseVerbs, BatchVerbs, StreamVerbs, CarryVerbs):
+class Session(BatchVerbs, StreamVerbs, CarryVerbs):
     """A ResourceManager. Used by one thread at a time; any number of sessions share a space."""
 
     def __init__(self, space: Space, on_close: Callable[[], None] = lambda: None) -> None:
         super().__init__(space)
-        self._on_close = on_close
+        self.on_close = on_close
         self._scan: list[Xid] | None = None
         self._awaits = ""
         """The queue of the last enqueue, or dequeue, that may have waited."""
@@ -353,7 +352,7 @@ class Session(LeaseVerbs, BatchVerbs, StreamVerbs, CarryVerbs):
                     branch.busy = False
                 space.settled.notify_all()
             self._note_end()
-            self._on_close()
+            self.on_close()
 
     def _note_end(self) -> None:
         if self.key is not None:

@@ -8,190 +8,285 @@ tries. The lease is the gtrid of that branch: whoever has it may settle, in any 
 Who settles takes the branch with the lock held, where it is decided once whether the lease has ended. Crash safety: an
 ack, a nack and a reject are one step each, of which a crash leaves all or nothing. To accept a delivery renames its
 block, in active/ both before and after: a crash counts a try, as if it had come before.
+
+    delivery   [lease, message]
+
+A client asks again where an answer is lost, if that may be done twice: the server knows what was settled, and after it
+was killed what its journal tells of. A lost connection ends no lease: its client settles over the next one.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from xaqueue.access import CONSUME
 from xaqueue.core.engine import commit, messages
-from xaqueue.core.engine.association import Association
 from xaqueue.core.engine.busy import leave
+from xaqueue.core.engine.session import Session
 from xaqueue.core.model.branch import Branch, State
 from xaqueue.core.storage.ids import fresh_id
-from xaqueue.delivery import ACK, LEASE_S, NACK, REJECT, checked_count, checked_lease_s, checked_reason
-from xaqueue.errors import InvalidArgument, LeaseExpired, ProtocolError, RetryLater
+from xaqueue.delivery import ACK, LEASE_S, NACK, REJECT, Detail, checked_count, checked_lease_s, checked_reason
+from xaqueue.errors import (
+    ConnectionLost,
+    Error,
+    InvalidArgument,
+    LeaseExpired,
+    OutcomeUnknown,
+    ProtocolError,
+    RetryLater,
+)
 from xaqueue.features.retries import moving, tries
 from xaqueue.message import Message
+from xaqueue.rpc import wire
+from xaqueue.rpc.verb import verb
+from xaqueue.rpc.wire import PAGE_BYTES, TRIES
 from xaqueue.times import LATEST_US, check_seconds
-from xaqueue.xa import Outcome
+from xaqueue.xa import Code, Outcome
 from xaqueue.xid import LOCAL_FORMAT_ID, Xid
+
+if TYPE_CHECKING:
+    from xaqueue.rpc.client.link import Link
+    from xaqueue.rpc.server.peer import Caller
 
 BQUAL = b"lease"
 ENDED = {ACK: Outcome.COMMITTED, NACK: Outcome.ROLLED_BACK, REJECT: Outcome.COMMITTED}
 """What is remembered of a branch that was settled so; of one whose lease has ended nothing is."""
+RECEIVE_OPTIONS = ("max_messages", "lease_s", "wait_s")
+
+_unanswered: set[bytes] = set()
+"""Leases that may be settled, since the answer was lost or the call broken off: a delivery may be settled over any
+connection of this process."""
 
 
-class LeaseVerbs(Association):
-    """The part of a ``Session`` that receives and settles."""
+@verb(CONSUME)
+def receive(
+    self: Session, queue: str, max_messages: int = 1, lease_s: float = LEASE_S, wait_s: float | None = 0.0
+) -> list[tuple[bytes, Message]]:
+    """See ``Connection.receive``."""
+    return _receive(self, queue, max_messages, lease_s, wait_s)
 
-    def receive(
-        self,
-        queue: str,
-        max_messages: int = 1,
-        lease_s: float = LEASE_S,
-        wait_s: float | None = 0.0,
-        *,
-        most_bytes: int | None = None,
-    ) -> list[tuple[bytes, Message]]:
-        """most_bytes: it ends behind the message with which the bodies reach so many."""
-        count, lease_s, limit_s = checked_count(max_messages), checked_lease_s(lease_s), check_seconds("wait_s", wait_s)
-        self._check_open()
-        self.space.wait_until_loaded()
-        found, size = list[tuple[Branch, Message]](), 0
-        try:
-            while len(found) < count and (most_bytes is None or size < most_bytes):
-                one = self._lend(queue, lease_s, 0.0 if found else limit_s)
-                if one is None:
-                    break
-                found.append(one)
-                size += len(one[1].body)
-        except BaseException as error:  # or interrupted: nobody gets those
-            if not found or not isinstance(error, RetryLater):
-                self._take_back([branch for branch, _ in found])
-                raise
-        return [(branch.xid.gtrid, message) for branch, message in found]
 
-    def settle(self, queue: str, lease: bytes, how: str, detail: Any = None) -> None:
-        """how: ACK, NACK or REJECT. detail: see ``Leasing.settle``."""
-        xid, delay_us, reason = _xid_of(lease), detail, ""
-        if how == REJECT:
-            delay_us, reason = None, checked_reason(detail)
-        elif how == NACK and isinstance(detail, list | tuple) and len(detail) == 2:
-            delay_us, reason = detail[0], checked_reason(detail[1])
-        if how not in (ACK, NACK, REJECT) or not (delay_us is None or (how == NACK and _is_delay(delay_us))):
-            raise InvalidArgument(f"settle {str(how)[:60]!r} with {str(detail)[:60]!r} is refused: see xaqueue(5)")
-        space, taken = self.space, None
-        try:
-            with space.lock:
-                taken = self._held_locked(queue, xid, how)
-                taken.busy = True
-            if how == NACK:
-                tries.hand_back(space, taken, delay_us, reason)
-            elif how == REJECT and taken.base is State.ACTIVE:
-                moving.reject(space, taken, reason)
-            else:
-                commit.commit(space, taken)
-        except LeaseExpired:
-            if space.outcome(xid) is not ENDED[how]:
-                raise  # else it was settled so, and the answer was lost
-            return
-        except BaseException as error:
-            if taken is not None:
-                leave(space, taken, error)
+def _receive(
+    self: Session,
+    queue: str,
+    max_messages: int = 1,
+    lease_s: float = LEASE_S,
+    wait_s: float | None = 0.0,
+    *,
+    most_bytes: int | None = None,
+) -> list[tuple[bytes, Message]]:
+    """most_bytes: it ends behind the message with which the bodies reach so many."""
+    count, lease_s, limit_s = checked_count(max_messages), checked_lease_s(lease_s), check_seconds("wait_s", wait_s)
+    self._check_open()
+    self.space.wait_until_loaded()
+    found, size = list[tuple[Branch, Message]](), 0
+    try:
+        while len(found) < count and (most_bytes is None or size < most_bytes):
+            one = _lend(self, queue, lease_s, 0.0 if found else limit_s)
+            if one is None:
+                break
+            found.append(one)
+            size += len(one[1].body)
+    except BaseException as error:  # or interrupted: nobody gets those
+        if not found or not isinstance(error, RetryLater):
+            _take_back(self, [branch for branch, _ in found])
             raise
-        leave(space, taken)
+    return [(branch.xid.gtrid, message) for branch, message in found]
 
-    def extend(self, queue: str, lease: bytes, lease_s: float) -> None:
-        seconds = checked_lease_s(lease_s)
-        with self.space.lock:
-            branch = self._held_locked(queue, _xid_of(lease))
-            branch.deadline = time.monotonic() + seconds
-            self.space.look_by(branch.deadline)
 
-    def accept(self, queue: str, lease: bytes) -> None:
-        xid = _xid_of(lease)
-        branch = self._at_work()
-        try:
-            with self.space.lock:
-                self._hand_over_locked(self._held_locked(queue, xid), branch)
-        finally:
-            branch.progress = time.monotonic()
-            branch.working.discard(self.number)
+@receive.server
+def _(caller: Caller, queue: str, options: Any = None) -> list[tuple[bytes, Any]]:
+    given = {} if options is None else wire.options_of(options, "receive", RECEIVE_OPTIONS)
+    found = _receive(caller.session, queue, most_bytes=PAGE_BYTES, **given)
+    return [(lease, wire.message_to(message)) for lease, message in found]
 
-    def adopt(self, lost: bytes) -> None:
-        """What the lost session of this key holds is this one's: its client goes on here."""
-        with self.space.lock:
-            for branch in self.space.branches.values():
-                if branch.lessee == lost:
-                    branch.lessee = self._lessee
 
-    # Within
+@receive.client
+def _(
+    self: Link, queue: str, max_messages: int = 1, lease_s: float = LEASE_S, wait_s: float | None = 0.0
+) -> list[tuple[bytes, Message]]:
+    """Fewer where their bodies have a MiB together. Raises ConnectionLost where the answer is lost: what was on its
+    way is back when its lease has ended."""
+    limit_s = float("inf") if wait_s is None else wait_s
+    options = {"max_messages": max_messages, "lease_s": lease_s, "wait_s": limit_s}
+    found = self.call("receive", queue, options, waits_s=limit_s)
+    self.has_received |= bool(found)
+    return [(lease, wire.message_of(message)) for lease, message in found]
 
-    @property
-    def _lessee(self) -> bytes | int:
-        return self.key or self.number
 
-    def _lend(self, queue: str, lease_s: float, wait_s: float) -> tuple[Branch, Message] | None:
-        space, message = self.space, None
+@verb(CONSUME)
+def settle(self: Session, queue: str, lease: bytes, how: str, detail: Detail = None) -> None:
+    """how: ``ack``, ``nack`` or ``reject``. detail: microseconds, or None, of a nack, or both these and its reason;
+    the reason of a reject."""
+    xid, reason = _xid_of(lease), ""
+    delay_us: Any = detail
+    if how == REJECT:
+        delay_us, reason = None, checked_reason(detail)
+    elif how == NACK and isinstance(detail, list | tuple) and len(detail) == 2:
+        delay_us, reason = detail[0], checked_reason(detail[1])
+    if how not in (ACK, NACK, REJECT) or not (delay_us is None or (how == NACK and _is_delay(delay_us))):
+        raise InvalidArgument(f"settle {str(how)[:60]!r} with {str(detail)[:60]!r} is refused: see xaqueue(5)")
+    space, taken = self.space, None
+    try:
         with space.lock:
-            space.check()
-            branch = self._begin_locked(Xid(LOCAL_FORMAT_ID, fresh_id(), BQUAL), None)
-            branch.lessee = self._lessee
-        self._receiving, self._awaits = branch, queue if wait_s else ""
-        self._waits_since = time.monotonic()
+            taken = _held_locked(self, queue, xid, how)
+            taken.busy = True
+        if how == NACK:
+            tries.hand_back(space, taken, delay_us, reason)
+        elif how == REJECT and taken.base is State.ACTIVE:
+            moving.reject(space, taken, reason)
+        else:
+            commit.commit(space, taken)
+    except LeaseExpired:
+        if space.outcome(xid) is not ENDED[how]:
+            raise  # else it was settled so, and the answer was lost
+        return
+    except BaseException as error:
+        if taken is not None:
+            leave(space, taken, error)
+        raise
+    leave(space, taken)
+
+
+@settle.client
+def _(self: Link, queue: str, lease: bytes, how: str, detail: Detail = None) -> None:
+    """Raises OutcomeUnknown where the answer is lost each time; or was lost, and the server that was started since
+    knows the lease no more. ConnectionLost where nobody was there to be asked: nothing was done."""
+    is_again, why = lease in _unanswered, Error("the answer to an earlier call is lost")
+    _unanswered.add(lease)
+    for _ in range(TRIES):
         try:
-            message = messages.dequeue(space, branch, queue, wait_s, None, None)
-        finally:
-            with space.lock:
-                if message is None:
-                    space.branches.pop(branch.xid, None)
-                else:
-                    branch.deadline = time.monotonic() + lease_s
-                    space.look_by(branch.deadline)
-        return None if message is None else (branch, message)
+            self.call("settle", queue, lease, how, detail)
+        except ConnectionLost as lost:
+            is_again, why = is_again or not self.is_unreached, lost
+        except Error as error:
+            if is_again and isinstance(error, LeaseExpired):
+                raise OutcomeUnknown(f"{why}. {_over(queue, how)}") from error
+            if not is_again and error.code != Code.XAER_RMFAIL:
+                _unanswered.discard(lease)
+            raise
+        else:
+            _unanswered.discard(lease)
+            return
+    if not is_again:
+        _unanswered.discard(lease)
+        raise why
+    raise OutcomeUnknown(f"{why}. Whether the delivery is settled is unknown: settle it again") from why
 
-    def _take_back(self, branches: Sequence[Branch]) -> None:
-        for branch in branches:
-            messages.put_back(self.space, branch, branch.blocks)
-            with self.space.lock:
-                self.space.branches.pop(branch.xid, None)
 
-    def _held_locked(self, queue: str, xid: Xid, how: str = "") -> Branch:
-        """The branch of a lease that has not ended. Raises LeaseExpired."""
-        self._check_open()
-        self.space.check()
-        branch = self._settled_locked(xid)
-        if branch is not None and branch.base is State.COMMITTING and branch.blocks[0].queue == queue:
-            if how in (ACK, REJECT):
-                return branch
-            raise ProtocolError("the delivery is past its commit point: reject it again to complete that")
-        if (
-            branch is None
-            or branch.base is not State.ACTIVE
-            or branch.rollback_reason is not None
-            or branch.lessee is None  # a client may name a branch of its own so, or join this one and add to it
-            or branch.active
-            or len(branch.blocks) != 1
-            or branch.deadline is None
-            or time.monotonic() > branch.deadline
-            or branch.blocks[0].queue != queue
-        ):
-            raise LeaseExpired(
-                f"the lease of a message of queue {queue} is over: its time has passed, or it was settled before. "
-                "Nothing was done now, and what was not settled is in its queue again"
-            )
-        return branch
+@verb(CONSUME, is_repeated=True)
+def extend(self: Session, queue: str, lease: bytes, lease_s: float) -> None:
+    """The lease ends so many seconds from now."""
+    seconds = checked_lease_s(lease_s)
+    with self.space.lock:
+        branch = _held_locked(self, queue, _xid_of(lease))
+        branch.deadline = time.monotonic() + seconds
+        self.space.look_by(branch.deadline)
 
-    def _hand_over_locked(self, given: Branch, branch: Branch) -> None:
-        """Its dequeue is one of this branch from here on."""
-        space, written = self.space, given.blocks[0]
-        entry = written.entry
-        assert entry is not None
-        branch.numbers += 1
-        suffix = f"{branch.numbers:03d}"
-        if written.path:
-            path = f"{written.path.rpartition('/')[0]}/{branch.name}.{suffix}"
-            with space.fencing("to accept a delivery", "it is held still"):
-                space.fs.rename(written.path, path)
-            written.path = path
-            branch.to_harden |= given.to_harden
-        written.number, written.suffix = branch.numbers, suffix
-        del space.branches[given.xid]  # first: an interrupt never leaves it to both
-        branch.blocks.append(written)
-        space.queue(written.queue).index.pass_on(entry, branch)
+
+@verb(CONSUME)
+def accept(self: Session, queue: str, lease: bytes) -> None:
+    """The message is one that the associated branch has taken, and the lease is over."""
+    xid = _xid_of(lease)
+    branch = self._at_work()
+    try:
+        with self.space.lock:
+            _hand_over_locked(self, _held_locked(self, queue, xid), branch)
+    finally:
+        branch.progress = time.monotonic()
+        branch.working.discard(self.number)
+
+
+@accept.client
+def _(self: Link, queue: str, lease: bytes) -> None:
+    self._check_working()
+    self._ask("accept", queue, lease)
+
+
+def adopt(self: Session, lost: bytes) -> None:
+    """What the lost session of this key holds is this one's: its client goes on here."""
+    with self.space.lock:
+        for branch in self.space.branches.values():
+            if branch.lessee == lost:
+                branch.lessee = self._lessee
+
+
+# Within
+
+
+def _lend(self: Session, queue: str, lease_s: float, wait_s: float) -> tuple[Branch, Message] | None:
+    space, message = self.space, None
+    with space.lock:
+        space.check()
+        branch = self._begin_locked(Xid(LOCAL_FORMAT_ID, fresh_id(), BQUAL), None)
+        branch.lessee = self._lessee
+    self._receiving, self._awaits = branch, queue if wait_s else ""
+    self._waits_since = time.monotonic()
+    try:
+        message = messages.dequeue(space, branch, queue, wait_s, None, None)
+    finally:
+        with space.lock:
+            if message is None:
+                space.branches.pop(branch.xid, None)
+            else:
+                branch.deadline = time.monotonic() + lease_s
+                space.look_by(branch.deadline)
+    return None if message is None else (branch, message)
+
+
+def _take_back(self: Session, branches: Sequence[Branch]) -> None:
+    for branch in branches:
+        messages.put_back(self.space, branch, branch.blocks)
+        with self.space.lock:
+            self.space.branches.pop(branch.xid, None)
+
+
+def _held_locked(self: Session, queue: str, xid: Xid, how: str = "") -> Branch:
+    """The branch of a lease that has not ended. Raises LeaseExpired."""
+    self._check_open()
+    self.space.check()
+    branch = self._settled_locked(xid)
+    if branch is not None and branch.base is State.COMMITTING and branch.blocks[0].queue == queue:
+        if how in (ACK, REJECT):
+            return branch
+        raise ProtocolError("the delivery is past its commit point: reject it again to complete that")
+    if (
+        branch is None
+        or branch.base is not State.ACTIVE
+        or branch.rollback_reason is not None
+        or branch.lessee is None  # a client may name a branch of its own so, or join this one and add to it
+        or branch.active
+        or len(branch.blocks) != 1
+        or branch.deadline is None
+        or time.monotonic() > branch.deadline
+        or branch.blocks[0].queue != queue
+    ):
+        raise LeaseExpired(
+            f"the lease of a message of queue {queue} is over: its time has passed, or it was settled before. "
+            "Nothing was done now, and what was not settled is in its queue again"
+        )
+    return branch
+
+
+def _hand_over_locked(self: Session, given: Branch, branch: Branch) -> None:
+    """Its dequeue is one of this branch from here on."""
+    space, written = self.space, given.blocks[0]
+    entry = written.entry
+    assert entry is not None
+    branch.numbers += 1
+    suffix = f"{branch.numbers:03d}"
+    if written.path:
+        path = f"{written.path.rpartition('/')[0]}/{branch.name}.{suffix}"
+        with space.fencing("to accept a delivery", "it is held still"):
+            space.fs.rename(written.path, path)
+        written.path = path
+        branch.to_harden |= given.to_harden
+    written.number, written.suffix = branch.numbers, suffix
+    del space.branches[given.xid]  # first: an interrupt never leaves it to both
+    branch.blocks.append(written)
+    space.queue(written.queue).index.pass_on(entry, branch)
 
 
 def _is_delay(detail: Any) -> bool:
@@ -203,3 +298,11 @@ def _xid_of(lease: Any) -> Xid:
     if type(lease) is not bytes or len(lease) != 16:
         raise InvalidArgument(f"lease {str(lease)[:60]!r} is refused: the 16 bytes of a delivery are wanted")
     return Xid(LOCAL_FORMAT_ID, lease, BQUAL)
+
+
+def _over(queue: str, how: str) -> str:
+    return (
+        f"Whether the {how} of a message of queue {queue} was done is unknown, and its lease is over, so do not ask "
+        f"again: what was not settled is back in {queue} and comes again, so see that its work may be done twice, or "
+        "browse for it"
+    )

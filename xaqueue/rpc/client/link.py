@@ -45,8 +45,6 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.25
 """Between two tries to connect."""
 CONNECT_S = 10.0
 """For how long it is tried."""
-TRIES = 3
-"""How often a call is made whose answer is lost each time."""
 
 
 class Connected(Protocol):
@@ -294,6 +292,8 @@ class Link:
         self.is_unreached = False
         """The last time that it was to connect, no server took it."""
         self._branch = RemoteBranch()
+        self.has_received = False
+        """There may be messages on lease to be given back when it is closed."""
         self.space: dict[str, Any] = {}
         """What the server said of itself and its space."""
         self._connect()
@@ -314,12 +314,12 @@ class Link:
         # a pipelined call of the branch had failed, which its next call tells
         return self._ask(method, *params, waits_s=waits_s)
 
-    def call_with_retry(self, method: str, *params: Any) -> Any:
+    def call_with_retry(self, method: str, *params: Any, waits_s: float = 0.0) -> Any:
         """A call that may be made twice. Raises ConnectionLost where the answer is lost each time."""
-        for _ in range(TRIES - 1):
+        for _ in range(wire.TRIES - 1):
             with suppress(ConnectionLost):
-                return self.call(method, *params)
-        return self.call(method, *params)
+                return self.call(method, *params, waits_s=waits_s)
+        return self.call(method, *params, waits_s=waits_s)
 
     @property
     def space_id(self) -> str:

@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any
 
 from xaqueue.endpoint import Endpoint, Scheme, parse
 from xaqueue.errors import AccessDenied, ConnectionLost, ProtocolError, ResourceFailed, RolledBack, UnknownXid
+from xaqueue.features.session import Verbs
 from xaqueue.rpc.client.branch import BranchProgress
 from xaqueue.rpc.client.link import CONNECT_S, ClientSocket, Connected, PlainSocket, keep_alive
 from xaqueue.rpc.credentials import client_context, explain, is_refusal, read_token
 from xaqueue.rpc.methods.batches import QueryCalls
-from xaqueue.rpc.methods.branches import LONG_S, BranchCalls
-from xaqueue.rpc.methods.leases import LeaseCalls
+from xaqueue.rpc.methods.branches import BranchCalls
 from xaqueue.rpc.methods.messages import MessageCalls
-from xaqueue.rpc.wire import decode
+from xaqueue.rpc.wire import LONG_S, decode
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
 
@@ -46,7 +46,7 @@ PAIR_CONNECT_S, PAIR_LEAST_S = 60.0, 10.0
 """For how long several are tried, until one has taken over; and at least, whoever asks."""
 
 
-class RemoteManager(BranchCalls, MessageCalls, LeaseCalls, QueryCalls):
+class RemoteManager(BranchCalls, MessageCalls, QueryCalls, Verbs, half="ask"):
     """A ResourceManager over a socket; used by one thread at a time."""
 
     def status(self) -> dict[str, Any]:

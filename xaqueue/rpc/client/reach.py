@@ -15,12 +15,10 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xaqueue.connection import Connection
-from xaqueue.core.engine.session import Session
 from xaqueue.core.model.format import read_format
 from xaqueue.core.owner.definitions_file import usable_definitions
 from xaqueue.core.owner.open import is_attached
@@ -30,6 +28,7 @@ from xaqueue.core.storage.ids import fresh_id
 from xaqueue.core.storage.owner_file import is_owned
 from xaqueue.endpoint import is_url, parse, parse_open_string
 from xaqueue.errors import ConnectionLost, InvalidArgument, SpaceError, SpaceInUse
+from xaqueue.features.session import Session, whole
 from xaqueue.features.snapshots.restoring import attach_or_restore
 from xaqueue.spans import connection
 
@@ -82,7 +81,10 @@ def connect(
         return in_memory[place](sync)
     if not is_url(place):
         directory, name = parse_open_string(place)
-        open_here = partial(attach_or_restore, directory, create_missing=create, sync=sync, name=name)
+
+        def open_here() -> Session:
+            return whole(attach_or_restore(directory, create_missing=create, sync=sync, name=name))
+
         found = session(directory, open_here, server_s, pause)
         try:
             if not isinstance(found, Session):

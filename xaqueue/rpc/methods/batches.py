@@ -16,10 +16,13 @@ from dataclasses import astuple
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from xaqueue.access import CONSUME, EITHER, NOTHING, RESOLVE, TRANSACT
 from xaqueue.batch import OFFSETS_LIMIT, Batch, Decision, Plan
+from xaqueue.core.engine.session import Session
 from xaqueue.errors import ConnectionLost, InvalidArgument, OutcomeUnknown
 from xaqueue.reservation import Reservation
 from xaqueue.rpc.client.link import Link
+from xaqueue.rpc.verb import method, methods
 from xaqueue.rpc.wire import MalformedFrame, decode
 from xaqueue.xid import Xid
 
@@ -51,7 +54,13 @@ def decision(caller: Caller, query: Any, number: Any) -> dict[str, Any] | None:
     return None if found is None else _decision_to(found)
 
 
-QUERY_METHODS = (commit_all, rollback_all, decision)
+QUERY_METHODS = (
+    *methods(TRANSACT, commit_all, rollback_all),
+    method(EITHER, decision),
+    *methods(CONSUME, Session.reserve, Session.consume),
+    method(RESOLVE, Session.release),
+    method(NOTHING, Session.reservations),
+)
 
 # On the client
 

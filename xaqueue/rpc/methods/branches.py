@@ -11,7 +11,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from xaqueue import carried
+from xaqueue.access import ADMIN, CONSUME, EITHER, EITHER_OR_LOCAL, PRODUCE, RESOLVE, TRANSACT, TRANSACT_OR_LOCAL
 from xaqueue.carried import Carriers, CarrierStatus
+from xaqueue.core.engine.session import Session
 from xaqueue.core.model.block import decode_head
 from xaqueue.errors import (
     ConnectionLost,
@@ -26,6 +28,7 @@ from xaqueue.rpc import wire
 from xaqueue.rpc.client.branch import TRANSITIONS, Action, BranchProgress, RemoteBranch, Verb, unknown
 from xaqueue.rpc.client.link import Link
 from xaqueue.rpc.methods.messages import check_failure_queue
+from xaqueue.rpc.verb import method, methods
 from xaqueue.rpc.wire import PAGE, xid_of
 from xaqueue.snapshot import SnapshotStatus
 from xaqueue.xa import Flag, Outcome, Vote
@@ -33,9 +36,6 @@ from xaqueue.xid import Xid
 
 if TYPE_CHECKING:
     from xaqueue.rpc.server.peer import Caller
-
-LONG_S = 3600.0
-"""For how long a client waits for what looks at every message."""
 
 # On the server: what is more than the same call of a session
 
@@ -55,14 +55,21 @@ def deliver(
         for change in map(carried.decode, changes):  # as if each was done by its own call
             for head, _ in change.added:
                 properties = decode_head(head).properties
-                caller.check("enqueue", [properties.queue])
+                caller.check("enqueue", PRODUCE, [properties.queue])
                 check_failure_queue(caller, properties.failure_queue)
             for queue, _ in change.taken:
-                caller.check("dequeue", [queue])
+                caller.check("dequeue", CONSUME, [queue])
     return caller.session.deliver(carrier, secret, changes, highest, count, more)
 
 
-BRANCH_METHODS = (deliver, recover)
+BRANCH_METHODS = (
+    *methods(TRANSACT_OR_LOCAL, Session.start, Session.end, Session.commit, Session.rollback, Session.explain),
+    *methods(TRANSACT, Session.prepare, Session.harden, deliver),
+    *methods(EITHER, Session.forget, Session.carriers, recover),
+    method(EITHER_OR_LOCAL, Session.outcome),
+    method(RESOLVE, Session.release_carrier),
+    *methods(ADMIN, Session.define, Session.undefine, Session.snapshot, Session.repair),
+)
 
 # On the client
 
@@ -136,7 +143,7 @@ class BranchCalls(Link):
         self.call("undefine", queue)
 
     def snapshot(self, prunes: bool = True) -> SnapshotStatus:
-        return wire.decode(SnapshotStatus, self.call("snapshot", *([] if prunes else [False]), waits_s=LONG_S))
+        return wire.decode(SnapshotStatus, self.call("snapshot", *([] if prunes else [False]), waits_s=wire.LONG_S))
 
     def recover(self, count: int, flags: Flag = Flag.NOFLAGS) -> list[Xid]:
         return [xid_of(value) for value in self.call("recover", count, flags)]

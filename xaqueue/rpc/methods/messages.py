@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Unpack
 
+from xaqueue.access import BROWSE, CONSUME, NOTHING, PRODUCE
+from xaqueue.core.engine.session import Session
 from xaqueue.core.model.block import pack_properties, property_map, repacked
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import ConnectionLost, Error, InvalidArgument, MessageTooLarge
@@ -27,7 +29,8 @@ from xaqueue.message import (
 )
 from xaqueue.rpc import wire
 from xaqueue.rpc.client.link import Link
-from xaqueue.rpc.wire import PAGE
+from xaqueue.rpc.verb import method, methods
+from xaqueue.rpc.wire import PAGE, PAGE_BYTES
 from xaqueue.times import check_seconds
 
 if TYPE_CHECKING:
@@ -37,8 +40,6 @@ MANY_OPTIONS = tuple(name for name in PLAIN_OPTIONS if name != "message_id")
 DEQUEUE_OPTIONS = ("wait_s", "message_id", "correlation_id")
 CURSORS = 16
 """Open browses of one session, at most."""
-PAGE_BYTES = 1024 * 1024
-"""Of bodies in one answer, after which it ends."""
 
 # On the server: what is more than the same call of a session
 
@@ -95,7 +96,7 @@ def _options_to_add(caller: Caller, verb: str, options: Any, known: tuple[str, .
 
 def _check_produce(caller: Caller, queue: str) -> None:
     if not caller.identity.owner:
-        caller.check("enqueue", [queue])
+        caller.check("enqueue", PRODUCE, [queue])
 
 
 def check_failure_queue(caller: Caller, queue: Any) -> None:
@@ -152,8 +153,10 @@ def _page(caller: Caller, cursor: int) -> tuple[int | None, list[Any]]:
 
 
 MESSAGE_METHODS = (
-    *(enqueue, enqueue_many, enqueue_to, publish, dequeue, dequeue_many, move, restore),
-    *(browse, browse_next, browse_end),
+    *methods(PRODUCE, enqueue, enqueue_many, enqueue_to, publish, restore),
+    *methods(CONSUME, dequeue, dequeue_many, move, Session.remove),
+    method(BROWSE, browse),
+    *methods(NOTHING, browse_next, browse_end),
 )
 
 # On the client

@@ -21,6 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
+from xaqueue.access import ADMIN
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.layout import GOOD_QUEUES, RESTORED, SNAPSHOTS
 from xaqueue.core.storage.fs import FileSystem
@@ -30,6 +31,7 @@ from xaqueue.features.replica.replicas import list_unshipped
 from xaqueue.features.replica.replicated import Replicated
 from xaqueue.features.replica.shipping import LOOK_S, Shipping
 from xaqueue.features.snapshots import manifest, store
+from xaqueue.rpc.verb import methods
 
 if TYPE_CHECKING:
     from xaqueue.rpc.server.peer import Caller
@@ -138,7 +140,7 @@ def replaced(caller: Caller, space_id: Any, epoch: Any, journal: Any, lsn: Any, 
         replicated.write(space.fs, made)
 
 
-REPLICATION_METHODS = (replicate, replica_begin, replica_next, replica_end, replaced)
+REPLICATION_METHODS = methods(ADMIN, replicate, replica_begin, replica_next, replica_end, replaced)
 
 
 def _shipping_of(caller: Caller) -> tuple[Space, Shipping]:

@@ -27,6 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from xaqueue.access import ADMIN, EITHER, NOTHING, RESOLVE, Need, Right
 from xaqueue.core.engine import heuristics, operator_log
 from xaqueue.core.engine.heuristics import Decision
 from xaqueue.core.engine.operator_log import Forgotten
@@ -39,6 +40,7 @@ from xaqueue.core.owner.record import READ_ONLY, READY, read_owner
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.errors import ConnectionLost, InvalidArgument, OutcomeUnknown, RetryLater
+from xaqueue.features.leases.leases import adopt
 from xaqueue.message import check_queue_name
 from xaqueue.offline.inspect import QueueStatus, Status, depths_in, described, fields_of_files
 from xaqueue.offline.inspect_branches import InDoubt, by_age, pages
@@ -47,6 +49,7 @@ from xaqueue.offline.redo_view import read_journal
 from xaqueue.rpc import wire
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.rpc.methods.sessions import ACTIVE, UNFINISHED, UNPREPARED, SessionStatus, age_of_oldest, since_of
+from xaqueue.rpc.verb import method, methods
 from xaqueue.rpc.wire import decode
 from xaqueue.xid import Xid
 
@@ -80,7 +83,7 @@ def hello(caller: Caller, said: Any = None) -> dict[str, Any]:
     caller.protocol = min(protocol, wire.PROTOCOL)
     if lost is not None:
         caller.host.cut(lost)
-        caller.session.adopt(lost)
+        adopt(caller.session, lost)
     definitions = caller.session.space.definitions
     return {
         "protocol": caller.protocol,
@@ -332,8 +335,12 @@ def depths(caller: Caller, names: Any) -> dict[str, int]:
 
 
 SERVICE_METHODS = (
-    *(hello, echo, close, status, metrics, sessions, drain),
-    *(indoubt_list, indoubt_next, indoubt_decide, indoubt_forget, indoubt_forgotten, depths),
+    *methods(NOTHING, hello, echo, close, status, metrics),
+    method(Need((Right.RESOLVE, Right.ADMIN)), sessions),
+    method(ADMIN, drain),
+    *methods(EITHER, indoubt_list, indoubt_next, indoubt_forgotten),
+    *methods(RESOLVE, indoubt_decide, indoubt_forget),
+    method(Need((Right.RESOLVE,), queue=Right.BROWSE), depths),
 )
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from xaqueue.access import Identity, Rights, same_member, token_name
+from xaqueue.access import Identity, Need, Rights, same_member, token_name
 from xaqueue.errors import AccessDenied, InvalidArgument
 
 if TYPE_CHECKING:
@@ -101,11 +101,11 @@ class Caller:
         self._rights = self._policy.rights_of(self.identity)
         self.log_admission()
 
-    def check(self, method: str, params: Sequence[Any]) -> None:
+    def check(self, method: str, need: Need, params: Sequence[Any]) -> None:
         """Raises AccessDenied, InvalidArgument: see ``Rights.check``."""
         rights = self._rights if self.session.space.definitions.access is self._policy else self._current()
         if not rights.everything:
-            rights.check(method, params)
+            rights.check(method, need, params)
 
     @property
     def who(self) -> str:

@@ -9,23 +9,21 @@ Every method of the protocol is in ``METHODS``, by its name.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol, cast
+from collections.abc import Mapping
+from typing import Any, Protocol, cast
 
 import msgpack
 
 from xaqueue.access import Identity
-from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.errors import AccessDenied, Error, InvalidArgument, ResourceFailed, RolledBack
+from xaqueue.features.session import VERBS, Session
 from xaqueue.rpc import wire
 from xaqueue.rpc.methods.batches import QUERY_METHODS
 from xaqueue.rpc.methods.branches import BRANCH_METHODS
-from xaqueue.rpc.methods.leases import LEASE_METHODS
 from xaqueue.rpc.methods.messages import MESSAGE_METHODS
 from xaqueue.rpc.methods.replication import REPLICATION_METHODS, give_up_copy
 from xaqueue.rpc.methods.service import SERVICE_METHODS, hello
@@ -44,51 +42,15 @@ BYTES_AHEAD = 1024 * 1024
 log = logging.getLogger("xaqueue.server")
 
 
-class Method(NamedTuple):
-    """One method, with how many parameters it takes at least and at most."""
-
-    call: Callable[..., Any]
-    is_verb: bool
-    """It is one of the engine's session, and not of the caller."""
-    least: int
-    most: int
-    forms: tuple[tuple[int, Callable[[Any], Any]], ...]
-    """Of parameters that have another form on the wire: where one stands, and what makes its value."""
-
-
-VERBS = (
-    *(Session.start, Session.end, Session.prepare, Session.commit, Session.rollback, Session.forget, Session.outcome),
-    Session.explain,
-    *(Session.harden, Session.reserve, Session.consume, Session.release, Session.reservations),
-    *(Session.carriers, Session.release_carrier, Session.define, Session.undefine, Session.remove, Session.snapshot),
-    Session.repair,
-    *(Session.settle, Session.extend, Session.accept),
-)
-"""Methods that only hand on what they are given."""
-FORMS = {
-    **{"xid": wire.xid_of, "flags": wire.flags_of, "timeout_s": wire.timeout_of, "queue": wire.queue_of},
-    "begun_by": wire.key_of,
-}
-"""By the name of the parameter."""
-
-
-def _method(call: Callable[..., Any]) -> Method:
-    """The first parameter is the caller, or the session; those that have a default may be left out at the end."""
-    _, *params = inspect.signature(call).parameters.values()
-    forms = tuple((at, FORMS[param.name]) for at, param in enumerate(params) if param.name in FORMS)
-    return Method(call, call in VERBS, sum(param.default is param.empty for param in params), len(params), forms)
-
-
 METHODS = {
-    call.__name__: _method(call)
-    for call in (
-        *VERBS,
+    method.name: method
+    for method in (
         *BRANCH_METHODS,
         *MESSAGE_METHODS,
-        *LEASE_METHODS,
         *QUERY_METHODS,
         *SERVICE_METHODS,
         *REPLICATION_METHODS,
+        *(verb.method for verb in VERBS.values()),
     )
 }
 
@@ -99,21 +61,21 @@ def perform(caller: Caller, name: str, params: list[Any]) -> Any:
     method = METHODS.get(name)
     if method is None:
         raise InvalidArgument(f"method {name[:60]!r} is unknown: see xaqueue(5)")
-    verb, is_verb, least, most, forms = method
+    _, call, need, is_verb, least, most, forms = method
     if not least <= len(params) <= most:
         wanted = str(least) if least == most else f"{least} to {most}"
         raise InvalidArgument(f"{name} takes {wanted} parameters, not {len(params)}")
-    if verb is hello and params and isinstance(params[0], Mapping) and params[0].get("token") is not None:
+    if call is hello and params and isinstance(params[0], Mapping) and params[0].get("token") is not None:
         caller.show(params[0]["token"])
     if not caller.identity.owner:  # who may do everything, whatever the policy
-        caller.check(name, params)
+        caller.check(name, need, params)
     shipping = caller.session.space.shipping
-    if shipping is not None and shipping.refusal and verb not in REPLICATION_METHODS and verb is not hello:
+    if shipping is not None and shipping.refusal and method not in REPLICATION_METHODS and call is not hello:
         shipping.check_shown()
     for at, value_of in forms:
         if at < len(params):
             params[at] = value_of(params[at])
-    return verb(caller.session if is_verb else caller, *params)
+    return call(caller.session if is_verb else caller, *params)
 
 
 class Host(ServerCalls, Protocol):

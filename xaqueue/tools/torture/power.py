@@ -19,12 +19,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from xaqueue.core.engine.session import Session
 from xaqueue.core.owner import open
 from xaqueue.core.recovery.recover import open_space
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.errors import DiskFull, Error
+from xaqueue.features.session import Session
 from xaqueue.testing.forgetful import ForgetfulFileSystem, Tree
 from xaqueue.tools.torture.ledger import CrashTally, Ledger, Statement
 from xaqueue.tools.torture.work import Worker, reopened

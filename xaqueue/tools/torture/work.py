@@ -19,9 +19,8 @@ from pathlib import Path
 from zlib import crc32
 
 from xaqueue.connection import Connection
-from xaqueue.core.engine.session import Session
-from xaqueue.core.owner.open import attach
 from xaqueue.errors import DiskFull, Error
+from xaqueue.features.session import Session, attach
 from xaqueue.message import Message
 from xaqueue.offline.check import check
 from xaqueue.offline.findings import Severity

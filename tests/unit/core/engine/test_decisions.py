@@ -11,7 +11,6 @@ import pytest
 
 from support.bare_space import DURABLE, BareSpace, bare_space
 from xaqueue.core.engine import heuristics
-from xaqueue.core.engine.session import Session
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import decode, encode
 from xaqueue.core.model.branch import State
@@ -19,6 +18,7 @@ from xaqueue.core.model.change import Kind
 from xaqueue.core.storage.journal import Journal
 from xaqueue.core.storage.journal_format import Entry
 from xaqueue.errors import DuplicateXid, Error, HeuristicOutcome, ProtocolError, RetryLater
+from xaqueue.features.session import Session
 from xaqueue.xa import Code, Flag
 from xaqueue.xid import Xid
 

@@ -15,10 +15,10 @@ import pytest
 from support.bare_space import DURABLE, BareSpace, bare_space
 from xaqueue.core.engine import commit as steps
 from xaqueue.core.engine import heuristics
-from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.timeouts import expire
 from xaqueue.core.model.branch import State
 from xaqueue.errors import ProtocolError, ResourceFailed, RetryLater, RolledBack, UnknownXid
+from xaqueue.features.session import Session
 from xaqueue.xa import Code, Flag, Outcome
 from xaqueue.xid import Xid
 

@@ -26,11 +26,11 @@ from xaqueue.core.model.branch import Branch, Written
 from xaqueue.core.model.change import DROP, MOVE, PUT
 from xaqueue.core.model.layout import parse_watermark
 from xaqueue.core.owner import threads
-from xaqueue.core.owner.open import attach
 from xaqueue.core.owner.threads import Follower
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.journal_format import Entry
 from xaqueue.errors import ResourceFailed
+from xaqueue.features.session import attach
 from xaqueue.message import MessageId
 from xaqueue.xid import Xid
 

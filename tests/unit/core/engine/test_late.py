@@ -20,11 +20,11 @@ from support.forgetful import ForgetfulFileSystem
 from support.served import ServerThread
 from xaqueue.core.engine import journal_log
 from xaqueue.core.engine.journal_log import LAG_S
-from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.storage.journal import Journal
 from xaqueue.errors import InvalidArgument, RetryLater
+from xaqueue.features.session import Session
 from xaqueue.offline.reader import QueueReader
 from xaqueue.rpc.server import scheduler
 from xaqueue.xa import Flag

@@ -14,11 +14,11 @@ import xaqueue
 from support.bare_space import BareSpace, bare_space, wall_clock
 from support.crash_level import NOON_US
 from support.served import ServerThread
-from xaqueue.core.engine.session import Session
 from xaqueue.core.model import layout
 from xaqueue.core.model.change import Change
 from xaqueue.core.owner import open
 from xaqueue.errors import QueueReserved
+from xaqueue.features.session import Session
 from xaqueue.features.streams import cleanup
 from xaqueue.offline.reader import QueueReader
 from xaqueue.rpc.methods.service import queue_list

@@ -10,10 +10,10 @@ import pytest
 from support.bare_space import DURABLE, BareSpace, bare_space
 from support.crash_level import STRICT, open_space
 from support.crash_story import EMPTY, message_id
-from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import pack_plain, pack_properties
+from xaqueue.features.session import Session
 from xaqueue.message import MessageId, properties_of
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid

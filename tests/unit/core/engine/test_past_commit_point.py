@@ -11,12 +11,12 @@ import pytest
 from support.bare_space import DURABLE, BareSpace, FaultyFileSystem, bare_space
 from xaqueue import Connection
 from xaqueue.core.engine import heuristics
-from xaqueue.core.engine.session import Session
 from xaqueue.core.model import layout
 from xaqueue.core.model.branch import State
 from xaqueue.core.owner import open
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.errors import DiskFull, ProtocolError, ResourceFailed, RetryLater, SpaceError
+from xaqueue.features.session import Session, attach
 from xaqueue.features.streams import cleanup
 from xaqueue.xa import Flag, Vote
 from xaqueue.xid import Xid
@@ -188,7 +188,7 @@ def test_an_opening_without_room_to_go_forward_says_so_and_a_later_one_does(
         patch.setattr(open, "DirectoryFileSystem", NoDescriptors)
         with pytest.raises(SpaceError, match="cannot be opened"):
             open.attach(bare.root, sync=DURABLE, watch=False)
-    with Connection(open.attach(bare.root, sync=DURABLE, watch=False), lambda: bytes(16)) as connection:
+    with Connection(attach(bare.root, sync=DURABLE, watch=False), lambda: bytes(16)) as connection:
         assert [message.body for message in connection.browse("out")] == [b"reply"]
         assert list(connection.browse("in")) == []
 

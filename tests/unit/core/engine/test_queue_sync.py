@@ -12,11 +12,11 @@ import pytest
 from support.bare_space import BareSpace, bare_space
 from support.batch_story import xid as batch_xid
 from xaqueue.core.engine.commit import HELD_BYTES
-from xaqueue.core.engine.session import Session
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.core.owner import open as opening
 from xaqueue.core.storage.hardening import NOTHING
 from xaqueue.errors import InvalidArgument
+from xaqueue.features.session import Session
 from xaqueue.offline.reader import QueueReader
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from support.bare_space import DURABLE, BareSpace, bare_space
-from xaqueue.core.engine.session import Session
 from xaqueue.core.model import layout
 from xaqueue.core.model.entry import Entry
 from xaqueue.core.storage.fs import Room
 from xaqueue.core.storage.group_commit import Step
 from xaqueue.errors import DiskLow, Error, ProtocolError, ResourceFailed, RolledBack
+from xaqueue.features.session import Session
 from xaqueue.xa import Flag, Outcome
 from xaqueue.xid import Xid
 

@@ -11,8 +11,8 @@ import pytest
 from support.xa_table import CASES, PINNED, STATES, Stage, X, Y, answer_of, bring_to, call_on, code_of
 from xaqueue import errors
 from xaqueue.core.model.branch import State, check_flags
-from xaqueue.core.owner.open import attach
 from xaqueue.errors import InvalidArgument, RolledBack
+from xaqueue.features.session import attach
 from xaqueue.xa import Code, Flag, Outcome, Vote
 from xaqueue.xid import LOCAL_FORMAT_ID, Xid
 

@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 
 import xaqueue
-from xaqueue.core.engine.session import Session
 from xaqueue.core.model import layout
 from xaqueue.core.owner import threads
-from xaqueue.core.owner.open import attach
 from xaqueue.core.storage.journal import SMALLEST_SEGMENT_BYTES, Journal
 from xaqueue.core.storage.owner_file import boot_id
 from xaqueue.errors import SpaceError
+from xaqueue.features.session import Session, attach
 from xaqueue.offline import inspect
 from xaqueue.offline.reader import QueueReader
 

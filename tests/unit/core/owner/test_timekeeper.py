@@ -17,12 +17,11 @@ from support.bare_space import ANY_QUEUE, DURABLE, BareSpace, bare_space
 from xaqueue.batch import ONE_SPACE, Batch
 from xaqueue.connection import Connection
 from xaqueue.core.engine import timeouts
-from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.branch import State
-from xaqueue.core.owner.open import attach
 from xaqueue.core.owner.threads import Timekeeper
 from xaqueue.errors import RetryLater, RolledBack
+from xaqueue.features.session import Session, attach
 from xaqueue.xa import Code, Flag
 from xaqueue.xid import Xid
 

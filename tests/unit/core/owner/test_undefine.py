@@ -11,8 +11,8 @@ import pytest
 import xaqueue
 from xaqueue.core.model.block import head_of
 from xaqueue.core.owner import open
-from xaqueue.core.owner.open import attach
 from xaqueue.errors import QueueReserved, RetryLater, UnknownQueue
+from xaqueue.features.session import attach
 from xaqueue.offline import inspect
 from xaqueue.rpc.methods.service import queue_list
 

@@ -15,13 +15,13 @@ from watchdog.observers.api import EventQueue, ObservedWatch
 from watchdog.observers.inotify import InotifyEmitter
 
 from support.bare_space import DURABLE, BareSpace, bare_space
-from xaqueue.core.engine.session import Session
 from xaqueue.core.model import definitions, layout
 from xaqueue.core.model.index import Order
 from xaqueue.core.owner import open as attach_room
-from xaqueue.core.owner.open import attach, write_definitions
+from xaqueue.core.owner.open import write_definitions
 from xaqueue.core.owner.watches import DefinitionsWatch
 from xaqueue.errors import UnknownQueue
+from xaqueue.features.session import Session, attach
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 

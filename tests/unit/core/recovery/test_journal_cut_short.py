@@ -11,10 +11,10 @@ import xaqueue
 from support.bare_space import bare_space
 from support.broken_journal import files, killed
 from xaqueue.core.model import layout
-from xaqueue.core.owner.open import attach
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.journal_format import SECTOR_BYTES
 from xaqueue.errors import DecisionLogDamaged, ResourceFailed
+from xaqueue.features.session import attach
 from xaqueue.offline.check import check
 from xaqueue.offline.findings import Severity
 from xaqueue.offline.salvage import find_loss, salvage

@@ -17,15 +17,14 @@ import pytest
 from support import broken_journal
 from support.bare_space import DURABLE, BareSpace, FaultyFileSystem, bare_space, identity, lay
 from xaqueue.core.engine import heuristics
-from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.model.layout import RANGE_SIZE, Watermark
-from xaqueue.core.owner.open import attach
 from xaqueue.core.recovery.recover import open_space
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.core.storage.scheduling import Condition, Threads
 from xaqueue.errors import ResourceFailed, UnknownXid
+from xaqueue.features.session import Session, attach
 from xaqueue.features.streams import cleanup
 from xaqueue.message import Properties
 from xaqueue.offline.check import check

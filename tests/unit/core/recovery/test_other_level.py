@@ -14,8 +14,8 @@ from support.bare_space import DURABLE, BareSpace, bare_space
 from support.contract_batches import batch
 from xaqueue.batch import ONE_SPACE
 from xaqueue.core.engine import heuristics, journal_log
-from xaqueue.core.engine.session import Session
 from xaqueue.errors import HeuristicOutcome, RetryLater
+from xaqueue.features.session import Session
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 

@@ -17,10 +17,8 @@ from support.broken_journal import DECIDED, IN_DOUBT, damage, files
 from support.journals import spoil
 from xaqueue import Connection
 from xaqueue.core.engine import heuristics
-from xaqueue.core.engine.session import Session
 from xaqueue.core.model import layout
 from xaqueue.core.model.branch import State
-from xaqueue.core.owner.open import attach
 from xaqueue.core.owner.record import READ_ONLY, READY, RECOVERING, read_owner
 from xaqueue.core.recovery.recover import open_space
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
@@ -28,6 +26,7 @@ from xaqueue.core.storage.hardening import Hardening
 from xaqueue.core.storage.journal_format import CRC, HEADER, MAGIC, SECTOR_BYTES, parse_name
 from xaqueue.core.storage.layers import ReadOnlyFileSystem
 from xaqueue.errors import InterfaceError, JournalDamaged, ResourceFailed, SpaceError
+from xaqueue.features.session import Session, attach
 from xaqueue.offline.check import repair
 from xaqueue.xa import Flag, Outcome
 from xaqueue.xid import Xid

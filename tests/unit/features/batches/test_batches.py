@@ -14,7 +14,6 @@ from support.batch_scene import MOVES, flushed, reopened, three
 from support.contract_batches import SCAN, batch, bodies, prepared
 from xaqueue.batch import ONE_SPACE, Batch
 from xaqueue.core.engine import heuristics, memory
-from xaqueue.core.engine.session import Session
 from xaqueue.core.recovery.prepared import Verdict
 from xaqueue.errors import (
     InvalidArgument,
@@ -23,6 +22,7 @@ from xaqueue.errors import (
     RetryLater,
 )
 from xaqueue.features.batches import batch_steps
+from xaqueue.features.session import Session
 from xaqueue.offline.inspect_branches import in_doubt
 from xaqueue.xa import Flag, Outcome
 from xaqueue.xid import Xid

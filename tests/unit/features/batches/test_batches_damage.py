@@ -12,7 +12,6 @@ import pytest
 from support.bare_space import DURABLE, BareSpace, bare_space
 from support.batch_scene import MOVES, RECORD, flushed, reopened, three
 from support.contract_batches import SCAN, batch, bodies, prepared
-from xaqueue.core.engine.session import Session
 from xaqueue.core.model import layout, records
 from xaqueue.errors import (
     DamagedBlock,
@@ -20,6 +19,7 @@ from xaqueue.errors import (
     ResourceFailed,
     RetryLater,
 )
+from xaqueue.features.session import Session
 from xaqueue.offline.check import check
 from xaqueue.offline.findings import Severity
 

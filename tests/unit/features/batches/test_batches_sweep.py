@@ -15,12 +15,12 @@ from support.bare_space import ANY_QUEUE, DURABLE, BareSpace, bare_space, wall_c
 from support.contract_batches import PATIENCE_S, SCAN, batch, prepared
 from support.served import ServerThread
 from xaqueue.batch import ONE_SPACE, SEVERAL_SPACES, Batch, Plan
-from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.timeouts import FORGET_EVERY_US, sweep
 from xaqueue.core.model import layout
 from xaqueue.core.model.definitions import Definitions, parse
 from xaqueue.core.owner import open as attach_room
 from xaqueue.errors import InvalidArgument, RetryLater
+from xaqueue.features.session import Session
 from xaqueue.rpc.client.manager import remote_manager
 from xaqueue.rpc.server import server as served
 from xaqueue.xa import Outcome

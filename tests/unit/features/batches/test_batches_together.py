@@ -16,7 +16,6 @@ from support.batch_scene import three
 from support.contract_batches import PATIENCE_S, SCAN, batch, bodies, prepared
 from xaqueue.batch import ONE_SPACE, Decision
 from xaqueue.core.engine import commit, heuristics
-from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.branch import Branch
 from xaqueue.errors import (
@@ -24,6 +23,7 @@ from xaqueue.errors import (
     UnknownXid,
 )
 from xaqueue.features.batches import batch_steps
+from xaqueue.features.session import Session
 from xaqueue.xid import Xid
 
 

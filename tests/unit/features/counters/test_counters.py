@@ -15,13 +15,13 @@ import xaqueue
 from support.bare_space import DURABLE, BareSpace, bare_space
 from support.served import ServerThread
 from xaqueue.core.engine import heuristics
-from xaqueue.core.engine.session import Session
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.core.model.retry import RetryPolicy
 from xaqueue.core.owner import open, threads
 from xaqueue.features.counters import counters
 from xaqueue.features.counters.values import Counters, Counting, decode, encode
 from xaqueue.features.retries import moving
+from xaqueue.features.session import Session
 from xaqueue.features.streams import cleanup
 from xaqueue.offline import inspect
 from xaqueue.offline.check import check

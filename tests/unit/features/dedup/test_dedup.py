@@ -14,13 +14,13 @@ import pytest
 from support.bare_space import DURABLE, BareSpace, bare_space
 from xaqueue.batch import ONE_SPACE, Batch
 from xaqueue.core.engine import heuristics
-from xaqueue.core.engine.session import Session
 from xaqueue.core.model import layout
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.errors import RetryLater, RolledBack
 from xaqueue.features.dedup import dedup
 from xaqueue.features.dedup.values import Keys, Seen, hash_of
 from xaqueue.features.limits.limits import Limits
+from xaqueue.features.session import Session
 from xaqueue.message import MessageId
 from xaqueue.offline.check import check
 from xaqueue.offline.findings import Finding

@@ -15,7 +15,6 @@ import pytest
 from support.bare_space import DURABLE, BareSpace, bare_space
 from xaqueue.connection import Connection
 from xaqueue.core.engine import messages
-from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.timeouts import expire
 from xaqueue.core.model import layout
 from xaqueue.core.model.branch import State
@@ -38,6 +37,7 @@ from xaqueue.features.leases.leases import BQUAL
 from xaqueue.features.limits.limits import Limits
 from xaqueue.features.retries import moving
 from xaqueue.features.retries.tries import KILLED
+from xaqueue.features.session import Session
 from xaqueue.features.streams import cleanup
 from xaqueue.message import Message
 from xaqueue.offline.check import check

@@ -12,12 +12,12 @@ import pytest
 
 from support.bare_space import DURABLE, BareSpace, bare_space
 from xaqueue.connection import Connection
-from xaqueue.core.engine.session import Session
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.core.model.retry import RetryPolicy
 from xaqueue.errors import QueueFull, RetryLater, RolledBack
 from xaqueue.features.limits.limits import Limits
 from xaqueue.features.retries import moving
+from xaqueue.features.session import Session
 from xaqueue.features.streams import cleanup
 from xaqueue.xid import Xid
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 import xaqueue
-from xaqueue.core.engine.session import Session
 from xaqueue.core.model import layout
-from xaqueue.core.owner.open import attach, create, write_definitions
+from xaqueue.core.owner.open import create, write_definitions
 from xaqueue.core.owner.record import read_owner
 from xaqueue.core.storage import owner_file
 from xaqueue.errors import InvalidArgument, ResourceFailed, SpaceError
 from xaqueue.features.pair import pair, standby
+from xaqueue.features.session import Session, attach
 from xaqueue.features.snapshots import restore as restoring
 from xaqueue.features.snapshots.restoring import restore
 from xaqueue.offline import reconstruct, salvage

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from support.bare_space import DURABLE, BareSpace, bare_space
 from support.crash_level import LAGGING, open_space
 from support.forgetful import Crashed, Tree
-from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
@@ -26,6 +25,7 @@ from xaqueue.core.model.retry import Retry
 from xaqueue.errors import QueueFull, ResourceFailed, RetryLater
 from xaqueue.features.limits.limits import Limits
 from xaqueue.features.retries import register
+from xaqueue.features.session import Session
 from xaqueue.message import MessageId
 from xaqueue.offline.check import check
 from xaqueue.xa import Flag

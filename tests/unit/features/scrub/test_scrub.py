@@ -11,12 +11,12 @@ import pytest
 
 from support.bare_space import BareSpace, bare_space
 from support.damages import DAMAGES, LARGE, Damage, damaged, flip
-from xaqueue.core.engine.session import Session
 from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.owner.threads import Scrubber
 from xaqueue.errors import UnknownQueue
 from xaqueue.features.scrub import scrub
 from xaqueue.features.scrub.scrub import last_scrub, scrub_queue
+from xaqueue.features.session import Session
 from xaqueue.offline import inspect
 
 PATIENCE_S = 30.0

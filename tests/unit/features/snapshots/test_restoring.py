@@ -18,7 +18,6 @@ import xaqueue
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.core.model.format import read_format
-from xaqueue.core.owner.open import attach
 from xaqueue.core.owner.threads import Snapshotter
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.errors import (
@@ -30,6 +29,7 @@ from xaqueue.errors import (
     SpaceError,
     SpaceInUse,
 )
+from xaqueue.features.session import attach
 from xaqueue.features.snapshots import take as taking
 from xaqueue.features.snapshots.restoring import restore
 from xaqueue.offline.check import check

@@ -14,9 +14,9 @@ import xaqueue
 from xaqueue.cli.main import app
 from xaqueue.core.model.format import read_format
 from xaqueue.core.owner import open as opening
-from xaqueue.core.owner.open import attach
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.errors import InvalidArgument, QueueWaiting, SpaceError
+from xaqueue.features.session import attach
 from xaqueue.features.snapshots import restore as restoring
 from xaqueue.features.snapshots import store
 from xaqueue.features.snapshots.restoring import restore

@@ -15,11 +15,11 @@ from support.bare_space import DURABLE, BareSpace
 from support.served import PATIENCE_S, ServerThread
 from xaqueue import connect
 from xaqueue.core.engine.redo import make_dirs
-from xaqueue.core.engine.session import Session
 from xaqueue.core.model import layout
 from xaqueue.core.owner import open
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.errors import InvalidArgument, QueueReserved, ResourceFailed, RetryLater
+from xaqueue.features.session import Session
 from xaqueue.features.streams import cleanup
 from xaqueue.rpc.client.manager import remote_manager
 from xaqueue.rpc.server import scheduler

@@ -15,13 +15,13 @@ from support.bare_space import ANY_QUEUE
 from support.forgetful import Tree
 from support.served import ServerThread
 from xaqueue.connection import Connection
-from xaqueue.core.engine.session import Session
 from xaqueue.core.model import layout, records
 from xaqueue.core.model.layout import RANGE_SIZE
 from xaqueue.core.model.records import StreamRecord
 from xaqueue.core.owner import open
 from xaqueue.core.recovery.recover import open_space
 from xaqueue.errors import InvalidArgument, QueueReserved, UnknownQueue
+from xaqueue.features.session import Session, attach
 from xaqueue.features.streams import cleanup
 from xaqueue.offline.check import check
 from xaqueue.offline.findings import Severity
@@ -47,7 +47,7 @@ class Host:
     def _start(self) -> None:
         self.server = ServerThread(self.root, self.root.parent / "socket", sync=self.sync) if self.remote else None
         self.streams: Session | RemoteManager = (
-            remote_manager(self.server.url) if self.server is not None else open.attach(self.root, sync=self.sync)
+            remote_manager(self.server.url) if self.server is not None else attach(self.root, sync=self.sync)
         )
 
     def connect(self) -> Connection:

@@ -12,10 +12,10 @@ import pytest
 from support.bare_space import bare_space
 from xaqueue.core.engine import messages
 from xaqueue.core.engine.messages import add, fetch
-from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.branch import Branch, Written
 from xaqueue.errors import DiskFull, RolledBack
+from xaqueue.features.session import Session
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 

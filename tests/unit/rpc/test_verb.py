@@ -1,0 +1,136 @@
+"""A verb is one object: with it, it is there in a space, over a server, where its right is asked, and in asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, assert_type
+
+import pytest
+
+import xaqueue
+from support.served import ServerThread
+from xaqueue.access import CONSUME, Identity
+from xaqueue.core.engine.session import Session as CoreSession
+from xaqueue.core.owner import open as attach_room
+from xaqueue.errors import AccessDenied, InvalidArgument
+from xaqueue.features.session import VERBS, Session, Verbs, attach
+from xaqueue.rpc.client.manager import RemoteManager, remote_manager
+from xaqueue.rpc.server.listeners import ListenConfig
+from xaqueue.rpc.server.session import METHODS
+from xaqueue.rpc.verb import verb
+
+if TYPE_CHECKING:
+    from xaqueue.rpc.client.link import Link
+    from xaqueue.rpc.server.peer import Caller
+
+QUEUES = """
+[queues.orders]
+[queues.secret]
+[access.roles.shop]
+members = ["user:shop"]
+consume = ["orders"]
+"""
+
+
+@dataclass(frozen=True)
+class Length:
+    queue: str
+    messages: int
+
+
+@verb(CONSUME, is_repeated=True)
+def length(self: CoreSession, queue: str, times: int = 1) -> Length:
+    """The toy: nothing else in the package knows of it."""
+    return Length(queue, times * len(list(self.browse(queue))))
+
+
+@verb(CONSUME)
+def doubled(self: CoreSession, queue: str) -> int:
+    return 2 * len(list(self.browse(queue)))
+
+
+@doubled.server
+def _(caller: Caller, queue: str, text: Any) -> str:
+    return f"{text}: {doubled(caller.session, queue)}"
+
+
+@doubled.client
+def _(self: Link, queue: str) -> int:
+    return int(self.call("doubled", queue, "two").removeprefix("two: "))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    attach_room.create(tmp_path / "space")
+    attach_room.write_definitions(tmp_path / "space", QUEUES)
+    with xaqueue.connect(tmp_path / "space", sync="NONE") as connection:
+        connection.enqueue("orders", b"x")
+        connection.enqueue("secret", b"y")
+    return tmp_path / "space"
+
+
+@pytest.fixture
+def server(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerThread]:
+    monkeypatch.setitem(METHODS, "length", length.method)
+    monkeypatch.setitem(METHODS, "doubled", doubled.method)
+    made = ServerThread(root, root.parent / "socket", sync="NONE", listen=ListenConfig())
+    yield made
+    made.stop()
+
+
+def test_in_a_space(root: Path) -> None:
+    session = attach(root, sync="NONE", watch=False)
+    assert length(session, "orders", times=3) == Length("orders", 3)
+    assert doubled(session, "orders") == 2
+    session.close()
+
+
+def test_with_a_server(server: ServerThread) -> None:
+    manager = remote_manager(server.url)
+    assert_type(length(manager, "orders"), Length)
+    assert length(manager, "orders", times=3) == Length("orders", 3)
+    assert doubled(manager, "orders") == 2
+    with pytest.raises(InvalidArgument, match="length takes 1 to 2 parameters, not 0"):
+        manager.call("length")
+    with pytest.raises(InvalidArgument, match="doubled takes 2 parameters, not 1"):
+        manager.call("doubled", "orders")
+    with pytest.raises(InvalidArgument, match="method 'halved' is unknown"):
+        manager.call("halved")
+    manager.close()
+
+
+def test_its_right_is_asked(server: ServerThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xaqueue.rpc.server.listeners.unix_peer", lambda _: Identity(("user:shop",)))
+    manager = remote_manager(server.url)
+    assert length(manager, "orders") == Length("orders", 1)
+    with pytest.raises(AccessDenied, match="length of queue 'secret' needs the right to consume"):
+        length(manager, "secret")
+    with pytest.raises(AccessDenied, match="doubled of queue 'secret' needs the right to consume"):
+        doubled(manager, "secret")
+    with pytest.raises(InvalidArgument, match="method 'halved' is unknown"):
+        manager.call("halved")
+    manager.close()
+
+
+def test_in_asyncio(server: ServerThread) -> None:
+    async def ask() -> Length:
+        async with await xaqueue.connect_async(server.url) as connection:
+            return await connection._ask(lambda session: length(session._manager, "orders"))
+
+    assert asyncio.run(ask()) == Length("orders", 1)
+
+
+@pytest.mark.parametrize("name", sorted(VERBS))
+def test_what_is_listed_is_a_method_of_every_session(name: str) -> None:
+    """Its own half, with no call between."""
+    assert vars(Session)[name] is VERBS[name].perform
+    assert vars(RemoteManager)[name] is VERBS[name].ask
+    assert METHODS[VERBS[name].name] is VERBS[name].method
+
+
+def test_a_class_that_is_neither_says_so() -> None:
+    with pytest.raises(TypeError, match="half"):
+        type("Neither", (Verbs,), {})
