@@ -13,13 +13,13 @@ from support.crash_level import CYCLING, FILLING, LAGGING, STRICT, Level, level_
 from support.failing_disk import FailingFileSystem
 from support.forgetful import Tree
 from xaqueue.core.engine import heuristics, timeouts
-from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import definitions, layout
 from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.storage.ids import _fresh as fresh
 from xaqueue.features.dedup import dedup
 from xaqueue.features.retries import moving
+from xaqueue.features.session import Session
 from xaqueue.features.streams import cleanup
 from xaqueue.xid import Xid
 
