@@ -61,7 +61,7 @@ NOTICED: dict[str, tuple[Way, Level, str]] = {
     "open_journal: all root": (recovery_cut_off, LAGGING, "put: one_phase"),
     "checkpoint: all root": (power_loss, CHECKPOINTS, "put: one_phase"),
     "prepare: all root": (power_loss, MOVING, "put: prepared"),
-    "_harden_unprepared: all root": (power_loss, MOVING, "put: one_phase"),
+    "harden_unprepared: all root": (power_loss, MOVING, "put: one_phase"),
     "_sync_directories: all root": (committed_at_once, JOURNAL, "put: prepared"),
 }
 """For each kind the way, the level and the story by which its loss is noticed."""
@@ -80,7 +80,7 @@ REDUNDANT = {
     "_publish: content watermark": SYNCED,
     "prepare: content block": COVERED,
     "prepare: content first block": COVERED,
-    "_harden_unprepared: content block": COVERED,
+    "harden_unprepared: content block": COVERED,
     "_harden: content block": COVERED,
     "_harden: content first block": COVERED,
     "resolve_damage: all root": NO_CRASH,

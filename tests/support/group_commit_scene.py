@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from support.log_owner import LogOwner
 from xaqueue.core.engine.directory_log import DirectoryLog
 from xaqueue.core.model.change import MOVE, PUT, Change, Kind
 from xaqueue.core.model.definitions import UNDEFINED
@@ -104,6 +105,8 @@ class Scene:
         self.published: list[str] = []
         self.groups: list[int] = []
         """How many steps were published when each group ended."""
+        self.owner = LogOwner(lambda _: self.groups.append(len(self.published)))
+        self.owner.queues = FreshQueues()
         self.log: GroupCommit = self._log(hardening)
         self.asleep: queue.SimpleQueue[Step] = queue.SimpleQueue()
         """Steps whose threads are about to wait."""
@@ -111,15 +114,7 @@ class Scene:
         self.woken: list[Step] = []
 
     def _log(self, hardening: Hardening) -> GroupCommit:
-        log = DirectoryLog(
-            self.fs,
-            hardening,
-            self.lock,
-            queues=FreshQueues(),
-            lost=str,
-            check_owner=lambda: None,
-            published=lambda _: self.groups.append(len(self.published)),
-        )
+        log = DirectoryLog(self.fs, hardening, self.lock, self.owner)
         log.changed_queues["q"] = Queue("q", UNDEFINED, threading.Condition())
         return log
 

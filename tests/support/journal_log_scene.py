@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 
 from support.forgetful import ForgetfulFileSystem, Tree
+from support.log_owner import LogOwner
 from xaqueue.core.engine.journal_log import JournalLog
 from xaqueue.core.model.change import Change, Kind, Op
 from xaqueue.core.model.definitions import UNDEFINED
@@ -30,15 +31,8 @@ class LoggedDirectories(JournalLog):
         self.marks: dict[str, Watermark] = {}
         journal = Journal(ForgetfulFileSystem(), segment_bytes=1024 * 1024)
         journal.start()
-        super().__init__(
-            fs,
-            journal,
-            threading.Lock(),
-            lost=str,
-            check_owner=lambda: None,
-            published=self._take_marks,
-            cache_bytes=cache_bytes,
-        )
+        self.owner = LogOwner(self._take_marks)
+        super().__init__(fs, journal, threading.Lock(), self.owner, cache_bytes=cache_bytes)
         self.changed_queues["q"] = Queue("q", UNDEFINED, threading.Condition())
 
     def _take_marks(self, marks: dict[str, Watermark]) -> None:

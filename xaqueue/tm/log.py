@@ -88,7 +88,7 @@ class DecisionLog:
         """
         self._fs = fs
         self.owner = owner
-        self._lost = owner.lost if owner is not None else lambda: ""
+        self.lost = owner.lost if owner is not None else str
         self.now_us = now_us
         self.lock = threading.Lock()
         self._over: list[bytes] = []
@@ -109,8 +109,7 @@ class DecisionLog:
         self._commit = JournalCommit(
             self.lock,
             self._journal,
-            lost=self._lost,
-            check_owner=self._check_owner,
+            self,
             relieve=self._relieve,
             name="the decision log",
         )
@@ -332,9 +331,9 @@ class DecisionLog:
                 self._over[:0] = taken
             raise
 
-    def _check_owner(self) -> None:
+    def check_owner(self) -> None:
         """A second transaction manager of this name would decide otherwise."""
-        reason = self._lost()
+        reason = self.lost()
         if reason:
             raise DecisionLogError(
                 f"this process owns the decision log no more: {reason}. Whether the last decisions stand is uncertain: "

@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 
 from xaqueue.core.model import layout
-from xaqueue.core.model.change import DROP, MOVE, PUT, Change, Moved, Op, final_states
+from xaqueue.core.model.change import DROP, MOVE, PUT, Moved, Op, final_states
 from xaqueue.core.model.layout import Watermark
 
 
@@ -57,15 +57,6 @@ class Behind:
         self._cached_bytes = 0
         self.dropped: Counter[str] = Counter()
         """By path, how many DROPs of it the directories lack: what stands there is another file, or none."""
-
-    def note(self, change: Change, *, is_shown: bool = False) -> bool:
-        """It is to be followed; whether it is the only one. Called with the lock held."""
-        ops = [*change.point, *change.ops, *change.rest]
-        self.changes.append(ops)
-        self.files += len(ops)
-        if not is_shown:
-            self.show(ops)
-        return len(self.changes) == 1
 
     def show(self, ops: Iterable[Op]) -> None:
         """What memory holds of files goes their ways with them. Called with the lock held."""

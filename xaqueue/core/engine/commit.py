@@ -18,39 +18,25 @@ holds the same operations. After RetryLater nothing was done; after CommitPendin
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
 from xaqueue.core.engine import quarantine
 from xaqueue.core.engine.blocks import add_branch_block, add_dequeue
-from xaqueue.core.engine.log import STEP_FILES, CommitPending
+from xaqueue.core.engine.log import HELD_BYTES, STEP_FILES, CommitPending
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.block import Kind
-from xaqueue.core.model.branch import RULES, Branch, State
+from xaqueue.core.model.branch import Branch, State
 from xaqueue.core.model.change import DROP, MOVE, PUT, Change, Op
 from xaqueue.core.model.change import Kind as Step
-from xaqueue.core.model.layout import ACTIVE, COMMIT, FIRST, PREPARED, QUARANTINE, block_path, message_path, retry_path
+from xaqueue.core.model.layout import COMMIT, FIRST, PREPARED, QUARANTINE, block_path, message_path, retry_path
 from xaqueue.core.storage.group_commit import nothing
-from xaqueue.core.storage.hardening import NOTHING
 from xaqueue.errors import DiskFull, RetryLater
 from xaqueue.features.retries import tries
 from xaqueue.features.retries.tries import Failed
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
-
-HELD_BYTES = 64 * 1024
-"""What a prepared branch may hold of its blocks in memory; there may be many, and for long."""
-
-
-def _waits(space: Space, branch: Branch) -> bool:
-    """Whether its steps wait for their syncs: not where all its queues say so. What has a rule for its xid does, since
-    others rely on that; and what is too much to be in memory only until the next sync.
-    """
-    if branch.kept_bytes > HELD_BYTES or branch.to_harden or not space.serving or branch.xid[0] in RULES:
-        return True
-    definitions = [space.definitions.of(written.queue) for written in branch.blocks]
-    return any(one is None or one.sync != NOTHING for one in definitions)
 
 
 def prepare(space: Space, branch: Branch) -> None:
@@ -81,11 +67,7 @@ def prepare(space: Space, branch: Branch) -> None:
     try:
         if len(ops) > STEP_FILES:
             change = space.log.ahead(branch, change)
-        publish = partial(_publish_prepared, space, branch)
-        if space.definitions.has_unsynced and not _waits(space, branch):
-            space.log.perform_late(lambda: change, publish)
-        else:
-            space.log.perform(change, publish)
+        space.log.perform(change, partial(_publish_prepared, space, branch), branch)
     except RetryLater as full:
         branch.rollback_reason = DiskFull(f"{full}. Branch {branch.xid} is rolled back")
         raise branch.rollback_reason from full
@@ -115,21 +97,16 @@ def commit(space: Space, branch: Branch, *, late: bool = False) -> None:
         step = Step.ONE_PHASE
     elif branch.base is not State.PREPARED and branch.base is not State.COMMITTING:
         step = Step.ONE_PHASE
-        _harden_unprepared(space, branch)
+        space.log.harden_unprepared(branch, partial(_complete, space, branch))
         late = False
-    if space.definitions.has_unsynced and not carried and not late:
-        late = not _waits(space, branch)
-
     for rider in branch.riders:
         rider.stage(space, branch, {})
     plan, publish = partial(commit_change, space, branch, step), partial(publish_commit, space, branch)
     try:
         if carried:  # its record cannot fail alone: those behind it say that it is applied
             space.log.perform_late(plan, publish, is_limited=False)
-        elif late and space.serving:
-            space.log.perform_late(plan, publish)
         else:
-            space.log.perform(plan, publish)
+            space.log.perform(plan, publish, branch, late=late)
     except RetryLater as full:
         forget_numbers(space, branch)
         if not isinstance(full, CommitPending):
@@ -146,20 +123,12 @@ def commit(space: Space, branch: Branch, *, late: bool = False) -> None:
         space.log.harden_late()
 
 
-def _harden_unprepared(space: Space, branch: Branch) -> None:
-    """What a commit in one phase asks for before its step."""
-    several = branch.needs_list
-    if several and not space.log.is_atomic:
-        for written in branch.blocks:
-            if not written.path:
-                add_dequeue(space, branch, written)
-        add_branch_block(space, branch)
-        space.log.harden(branch)
-        space.log.sync_names((ACTIVE,))  # else a crash could keep .commit and lose a block that it lists
-    elif branch.to_harden and (several or branch.blocks[0].kind is Kind.ENQUEUE):
-        space.log.harden(branch)
-    if not space.log.is_atomic and any(written.given for written in branch.blocks):
-        space.log.sync_names((PREPARED,))  # else the dequeue of an earlier life of this id could come back, and lock it
+def _complete(space: Space, branch: Branch) -> None:
+    """Adds the blocks by which recovery finds all of a branch that was never prepared."""
+    for written in branch.blocks:
+        if not written.path:
+            add_dequeue(space, branch, written)
+    add_branch_block(space, branch)
 
 
 def commit_change(space: Space, branch: Branch, step: Step) -> Change:
@@ -245,26 +214,20 @@ def undo(space: Space, branch: Branch) -> None:
     RetryLater: nothing was done. What was never prepared is undone all the same, and its tries are not recorded.
     """
     failed = tries.failed_by(space, branch)
-    waits = not space.definitions.has_unsynced or _waits(space, branch)
-    perform: Callable[[Change], object] = space.log.perform if waits else partial(_perform_late, space)
     if branch.base is State.PREPARED:
         try:
-            perform(rollback_change(space, branch, failed))
+            space.log.perform(rollback_change(space, branch, failed), nothing, branch)
         except RetryLater:  # its tries may be what has no room
             if not failed:
                 raise
-            perform(rollback_change(space, branch, ()))
+            space.log.perform(rollback_change(space, branch, ()), nothing, branch)
     else:
         counted = tries.records_of(space, failed)
         if counted:
             with suppress(RetryLater):
-                perform(Change(Step.ROLLBACK, branch.name, counted))
+                space.log.perform(Change(Step.ROLLBACK, branch.name, counted), nothing, branch)
         space.discard(_files(branch))
     release(space, branch, failed)
-
-
-def _perform_late(space: Space, change: Change) -> None:
-    space.log.perform_late(lambda: change, nothing)
 
 
 def rollback_change(space: Space, branch: Branch, failed: Sequence[Failed]) -> Change:

@@ -17,21 +17,22 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
-from xaqueue.core.engine.log import STEP_FILES, CommitPending
+from xaqueue.core.engine.log import STEP_FILES, CommitPending, Owner
 from xaqueue.core.model import layout
+from xaqueue.core.model.block import Kind as BlockKind
 from xaqueue.core.model.block_files import make_twin, read_block
 from xaqueue.core.model.branch import Branch, Written
 from xaqueue.core.model.change import DROP, MOVE, PUT, Change, Kind, Op
-from xaqueue.core.model.layout import ACTIVE, COMMITTED, RANGE_BITS
+from xaqueue.core.model.layout import ACTIVE, COMMITTED, PREPARED, RANGE_BITS
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage.fs import NO_ROOM, FileSystem, discard, remove_all
-from xaqueue.core.storage.group_commit import GroupCommit, Plan, Step, nothing
+from xaqueue.core.storage.group_commit import GroupCommit, Plan, Publish, Step, nothing
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.core.storage.scheduling import THREADS, Threads
 from xaqueue.errors import Error, RetryLater
@@ -86,23 +87,18 @@ class DirectoryLog(GroupCommit):
         fs: FileSystem,
         hardening: Hardening,
         lock: threading.Lock,
+        owner: Owner,
         *,
-        queues: Mapping[str, Queue],
         waiting: Threads = THREADS,
-        lost: Callable[[], str],
-        check_owner: Callable[[], None],
-        published: Callable[[dict[str, layout.Watermark]], None],
     ) -> None:
-        """queues: the memory of each, by its name. published: see ``JournalLog``."""
-        super().__init__(lock, waiting=waiting, lost=lost, check_owner=check_owner)
+        super().__init__(lock, owner, waiting=waiting)
+        self._owner = owner
         self.fs = fs
         self._content = hardening.content
         self._hardens = bool(hardening.content)
         self._sync_content = fs.sync_file if hardening.content == "FSYNC" else fs.sync_data
         self._directories = hardening.directories
         self._never_syncs = not hardening.content and not hardening.directories
-        self._queues = queues
-        self._take_published = published
         self._marks: dict[str, layout.Watermark] = {}
         self.changed_queues: dict[str, Queue] = {}
         self._pool: ThreadPoolExecutor | None = None
@@ -131,6 +127,16 @@ class DirectoryLog(GroupCommit):
     def harden(self, branch: Branch) -> None:
         if self._content:
             self.sync_contents(branch.contents)
+
+    def harden_unprepared(self, branch: Branch, complete: Callable[[], None]) -> None:
+        if branch.needs_list:
+            complete()
+            self.harden(branch)
+            self.sync_names((ACTIVE,))  # else a crash could keep .commit and lose a block that it lists
+        elif branch.to_harden and branch.blocks[0].kind is BlockKind.ENQUEUE:
+            self.harden(branch)
+        if any(written.given for written in branch.blocks):
+            self.sync_names((PREPARED,))  # else the dequeue of an earlier life of this id could come back, and lock it
 
     def discard(self, paths: Iterable[str]) -> None:
         remove_all(self.fs, paths)
@@ -183,7 +189,9 @@ class DirectoryLog(GroupCommit):
             self.fail(error)
             raise self._failed() from error
 
-    def perform(self, plan: Plan, publish: Callable[[], None] = nothing) -> None:
+    def perform(
+        self, plan: Plan, publish: Publish = nothing, branch: Branch | None = None, *, late: bool = False
+    ) -> None:
         change: Change | None
         if self._never_syncs:  # and nobody waits for anybody
             with self._lock:
@@ -255,7 +263,7 @@ class DirectoryLog(GroupCommit):
         is_decided = bool(change.point) and ops is change.ops
         try:
             for name, seq in () if is_decided else change.arrivals:
-                queue = self._queues[name]
+                queue = self._owner.queues[name]
                 if self._directories or seq > queue.reserved or seq >> RANGE_BITS not in queue.made_ranges:
                     self._make_range(queue, seq, touched)
             for op in ops:
@@ -329,7 +337,7 @@ class DirectoryLog(GroupCommit):
             self.fail(error)
             raise self._failed() from error
 
-    def perform_late(self, plan: Callable[[], Change], publish: Callable[[], None], *, is_limited: bool = True) -> None:
+    def perform_late(self, plan: Plan, publish: Publish = nothing, *, is_limited: bool = True) -> None:
         self.perform(plan, publish)
 
     def unhardened(self) -> dict[str, int]:
@@ -348,7 +356,7 @@ class DirectoryLog(GroupCommit):
     def _published(self) -> None:
         """Readers learn of it; without room, with the next step."""
         marks = self._marks
-        self._take_published(marks)
+        self._owner.published_locked(marks)
         if not marks:
             return
         try:
@@ -390,7 +398,7 @@ class DirectoryLog(GroupCommit):
 def _rank(directory: str) -> int:
     """A file goes from active/ to prepared/, from there to committed/, and on to archive/: targets first."""
     top = directory.partition("/")[0]
-    return {layout.ARCHIVE: 0, layout.PREPARED: 2, ACTIVE: 3}.get(top, 1)
+    return {layout.ARCHIVE: 0, PREPARED: 2, ACTIVE: 3}.get(top, 1)
 
 
 def staged_path(path: str) -> str:

@@ -22,18 +22,21 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
+from typing import Any
 
 from xaqueue.core.engine import redo
 from xaqueue.core.engine.behind import Behind, Turn
+from xaqueue.core.engine.log import HELD_BYTES, Owner
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import Kind, split_block
 from xaqueue.core.model.block_files import make_twin, read_block
-from xaqueue.core.model.branch import Branch, Written
+from xaqueue.core.model.branch import RULES, Branch, Written
 from xaqueue.core.model.change import DROP, MOVE, PUT, Change, Moved, Op, entry_of, final_states
 from xaqueue.core.model.layout import ACTIVE, Watermark, block_path
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage.fs import NO_ROOM, FileSystem, remove_all, suppress_room, synced
-from xaqueue.core.storage.group_commit import JournalCommit, Publish, Step, nothing
+from xaqueue.core.storage.group_commit import JournalCommit, Plan, Publish, Step, nothing
+from xaqueue.core.storage.hardening import NOTHING
 from xaqueue.core.storage.journal import Journal, checkpoint_entry
 from xaqueue.core.storage.journal_format import Entry
 from xaqueue.core.storage.scheduling import THREADS, Threads
@@ -49,8 +52,6 @@ PENDING_FILES = 16 * 1024
 """Whoever adds a message beyond either follows first."""
 LAG_S = 0.05
 """What has been pending so long, or at most twice as long, is followed in the background."""
-RIDING = 1024
-"""Steps that wait for the next round, at most: the next one makes a round."""
 RETRY_S = 1.0
 """After there was no room. The journal has what waits."""
 
@@ -68,26 +69,16 @@ class JournalLog(JournalCommit):
         fs: FileSystem,
         journal: Journal,
         lock: threading.Lock,
+        owner: Owner,
         *,
         waiting: Threads = THREADS,
-        lost: Callable[[], str],
-        check_owner: Callable[[], None],
-        published: Callable[[dict[str, Watermark]], None],
-        shown: Callable[[], None] = nothing,
         cache_bytes: int = 0,
     ) -> None:
-        """published: called behind each round, with the lock held: adds the queues that have changed, and how far.
-
-        shown: called behind a step that is hardened late, with the lock held.
-        """
-        super().__init__(
-            lock, journal, waiting=waiting, lost=lost, check_owner=check_owner, relieve=self._relieve_journal
-        )
+        super().__init__(lock, journal, owner, waiting=waiting, relieve=self._relieve_journal)
+        self._owner = owner
         self.fs = fs
         self.register: Register | None = None
         """What is remembered of dequeues should this process be killed."""
-        self._take_published = published
-        self._show_arrivals = shown
         self._kept_bytes = min(KEPT_BYTES, journal.largest_bytes)
         self.behind = Behind(lock, cache_bytes)
         if journal.kept:
@@ -102,8 +93,6 @@ class JournalLog(JournalCommit):
         """Held while a block goes to active/: two sessions may find at once that it has to."""
         self.notify: Callable[[], None] = lambda: None
         """Called when something is pending after nothing was."""
-        self.retry: Callable[[OSError, Callable[[], object]], None] = _give_up
-        """Does again what found no room, or raises."""
         self.made = 0
         """Files that were made so far."""
         self.hits = 0
@@ -192,6 +181,10 @@ class JournalLog(JournalCommit):
             self.sync_contents(paths)
             self.sync_names((ACTIVE,))
 
+    def harden_unprepared(self, branch: Branch, complete: Callable[[], None]) -> None:
+        if branch.to_harden and (branch.needs_list or branch.blocks[0].kind is Kind.ENQUEUE):
+            self.harden(branch)
+
     def stage(self, path: str, head: bytes, body: bytes) -> None:
         """The record has it."""
 
@@ -222,33 +215,47 @@ class JournalLog(JournalCommit):
 
     # Steps
 
+    def perform(
+        self, plan: Plan, publish: Publish = nothing, branch: Branch | None = None, *, late: bool = False
+    ) -> Any:
+        owner = self._owner
+        if (
+            late or (branch is not None and owner.definitions.has_unsynced and not self._waits(branch))
+        ) and owner.serving:
+            return self.perform_late(plan, publish)
+        return super().perform(plan, publish)
+
+    def _waits(self, branch: Branch) -> bool:
+        """Whether its steps wait for their syncs: not where all its queues say so. What has a rule for its xid does,
+        since others rely on that; and what is too much to be in memory only until the next sync.
+        """
+        if branch.kept_bytes > HELD_BYTES or branch.to_harden or branch.xid[0] in RULES:
+            return True
+        definitions = [self._owner.definitions.of(written.queue) for written in branch.blocks]
+        return any(one is None or one.sync != NOTHING for one in definitions)
+
+    def _rides(self, planned: Change) -> None:
+        """Its record is what is followed, and what watermarks tell of, so both wait for that."""
+        self.behind.show(chain(planned.point, planned.ops, planned.rest))
+        self._owner.arrived_locked()
+        self.notify()
+
     def _publish(self, group: Sequence[Step]) -> None:
+        behind = self.behind
         for step in group:
             if step.error is None:
                 step.publish()
-                if type(step.planned) is Change and self.behind.note(step.planned, is_shown=step.done):
-                    self.notify()
+                if type(step.planned) is Change:
+                    ops = [*step.planned.point, *step.planned.ops, *step.planned.rest]
+                    if not step.done:  # else it was shown when it began to ride
+                        behind.show(ops)
+                    behind.changes.append(ops)
+                    behind.files += len(ops)
+                    if len(behind.changes) == 1:
+                        self.notify()
         if self.changed_queues:
-            self._take_published(self._marks)
+            self._owner.published_locked(self._marks)
         self._upto = self.journal.position
-
-    def perform_late(self, plan: Callable[[], Change], publish: Publish = nothing, *, is_limited: bool = True) -> None:
-        """Its record is what is followed, and what watermarks tell of, so both wait for that."""
-        if is_limited and len(self.riding) >= RIDING:
-            self.perform(plan, publish)
-            return
-
-        def show() -> None:
-            publish()
-            self._show_arrivals()
-            self.notify()
-
-        def planned() -> Change:
-            change = plan()
-            self.behind.show(chain(change.point, change.ops, change.rest))
-            return change
-
-        super().perform_late(planned, show)
 
     def unhardened(self) -> dict[str, int]:
         lowest: dict[str, int] = {}
@@ -276,7 +283,7 @@ class JournalLog(JournalCommit):
 
         A round may be under way, whose changes are recorded and do not count yet.
         """
-        self._take_published(self._marks)
+        self._owner.published_locked(self._marks)
 
     # The directories
 
@@ -380,7 +387,7 @@ class JournalLog(JournalCommit):
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
-            self.retry(error, lambda: redo.apply(self.fs, turn.left, turn.gone))
+            self._owner.retry(error, lambda: redo.apply(self.fs, turn.left, turn.gone))
 
     def _mark(self, queue: str, watermark: Watermark) -> None:
         path = layout.watermark_path(queue)
@@ -435,7 +442,3 @@ class JournalLog(JournalCommit):
         if self.journal.kept:
             log.warning("[archive-gap] no room: the journal is not kept, and no restore to a moment since comes by it")
         self.journal.recycle(may_keep=False)
-
-
-def _give_up(error: OSError, call: Callable[[], object]) -> None:
-    raise error

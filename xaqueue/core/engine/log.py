@@ -18,17 +18,41 @@ from typing import Protocol
 
 from xaqueue.core.model.branch import Branch, Written
 from xaqueue.core.model.change import Change
+from xaqueue.core.model.definitions import Definitions
+from xaqueue.core.model.layout import Watermark
 from xaqueue.core.model.queue import Queue
-from xaqueue.core.storage.group_commit import Plan, Step
+from xaqueue.core.storage import group_commit
+from xaqueue.core.storage.group_commit import Plan, Publish, Step
 from xaqueue.errors import RetryLater
 
 STEP_FILES = 256
 """Files that a prepare moves with the space's lock held: those before them it may move ahead of its step, since a crash
 finds blocks that were promised to nobody."""
+HELD_BYTES = 64 * 1024
+"""What a prepared branch may hold of its blocks in memory; there may be many, and for long."""
 
 
 class CommitPending(RetryLater):
     """The commit point is on disk, and there was no room for what follows it: the same commit again completes it."""
+
+
+class Owner(group_commit.Owner, Protocol):
+    """Whose log it is: the space. What ends in ``_locked`` is called with its lock held."""
+
+    definitions: Definitions
+    queues: dict[str, Queue]
+    """The memory of each, by its name."""
+    serving: bool
+    """Recovery is done: nothing is performed late before."""
+
+    def published_locked(self, marks: dict[str, Watermark]) -> None:
+        """Behind each round: who waits looks again. Adds the queues that have changed, and how far they are."""
+
+    def arrived_locked(self) -> None:
+        """Behind a step that is hardened late: what was added is to be seen."""
+
+    def retry(self, error: OSError, call: Callable[[], object]) -> None:
+        """Does again what found no room, with what is kept for that, or raises the error."""
 
 
 class Log(Protocol):
@@ -77,10 +101,20 @@ class Log(Protocol):
     def discard(self, paths: Iterable[str]) -> None:
         """Removes blocks in active/, which nobody was promised."""
 
-    def perform(self, plan: Plan, publish: Callable[[], None] = ...) -> None:
-        """Raises what plan raises of Error, RetryLater where there is no room and nothing was done, CommitPending."""
+    def harden_unprepared(self, branch: Branch, complete: Callable[[], None]) -> None:
+        """As ``harden``, before a commit in one phase. complete: adds the blocks by which recovery finds all of it,
+        where the step needs a commit point of its own."""
 
-    def perform_late(self, plan: Callable[[], Change], publish: Callable[[], None], *, is_limited: bool = True) -> None:
+    def perform(
+        self, plan: Plan, publish: Publish = ..., branch: Branch | None = None, *, late: bool = False
+    ) -> object:
+        """One step, of this branch. It is as ``perform_late`` where that may be late, or where all queues of the
+        branch say so.
+
+        Raises what plan raises of Error, RetryLater where there is no room and nothing was done, CommitPending.
+        """
+
+    def perform_late(self, plan: Plan, publish: Publish = ..., *, is_limited: bool = True) -> object:
         """As ``perform``; where the level allows it, it is shown first and durable a moment later, before whatever
         follows from it. Then there is no RetryLater. is_limited: not where too many wait already."""
 

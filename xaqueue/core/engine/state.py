@@ -97,7 +97,7 @@ class Space(Memory):
         self.began_at = self.now_us()
         self.fenced_at = 0
         """When an owner before this one was fenced last, int microseconds UTC; 0 where none was."""
-        self._lost = lost
+        self.lost = lost
         self.life = Life(space_id, epoch, fresh_id().hex())
         self.is_delivering = False
         """Somebody delivers what a database has carried."""
@@ -139,25 +139,12 @@ class Space(Memory):
                 fs,
                 journal,
                 self.lock,
+                self,
                 waiting=waiting,
-                lost=lost,
-                check_owner=self.check_owner,
-                published=self._published,
-                shown=self._wake_takers,
                 cache_bytes=self.definitions.cache_bytes,
             )
-            self.log.retry = self.room.retry
         else:
-            self.log = DirectoryLog(
-                fs,
-                hardening,
-                self.lock,
-                queues=self.queues,
-                waiting=waiting,
-                lost=lost,
-                check_owner=self.check_owner,
-                published=self._published,
-            )
+            self.log = DirectoryLog(fs, hardening, self.lock, self, waiting=waiting)
 
     @property
     def journal_log(self) -> JournalLog | None:
@@ -247,7 +234,7 @@ class Space(Memory):
 
         What a step of the other one does by then is not seen here, and what is done here would overwrite it.
         """
-        reason = self._lost()
+        reason = self.lost()
         if reason:
             self.check()
             failed = ResourceFailed(
@@ -471,6 +458,9 @@ class Space(Memory):
         self.log.abandon(ResourceFailed("the space belongs to the parent of this forked process: connect again"))
         self.fs.close()
 
+    def retry(self, error: OSError, call: Callable[[], object]) -> None:
+        self.room.retry(error, call)
+
     def _write_final_watermarks(self) -> None:
         """After a clean close numbering goes on without a gap."""
         for queue in self.queues.values():
@@ -480,14 +470,14 @@ class Space(Memory):
                 if self.hardening.content:
                     self.fs.sync_data(layout.watermark_path(queue.name))
 
-    def _wake_takers(self) -> None:
-        """A message has come to be seen: those who wait look again. Called with the lock held."""
+    def arrived_locked(self) -> None:
+        """A message has come to be seen: those who wait look again."""
         for queue in self.log.changed_queues.values():
             if queue.waiters:
                 queue.arrived.notify_all()
 
-    def _published(self, marks: dict[str, Watermark]) -> None:
-        """Behind each group of steps, with the lock held: those who wait look again. Adds how far the queues are."""
+    def published_locked(self, marks: dict[str, Watermark]) -> None:
+        """Behind each group of steps: those who wait look again. Adds how far the queues are."""
         if not self.serving:
             return
         unhardened = self.log.unhardened() if self.log.riding else {}

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from threading import get_ident
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from xaqueue.core.storage.fs import NO_ROOM
 from xaqueue.core.storage.journal import Journal
@@ -27,6 +27,8 @@ from xaqueue.errors import Error, OutcomeUnknown, ResourceFailed, RetryLater
 
 ROUNDS_A_LEADER = 8
 """So many rounds in a row are led by one thread, whose own step was in the first."""
+RIDING = 1024
+"""Steps that wait for the next round, at most: the next one makes a round."""
 
 log = logging.getLogger("xaqueue")
 
@@ -38,6 +40,27 @@ Publish = Callable[[], None]
 
 def nothing() -> None:
     """The publish of a step that shows nothing."""
+
+
+class Owner(Protocol):
+    """Who has the directory in which steps are hardened."""
+
+    def lost(self) -> str:
+        """Why this process has it no more, where it has not. Asked behind the syncs of every round and before its
+        answers: nobody else may ever read what was hardened by then."""
+
+    def check_owner(self) -> None:
+        """Raises what ``lost`` says."""
+
+
+class _Nobody:
+    """An owner that loses nothing."""
+
+    lost = staticmethod(str)
+    check_owner = staticmethod(nothing)
+
+
+NOBODY: Owner = _Nobody()
 
 
 class Unacknowledged(OutcomeUnknown, ResourceFailed):
@@ -71,24 +94,18 @@ class GroupCommit:
     def __init__(
         self,
         lock: threading.Lock,
+        owner: Owner = NOBODY,
         *,
         waiting: Threads = THREADS,
-        lost: Callable[[], str] = str,
-        check_owner: Callable[[], None] = nothing,
         name: str = "the space",
     ) -> None:
-        """lock: the owner's, held while steps are planned and published.
-
-        lost: called behind the syncs of every round and before its answers: why this process is not the owner of the
-        directory any more, where it is not; ``check_owner`` then raises that. What was hardened is uncertain then,
-        since nobody else may ever read it.
-        """
+        """lock: the owner's, held while steps are planned and published."""
         self._name = name
         self._lock = lock
+        self._lost = owner.lost
+        self._check_owner = owner.check_owner
         self._waiting = waiting
         self._run_rounds = self._lead if waiting is THREADS else self._lead_late
-        self._lost = lost
-        self._check_owner = check_owner
         self._mutex = threading.Lock()
         self._gathering: list[Step] = []
         self._leading = False
@@ -309,16 +326,15 @@ class JournalCommit(GroupCommit):
         self,
         lock: threading.Lock,
         journal: Journal,
+        owner: Owner = NOBODY,
         *,
         waiting: Threads = THREADS,
-        lost: Callable[[], str] = str,
-        check_owner: Callable[[], None] = nothing,
         relieve: Callable[[int], None] = lambda _: None,
         name: str = "the space",
     ) -> None:
         """relieve: makes room in the journal, of whose records those below this LSN are done with; called by the
         leader."""
-        super().__init__(lock, waiting=waiting, lost=lost, check_owner=check_owner, name=name)
+        super().__init__(lock, owner, waiting=waiting, name=name)
         self.journal = journal
         if waiting is not THREADS:
             journal.harden_by = waiting.harden
@@ -331,19 +347,26 @@ class JournalCommit(GroupCommit):
         self.riding: list[Step] = []
         """Published, and not hardened: their records go before all others of the next round, or of this one."""
 
-    def perform_late(self, plan: Callable[[], Any], publish: Publish = nothing) -> Any:
-        """As ``perform``, but the step is published at once, and its record rides with the next round.
+    def perform_late(self, plan: Plan, publish: Publish = nothing, *, is_limited: bool = True) -> Any:
+        """As ``perform``, but the step is published at once, and its record rides with the next round; is_limited:
+        not where too many ride already.
 
         A crash before that undoes it, and what followed from it: that is recorded behind it.
         """
+        if is_limited and len(self.riding) >= RIDING:
+            return self.perform(plan, publish)
         step = Step()
         step.done, step.publish = True, nothing
         with self._lock:
             self.check()
-            step.planned = plan()
+            step.planned = plan() if callable(plan) else plan
             publish()
             self.riding.append(step)
+            self._rides(step.planned)
         return step.planned
+
+    def _rides(self, planned: Any) -> None:
+        """A step is published, and not hardened yet. Called with the lock held."""
 
     def harden_late(self) -> None:
         """Returns once all is hardened that was published late. Raises RetryLater where there is no room."""

@@ -92,7 +92,7 @@ def test_what_finds_no_room_all_the_same_asks_for_it(full: LoggedDirectories, di
         disk.files += 1
         call()
 
-    full.retry = retry
+    full.owner.retried = retry
     full.follow()
     assert asked == [errno.ENOSPC]
     assert disk.messages() == ["fourth", "second", "third"]

@@ -18,10 +18,10 @@ from support.crash_level import LAGGING, NONE, STRICT, Level, open_space
 from support.crash_story import EMPTY, body_of, message_id
 from support.forgetful import ForgetfulFileSystem
 from support.served import ServerThread
-from xaqueue.core.engine import journal_log
 from xaqueue.core.engine.journal_log import LAG_S
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
+from xaqueue.core.storage import group_commit
 from xaqueue.core.storage.journal import Journal
 from xaqueue.errors import InvalidArgument, RetryLater
 from xaqueue.features.session import Session
@@ -111,7 +111,7 @@ def test_with_one_phase_it_has_no_meaning() -> None:
 
 
 def test_so_many_ride_and_the_next_one_makes_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal_log, "RIDING", 3)
+    monkeypatch.setattr(group_commit, "RIDING", 3)
     space, _ = opened()
     branches = [prepared(space, number) for number in range(1, 6)]
     for session, xid in branches[:3]:

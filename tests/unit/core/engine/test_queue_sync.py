@@ -11,7 +11,7 @@ import pytest
 
 from support.bare_space import BareSpace, bare_space
 from support.batch_story import xid as batch_xid
-from xaqueue.core.engine.commit import HELD_BYTES
+from xaqueue.core.engine.log import HELD_BYTES
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.core.owner import open as opening
 from xaqueue.core.storage.hardening import NOTHING

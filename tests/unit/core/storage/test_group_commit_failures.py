@@ -104,7 +104,7 @@ def test_what_is_no_error_of_a_step_fences(where: str, hardening: Hardening) -> 
 
     scene = Scene(hardening)
     if where == "published":
-        log_of(scene)._take_published = broken
+        scene.owner.published = broken
     for _ in range(2):
         with pytest.raises(ResourceFailed, match="watermark"):
             scene.log.perform(broken if where == "plan" else change("a"), broken if where == "publish" else nothing)

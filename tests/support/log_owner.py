@@ -1,0 +1,38 @@
+"""Whose log it is, where there is no space: it loses nothing, and has no room to spare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from xaqueue.core.model.definitions import Definitions
+from xaqueue.core.model.layout import Watermark
+from xaqueue.core.model.queue import Queue
+
+
+class LogOwner:
+    """``published``: called behind each round. ``retried``: with what found no room."""
+
+    serving = True
+
+    def __init__(self, published: Callable[[dict[str, Watermark]], object]) -> None:
+        self.definitions = Definitions()
+        self.queues: dict[str, Queue] = {}
+        self.published = published
+        self.retried: Callable[[OSError, Callable[[], object]], object] | None = None
+
+    def lost(self) -> str:
+        return ""
+
+    def check_owner(self) -> None:
+        pass
+
+    def published_locked(self, marks: dict[str, Watermark]) -> None:
+        self.published(marks)
+
+    def arrived_locked(self) -> None:
+        pass
+
+    def retry(self, error: OSError, call: Callable[[], object]) -> None:
+        if self.retried is None:
+            raise error
+        self.retried(error, call)
