@@ -21,7 +21,7 @@ from xaqueue.core.model.block import (
     pack_properties,
 )
 from xaqueue.core.model.branch import Branch, State, Written
-from xaqueue.core.model.layout import FIRST, PREPARED
+from xaqueue.core.model.layout import PREPARED
 from xaqueue.core.storage.fs import NO_ROOM
 from xaqueue.errors import DiskFull
 from xaqueue.message import Properties
@@ -114,7 +114,7 @@ def add_branch_block(space: Space, branch: Branch) -> None:
     branch.blocks.sort(key=attrgetter("number"))
     block = Block(Kind.BRANCH, NO_MESSAGE, Properties(""), pack_list(list_of(branch)), space.epoch)
     head, checksum = encode_with_checksum(block, body_limit_bytes=UNLIMITED)
-    written = Written(0, Kind.BRANCH, "", NO_MESSAGE, checksum, suffix=FIRST)
+    written = Written(0, Kind.BRANCH, "", NO_MESSAGE, checksum)
     _add(space, branch, written, head, block.body)
     branch.branch_block = written
 
@@ -122,8 +122,10 @@ def add_branch_block(space: Space, branch: Branch) -> None:
 def list_of(branch: Branch) -> list[Listed]:
     """What a branch block says: a row for each number, an empty one where a dequeue came to nothing."""
     rows = [NOTHING] * branch.blocks[-1].number
+    said: dict[int, bytes] = {}
+    for rider in branch.riders:
+        said.update(rider.listed())
     for written in branch.blocks:
-        rows[written.number - 1] = Listed(
-            written.kind, written.queue, written.message_id, written.checksum, written.key
-        )
+        key = said.get(written.number, b"")
+        rows[written.number - 1] = Listed(written.kind, written.queue, written.message_id, written.checksum, key)
     return rows

@@ -48,16 +48,16 @@ def prepare(space: Space, branch: Branch) -> None:
     for written in written_blocks:
         if not written.path and written.content is None:
             add_dequeue(space, branch, written)
-    if len(written_blocks) > 1 or written_blocks[0].is_shared or (branch.riders and branch.needs_list):
+    if len(written_blocks) > 1 or written_blocks[0].shared is not None or (branch.riders and branch.needs_list):
         add_branch_block(space, branch)
         written_blocks = branch.all_blocks
+        targets = [f"{PREPARED}/{branch.name}.{written.number:03d}" for written in written_blocks]
     else:
-        written_blocks[0].suffix = FIRST
+        targets = [f"{PREPARED}/{branch.name}.{FIRST}"]
     if branch.to_harden:
         space.log.harden(branch)
     ops: list[Op] = []
-    for written in written_blocks:
-        target = f"{PREPARED}/{branch.name}.{written.suffix}"
+    for written, target in zip(written_blocks, targets, strict=True):
         if written.path:
             ops.append((MOVE, written.path, target, 0))
         else:
@@ -67,16 +67,16 @@ def prepare(space: Space, branch: Branch) -> None:
     try:
         if len(ops) > STEP_FILES:
             change = space.log.ahead(branch, change)
-        space.log.perform(change, partial(_publish_prepared, space, branch), branch)
+        space.log.perform(change, partial(_publish_prepared, space, branch, targets), branch)
     except RetryLater as full:
         branch.rollback_reason = DiskFull(f"{full}. Branch {branch.xid} is rolled back")
         raise branch.rollback_reason from full
 
 
-def _publish_prepared(space: Space, branch: Branch) -> None:
+def _publish_prepared(space: Space, branch: Branch, paths: Sequence[str]) -> None:
     """Called with the lock held."""
-    for written in branch.blocks if branch.branch_block is None else branch.all_blocks:
-        written.path = f"{PREPARED}/{branch.name}.{written.suffix}"
+    for written, path in zip(branch.blocks if branch.branch_block is None else branch.all_blocks, paths, strict=True):
+        written.path = path
         if branch.kept_bytes > HELD_BYTES:
             written.content = None
     branch.prepared_at = space.now_ns() // 1000
@@ -188,10 +188,7 @@ def publish_commit(space: Space, branch: Branch) -> None:
         if written.kind is Kind.ENQUEUE:
             space.publish_locked(queue, entry)
             continue
-        if written.leaving:
-            setattr(queue.counters, written.leaving, getattr(queue.counters, written.leaving) + 1)
-        else:
-            queue.counters.dequeued += 1
+        queue.counters.dequeued += 1
         if queue.consumed(entry):
             space.has_consumed()
     for rider in branch.riders:

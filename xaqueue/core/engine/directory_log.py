@@ -106,9 +106,9 @@ class DirectoryLog(GroupCommit):
     # Blocks of active branches
 
     def add(self, branch: Branch, written: Written, head: bytes, body: bytes) -> None:
-        path = f"{ACTIVE}/{branch.name}.{written.suffix}"
+        path = f"{ACTIVE}/{branch.name}.{written.number:03d}"
         chunks = [head, body] if body else [head]
-        if written.twin is None:
+        if written.shared is None or written.twin is None:
             self.fs.create(path, chunks)
         else:
             make_twin(self.fs, written, path, chunks)
@@ -135,8 +135,6 @@ class DirectoryLog(GroupCommit):
             self.sync_names((ACTIVE,))  # else a crash could keep .commit and lose a block that it lists
         elif branch.to_harden and branch.blocks[0].kind is BlockKind.ENQUEUE:
             self.harden(branch)
-        if any(written.given for written in branch.blocks):
-            self.sync_names((PREPARED,))  # else the dequeue of an earlier life of this id could come back, and lock it
 
     def discard(self, paths: Iterable[str]) -> None:
         remove_all(self.fs, paths)

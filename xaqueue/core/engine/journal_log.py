@@ -32,7 +32,7 @@ from xaqueue.core.model.block import Kind, split_block
 from xaqueue.core.model.block_files import make_twin, read_block
 from xaqueue.core.model.branch import RULES, Branch, Written
 from xaqueue.core.model.change import DROP, MOVE, PUT, Change, Moved, Op, entry_of, final_states
-from xaqueue.core.model.layout import ACTIVE, Watermark, block_path
+from xaqueue.core.model.layout import ACTIVE, Watermark, block_path, numbered
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage.fs import NO_ROOM, FileSystem, remove_all, suppress_room, synced
 from xaqueue.core.storage.group_commit import JournalCommit, Plan, Publish, Step, nothing
@@ -108,7 +108,7 @@ class JournalLog(JournalCommit):
             self.behind.size_bytes > PENDING_BYTES or self.behind.files > PENDING_FILES
         ):
             self.settle()  # whoever adds waits for the directories, and needs room in them; what ends a branch does not
-        twin = written.twin
+        twin = written.shared if written.shared is not written else None
         size = BLOCK_BYTES if twin is not None else len(head) + len(body) + BLOCK_BYTES
         if (twin is None or not twin.path) and branch.kept_bytes + size <= self._kept_bytes:
             branch.kept_bytes += size
@@ -116,7 +116,7 @@ class JournalLog(JournalCommit):
             return
         self._end_earlier(branch)
         if twin is not None and not twin.path:  # with those that have a place, so that there is one file
-            self._spill(branch, [one for one in branch.blocks if one is twin or one.twin is twin])
+            self._spill(branch, [one for one in branch.blocks if one.shared is twin])
         self._write(branch, written, head, body)
 
     def _end_earlier(self, branch: Branch) -> None:
@@ -127,7 +127,7 @@ class JournalLog(JournalCommit):
             self.harden_late()
 
     def _write(self, branch: Branch, written: Written, head: bytes, body: bytes) -> None:
-        path = block_path(ACTIVE, branch.name, written.suffix)
+        path = block_path(ACTIVE, branch.name, numbered(written.number))
         chunks = [head, body] if body else [head]
         make = partial(make_twin, self.fs, written) if written.twin is not None else self.fs.create
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 from xaqueue.core.engine import blocks, quarantine
 from xaqueue.core.engine.state import Space, log
@@ -24,7 +25,7 @@ from xaqueue.core.model.block import (
     split_message,
     unpack_properties,
 )
-from xaqueue.core.model.branch import Branch, Written
+from xaqueue.core.model.branch import Branch, Rider, State, Written
 from xaqueue.core.model.entry import Entry
 from xaqueue.core.model.message_name import correlation_hash, tags_of
 from xaqueue.core.model.queue import Queue
@@ -73,10 +74,10 @@ def enqueue(space: Space, branch: Branch, name: str, body: bytes, options: Enque
     else:
         packed, tags = pack_plain(name, space.now_ns() // 1000), ""
     head, checksum = head_of(Kind.ENQUEUE, message_id, packed, body, space.epoch, definitions.max_body_bytes)
-    first = dedup.known(space, branch, name, key) if key else None
+    first = dedup.known(space, branch, name, message_id, key) if key else None
     if first is not None:
         return first
-    add(space, branch, Entry(0, message_id, tags), name, checksum, head, body, is_given=given is not None, key=key)
+    add(space, branch, Entry(0, message_id, tags), name, checksum, head, body, is_given=given is not None)
     return message_id
 
 
@@ -117,10 +118,9 @@ def add(
     may_wait: bool = True,
     is_shared: bool = False,
     twin: Written | None = None,
-    key: bytes = b"",
 ) -> Written:
     """Adds the block of a new message to the branch. is_given: its id is an older one. may_wait: for room in the queue.
-    is_shared: other queues get the same block, twin: the first of which has it already. key: of its dedup_key.
+    is_shared: other queues get the same block, twin: the first of which has it already.
 
     Raises InvalidArgument where the queue has a message of this id, QueueFull, and what ``blocks.without_room`` says.
     """
@@ -137,28 +137,45 @@ def add(
         if queue.limits is not None:
             queue.hold(message_id, len(head) + len(body))
         branch.numbers = number = branch.numbers + 1
-        key = key if queue.definition.dedup_window_s else b""
-        if key:
-            dedup.claims_of(branch).keys.setdefault((name, key), message_id)  # another session may have added one
-    written = Written(number, Kind.ENQUEUE, name, message_id, checksum, entry, f"{number:03d}", is_given, key=key)
+        if is_given and _REUSED not in branch.riders:
+            branch.riders = (*branch.riders, _REUSED)
+    written = Written(number, Kind.ENQUEUE, name, message_id, checksum, entry)
     if is_shared:
-        written.is_shared, written.twin = True, twin
+        written.shared = twin or written
     try:
         space.log.add(branch, written, head, body)
         branch.blocks.append(written)
+        if branch.riders:
+            _tell_riders(space, branch, written)
     except BaseException as error:
         with space.lock:
             queue.withdraw(message_id)
             if written in branch.blocks:
                 branch.blocks.remove(written)
-            if key and (keys := dedup.claims_of(branch).keys).get((name, key)) == message_id:
-                del keys[name, key]
         if isinstance(error, OSError):
             raise blocks.without_room(space, branch, len(head) + len(body), error) from error
         if written.path:  # interrupted: a later branch of its name may have a block of this number
             space.discard([written.path])
         raise
     return written
+
+
+def _tell_riders(space: Space, branch: Branch, written: Written) -> None:
+    with space.lock:
+        for rider in branch.riders:
+            rider.added_locked(branch, written)
+
+
+class _Reused(Rider):
+    """An id that a caller chose may be one of a message that was consumed. Before a commit in one phase, whose messages
+    no block in prepared/ has held: else the dequeue of that earlier life could come back, and lock this one."""
+
+    def stage(self, space: Space, branch: Branch, together: dict[Any, Any]) -> None:
+        if branch.base is State.ACTIVE and not space.log.is_atomic:
+            space.log.sync_names((layout.PREPARED,))
+
+
+_REUSED = _Reused()
 
 
 def check_room(space: Space, branch: Branch, size_bytes: int) -> None:
@@ -322,7 +339,7 @@ def _take(
             if entry is not None:
                 branch.numbers += 1
                 number = branch.numbers
-                written = Written(number, Kind.DEQUEUE, name, entry.message_id, 0, entry, f"{number:03d}")
+                written = Written(number, Kind.DEQUEUE, name, entry.message_id, 0, entry)
                 written.is_try = not even_early
                 branch.blocks.append(written)
                 taken.append(written)

@@ -45,17 +45,16 @@ def ranges_in(fs: FileSystem, queue: str) -> list[int]:
 def make_twin(fs: FileSystem, written: Written, path: str, chunks: Sequence[bytes]) -> None:
     """The file of a block that has the content of another one of its branch: another name of that one's file, or a file
     of its own where there is none, or links end. Raises OSError."""
-    assert written.twin is not None
-    if written.twin.path:
+    if (twin := written.twin) is not None and twin.path:
         try:
-            fs.link(written.twin.path, path)
+            fs.link(twin.path, path)
         except OSError as error:
             if error.errno not in (*NO_LINK, errno.ENOENT):  # it went meanwhile
                 raise
         else:
             return
     fs.create(path, chunks)
-    written.twin = None
+    written.shared = written
 
 
 def read_block(fs: FileSystem, path: str) -> bytes:

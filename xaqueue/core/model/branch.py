@@ -7,7 +7,7 @@ No I/O and no locks: whoever owns a branch serialises its calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -214,7 +214,7 @@ def call_of(verb: str, flags: Flag) -> Call:
     return call
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Written:
     """A command block of a branch: what it does, where its file stands, and where memory holds its message."""
 
@@ -226,24 +226,20 @@ class Written:
     """Of the whole block of an enqueue."""
     entry: Entry | None = None
     """The locked message of a dequeue, or the future entry of an enqueue."""
-    suffix: str = ""
-    """Of its file's name: its number, or that of a branch's only block once it is prepared."""
-    given: bool = False
-    """The caller chose the message id, which may be one that was used and consumed before."""
     path: str = ""
     """Where its file stands; empty as long as it has none."""
     content: tuple[bytes, bytes] | None = None
     """Head and body, as long as memory holds them."""
-    is_shared: bool = False
-    """Others of its branch have the same content, which names no queue: the list of the branch says whose it is."""
-    twin: Written | None = None
-    """The first of these, where this one's file, if it has one, is only another name of that one's."""
-    key: bytes = b""
-    """What a rider of the branch says of it in the list of the branch."""
-    leaving: str = ""
-    """By which other way than by being consumed the message of a dequeue leaves; see ``Counters``."""
+    shared: Written | None = None
+    """Others of its branch have the same content, which names no queue: the list of the branch says whose it is. The
+    block whose file has it, of which that of this one is another name; or this one."""
     is_try: bool = True
     """Of a dequeue: where it comes to nothing, a delivery has failed. Not so where somebody moves or removes it."""
+
+    @property
+    def twin(self) -> Written | None:
+        """The other block whose file this one's is only another name of."""
+        return self.shared if self.shared is not self else None
 
 
 @dataclass(slots=True)
@@ -303,7 +299,7 @@ class Branch:
     @property
     def needs_list(self) -> bool:
         """Whether its blocks alone do not say what it does."""
-        return len(self.blocks) > 1 or self.blocks[0].is_shared or any(rider.is_listed() for rider in self.riders)
+        return len(self.blocks) > 1 or self.blocks[0].shared is not None or any(one.listed() for one in self.riders)
 
     @property
     def is_for_operator(self) -> bool:
@@ -363,9 +359,13 @@ class Rider:
     is_for_operator = False
     """The branch is decided by hand only: nobody is told of it who would decide it by himself."""
 
-    def is_listed(self) -> bool:
-        """The branch has a branch block even if it has one block: that says what the block does not."""
-        return False
+    def added_locked(self, branch: Branch, written: Written) -> None:
+        """The branch has one block more, of a message that it adds. Called with the lock held."""
+
+    def listed(self) -> Mapping[int, bytes]:
+        """By the number of a block what the branch block says of it: where there is something, the branch has one even
+        if it has no other block."""
+        return {}
 
     def decide(self, space: Any, branch: Branch, call: Call) -> None:
         """Before a prepare, a vote, a commit or a rollback: it may refuse, or leave blocks out. The branch is busy.

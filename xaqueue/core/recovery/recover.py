@@ -280,13 +280,13 @@ class _Recovery:
         """Its list says which keys it claims; where that is lost, it is taken to claim all."""
         for path, head in blocks:
             written = self._add(branch, path, head)
-            if written.suffix != FIRST:
+            if not path.endswith(f".{FIRST}"):
                 key = found.rows[written.number - 1].key if found.rows else dedup.key_of(head)
                 dedup.recover_key(self.space, branch, written, key)
         _tell_moves(branch, found)
 
     def _add(self, branch: Branch, path: str, head: Head) -> Written:
-        queue, suffix = self.space.queue(head.properties.queue), path.rpartition(".")[2]
+        queue = self.space.queue(head.properties.queue)
         entry: Entry | None
         if head.kind is Kind.DEQUEUE:
             entry = queue.index.lock(head.message_id)
@@ -295,8 +295,8 @@ class _Recovery:
         else:
             entry = Entry(0, head.message_id, tags_of(head.properties))
             queue.pending.add(head.message_id)
-        number = int(suffix) or 1
-        written = Written(number, head.kind, queue.name, head.message_id, head.checksum, entry, suffix, path=path)
+        number = int(path.rpartition(".")[2]) or 1
+        written = Written(number, head.kind, queue.name, head.message_id, head.checksum, entry, path)
         written.is_try = NO_TRY not in head.properties.unknown
         branch.blocks.append(written)
         return written
@@ -501,8 +501,8 @@ def _tell_moves(branch: Branch, found: PreparedBranch) -> None:
     added = {row.message_id for row in found.rows if row.kind is Kind.ENQUEUE}
     for written in branch.blocks:
         if written.kind is Kind.DEQUEUE and written.message_id in added:
-            written.leaving = moving.MOVED
+            moving.leaves(branch, written, moving.MOVED)
 
 
 def _branch_block(path: str) -> Written:
-    return Written(0, Kind.BRANCH, "", NO_MESSAGE, 0, suffix=path.rpartition(".")[2], path=path)
+    return Written(0, Kind.BRANCH, "", NO_MESSAGE, 0, path=path)

@@ -29,7 +29,6 @@ from xaqueue.core.model.branch import Branch, Call, Rider, State, Written
 from xaqueue.core.model.change import Change, Op
 from xaqueue.core.model.change import Kind as Step
 from xaqueue.core.model.entry import Entry
-from xaqueue.core.model.layout import numbered
 from xaqueue.core.model.message_name import tags_of
 from xaqueue.errors import InvalidArgument, QueueWaiting, RetryLater, RolledBack, SpaceError
 from xaqueue.features.carry.carrier import Carrier, together
@@ -144,7 +143,7 @@ def vote(space: Space, branch: Branch, name: str) -> CarriedChange | None:
     size, queues = 0, set()
     for written in branch.blocks:
         if written.kind is Kind.ENQUEUE:
-            if written.content is None or written.path or written.is_shared:
+            if written.content is None or written.path or written.shared is not None:
                 return None
             size += len(written.content[0]) + len(written.content[1])
         queues.add(written.queue)
@@ -363,7 +362,7 @@ def _add(space: Space, branch: Branch, head: bytes, body: bytes) -> None:
     queue.pending.add(message_id)
     queue.hold(message_id, len(head) + len(body))
     entry, number = Entry(0, message_id, tags_of(parsed.properties)), len(branch.blocks) + 1
-    written = Written(number, Kind.ENQUEUE, name, message_id, parsed.checksum, entry, numbered(number))
+    written = Written(number, Kind.ENQUEUE, name, message_id, parsed.checksum, entry)
     written.content = head, body
     dedup.recover_key(space, branch, written, dedup.key_of(parsed))
     branch.blocks.append(written)
@@ -378,4 +377,4 @@ def _take(space: Space, branch: Branch, name: str, message_id: bytes) -> None:
         log.error("[carried-conflict] message %s of queue %s, which is taken, %s", message_id.hex(), name, what)
         return
     number = len(branch.blocks) + 1
-    branch.blocks.append(Written(number, Kind.DEQUEUE, name, entry.message_id, 0, entry, numbered(number)))
+    branch.blocks.append(Written(number, Kind.DEQUEUE, name, entry.message_id, 0, entry))

@@ -17,7 +17,7 @@ committed together, the first has the message. What is moved to another queue is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from heapq import heappush
 from typing import Any
@@ -39,13 +39,17 @@ PIECE = 256
 """Records that are removed in one step."""
 
 
-def known(space: Space, branch: Branch, name: str, key: bytes) -> MessageId | None:
-    """The message of this key that is committed, or that the branch has added before."""
+def known(space: Space, branch: Branch, name: str, message_id: MessageId, key: bytes) -> MessageId | None:
+    """The message of this key that is committed, or that the branch has added before; None: this one is to be added."""
     with space.lock:
         queue = space.queue(name)
         if not queue.definition.dedup_window_s:
             return None
-        return queue.keys.find(key, space.now_us()) or claims_of(branch).keys.get((name, key))
+        claims = claims_of(branch)
+        first = queue.keys.find(key, space.now_us()) or claims.keys.get((name, key))
+        if first is None:
+            claims.asked[name, message_id] = key
+        return first
 
 
 def key_of(head: Head) -> bytes:
@@ -58,8 +62,9 @@ def recover_key(space: Space, branch: Branch, written: Written, key: bytes) -> N
     held, or alone."""
     queue = space.queue(written.queue)
     if key and queue.definition.dedup_window_s:
-        written.key = key
-        claims_of(branch).keys[queue.name, key] = written.message_id
+        claims = claims_of(branch)
+        claims.numbers[written.number] = key
+        claims.keys[queue.name, key] = written.message_id
         queue.keys.claim(key, branch)
 
 
@@ -69,11 +74,21 @@ class Claims(Rider):
     def __init__(self) -> None:
         self.keys: dict[tuple[str, bytes], MessageId] = {}
         """By queue and hash of a dedup_key the message."""
+        self.asked: dict[tuple[str, MessageId], bytes] = {}
+        """The keys of messages that are being added."""
+        self.numbers: dict[int, bytes] = {}
+        """The keys of those that were, by the numbers of their blocks."""
         self.records: dict[int, Seen] = {}
         """By the number of its block, once its commit has begun."""
 
-    def is_listed(self) -> bool:
-        return bool(self.keys)
+    def added_locked(self, branch: Branch, written: Written) -> None:
+        key = self.asked.pop((written.queue, written.message_id), b"")
+        if key:
+            self.numbers[written.number] = key
+            self.keys.setdefault((written.queue, key), written.message_id)  # another session may have added one
+
+    def listed(self) -> Mapping[int, bytes]:
+        return self.numbers
 
     def decide(self, space: Space, branch: Branch, call: Call) -> None:
         """Raises RolledBack where the work is to be done again, ResourceFailed."""
@@ -94,10 +109,13 @@ class Claims(Rider):
                 else:
                     del self.keys[name, key]
             left_out = [
-                one for one in branch.blocks if one.key and self.keys.get((one.queue, one.key)) != one.message_id
+                one
+                for one in branch.blocks
+                if (asked := self.numbers.get(one.number)) and self.keys.get((one.queue, asked)) != one.message_id
             ]
             for written in left_out:
                 space.queues[written.queue].withdraw(written.message_id)
+                del self.numbers[written.number]
             if left_out:
                 numbers = {written.number for written in left_out}
                 branch.blocks = [one for one in branch.blocks if one.number not in numbers]
@@ -127,20 +145,22 @@ class Claims(Rider):
         """The windows of its keys begin."""
         now_us = space.now_us()
         for written in branch.blocks if self.keys else ():
-            if not written.key:
+            key = self.numbers.get(written.number)
+            if key is None:
                 continue
             queue = space.queues[written.queue]
             if is_of_a_batch(branch.xid):
-                first = queue.keys.find(written.key, now_us) or written.message_id
-                claim = "dedup", queue.name, written.key
+                first = queue.keys.find(key, now_us) or written.message_id
+                claim = "dedup", queue.name, key
                 if first != written.message_id or together.setdefault(claim, written) is not written:
-                    written.key, written.entry = b"", None  # another branch of its batch has it
+                    written.entry = None  # another branch of its batch has it
+                    del self.numbers[written.number]
                     self.records.pop(written.number, None)
                     with space.lock:
                         queue.withdraw(written.message_id)
                     continue
             if written.number not in self.records and (until_us := _until_us(queue, now_us)):
-                self.records[written.number] = Seen(until_us, written.key, written.message_id)
+                self.records[written.number] = Seen(until_us, key, written.message_id)
             if written.number in self.records and not space.log.is_atomic:
                 _, path, head, body, _ = _put_of(space, written.queue, self.records[written.number])
                 space.stage(path, head, body)

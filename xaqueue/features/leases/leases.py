@@ -276,14 +276,13 @@ def _hand_over_locked(self: Session, given: Branch, branch: Branch) -> None:
     entry = written.entry
     assert entry is not None
     branch.numbers += 1
-    suffix = f"{branch.numbers:03d}"
     if written.path:
-        path = f"{written.path.rpartition('/')[0]}/{branch.name}.{suffix}"
+        path = f"{written.path.rpartition('/')[0]}/{branch.name}.{branch.numbers:03d}"
         with space.fencing("to accept a delivery", "it is held still"):
             space.fs.rename(written.path, path)
         written.path = path
         branch.to_harden |= given.to_harden
-    written.number, written.suffix = branch.numbers, suffix
+    written.number = branch.numbers
     del space.branches[given.xid]  # first: an interrupt never leaves it to both
     branch.blocks.append(written)
     space.queue(written.queue).index.pass_on(entry, branch)

@@ -16,7 +16,7 @@ from xaqueue.core.engine.busy import Busy
 from xaqueue.core.engine.log import CommitPending
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.block import PROPERTIES_LIMIT_BYTES, Kind, head_of, pack_properties
-from xaqueue.core.model.branch import Branch, State, Written
+from xaqueue.core.model.branch import Branch, Rider, State, Written
 from xaqueue.core.model.entry import Entry
 from xaqueue.core.model.message_name import tags_of
 from xaqueue.core.model.queue import Queue
@@ -36,6 +36,31 @@ _BQUAL = b"move"
 _COUNTED = {TRIES: "dead_lettered", REJECTED: "rejected", EXPIRED: "expired"}
 
 log = logging.getLogger("xaqueue")
+
+
+class Leaving(Rider):
+    """Messages that the branch takes leave by another way than by being consumed: they count there instead."""
+
+    def __init__(self, ways: dict[int, str]) -> None:
+        """ways: by the number of its block, a field of ``Counters``."""
+        self.ways = ways
+
+    def publish_locked(self, space: Space, branch: Branch) -> None:
+        for written in branch.blocks:
+            way = self.ways.get(written.number)
+            if way and written.entry is not None:
+                counters = space.queues[written.queue].counters
+                counters.dequeued -= 1
+                setattr(counters, way, getattr(counters, way) + 1)
+
+
+def leaves(branch: Branch, written: Written, way: str) -> None:
+    """This dequeue counts so from here on; empty: as any other."""
+    for rider in branch.riders:
+        if isinstance(rider, Leaving):
+            rider.ways[written.number] = way
+            return
+    branch.riders = (*branch.riders, Leaving({written.number: way}))
 
 
 def move_exhausted(space: Space, stopped: Callable[[], bool]) -> bool:
@@ -125,8 +150,8 @@ def _move(space: Space, queue: Queue, entry: Entry, reason: str) -> None:
     """Where an error is raised the message is locked still, or back in its queue. Past its commit point it is moved
     by whoever completes the branch."""
     xid = Xid(LOCAL_FORMAT_ID, fresh_id(), _BQUAL)
-    taken = Written(1, Kind.DEQUEUE, queue.name, entry.message_id, 0, entry, "001", leaving=_COUNTED[reason])
-    branch = Branch(xid, str(xid), [taken], numbers=1, busy=True)
+    taken = Written(1, Kind.DEQUEUE, queue.name, entry.message_id, 0, entry)
+    branch = Branch(xid, str(xid), [taken], numbers=1, busy=True, riders=(Leaving({1: _COUNTED[reason]}),))
     with space.lock:
         space.branches[xid] = branch
     try:
@@ -159,7 +184,7 @@ def move_one(
         check(properties.queue)
         for written in branch.blocks:
             if written.kind is Kind.DEQUEUE and written.queue == name and written.message_id == message_id:
-                written.leaving = MOVED
+                leaves(branch, written, MOVED)
         return _add(space, branch, message, properties, wanted_id)
     except BaseException:
         messages.give_back(space, branch, name, [message_id])
@@ -189,7 +214,7 @@ def reject(space: Space, branch: Branch, reason: str) -> None:
     retry = tries.failed_now(space, name, entry, reason)
     try:
         _add(space, branch, message, *_out(message, target, retry, REJECTED))
-        taken.leaving = _COUNTED[REJECTED]
+        leaves(branch, taken, _COUNTED[REJECTED])
         commit.commit(space, branch)
     except BaseException:
         if branch.base is State.ACTIVE:
@@ -202,7 +227,7 @@ def _withdraw(space: Space, branch: Branch, taken: Written) -> None:
     added = [written for written in branch.all_blocks if written is not taken]
     with space.lock:
         branch.blocks, branch.branch_block, branch.rollback_reason = [taken], None, None
-        taken.leaving = ""
+        leaves(branch, taken, "")
         for written in added:
             if written.kind is Kind.ENQUEUE:
                 space.queue(written.queue).withdraw(written.message_id)

@@ -117,7 +117,7 @@ def _is_set_aside(space: Space, name: str, found: Entry) -> bool:
         entry = queue.index.take(space.now_us(), message_id=found.message_id, holder=branch, even_early=True)
         if entry is None:
             return False
-        written = Written(1, Kind.DEQUEUE, name, entry.message_id, 0, entry, "001")
+        written = Written(1, Kind.DEQUEUE, name, entry.message_id, 0, entry)
         branch.blocks.append(written)
     try:
         if messages.fetch(space, branch, written) is None:

@@ -38,7 +38,7 @@ def enqueue_to(space: Space, branch: Branch, names: Sequence[str], body: bytes, 
     packed, tags = pack_properties(properties), tags_of(properties)
     head, checksum = head_of(Kind.ENQUEUE, message_id, packed, body, space.epoch, space.definitions.max_body_bytes)
     key = hash_of(properties.dedup_key) if properties.dedup_key is not None else b""
-    known = {name: dedup.known(space, branch, name, key) for name in names} if key else {}
+    known = {name: dedup.known(space, branch, name, message_id, key) for name in names} if key else {}
     names = [name for name in names if known.get(name) is None]
     if not names:
         return next(filter(None, known.values()))
@@ -56,7 +56,6 @@ def enqueue_to(space: Space, branch: Branch, names: Sequence[str], body: bytes, 
                 is_given=given is not None,
                 is_shared=True,
                 twin=first,
-                key=key,
             )
             if first is None or (added.path and not first.path):  # a file can have more names
                 first = added
