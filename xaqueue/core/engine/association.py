@@ -10,7 +10,7 @@ import time
 
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import branch as states
-from xaqueue.core.model.branch import ALLOWED_NEXT, RULES, Branch, Call, State, call_of
+from xaqueue.core.model.branch import ALLOWED_NEXT, RULES, Begun, Branch, Call, State, call_of
 from xaqueue.errors import (
     Error,
     InterfaceError,
@@ -143,7 +143,8 @@ class Association:
     # Within
 
     @property
-    def _lessee(self) -> bytes | int:
+    def identity(self) -> bytes | int:
+        """By which it is known as the holder of a branch."""
         return self.key or self.number
 
     def _check_open(self) -> None:
@@ -161,7 +162,7 @@ class Association:
         if self.branch_limit is not None:
             self._count_locked(xid, self.branch_limit)
         branch = self.space.branches[xid] = Branch(xid, str(xid))
-        branch.begun, branch.begun_by = time.monotonic(), self.key
+        branch.begun = Begun(time.monotonic(), self.key)
         rule = RULES.get(xid[0])
         if rule is not None:
             try:
@@ -169,10 +170,10 @@ class Association:
             except RolledBack as why:
                 branch.rollback_reason = why
         if timeout_s is not None:
-            branch.deadline = branch.begun + timeout_s
+            branch.deadline = branch.begun.at + timeout_s
             self.space.look_by(branch.deadline)
         if self.space.definitions.branch_idle_s:
-            self.space.look_by(branch.begun + self.space.definitions.branch_idle_s)
+            self.space.look_by(branch.begun.at + self.space.definitions.branch_idle_s)
         return branch
 
     def _count_locked(self, xid: Xid, limit: int) -> None:

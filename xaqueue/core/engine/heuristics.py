@@ -14,7 +14,7 @@ from xaqueue.core.engine import blocks, commit, operator_log
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.block import NO_MESSAGE, Block, Kind, decode, encode, pack_list
 from xaqueue.core.model.block_files import read_checked
-from xaqueue.core.model.branch import HEURISTICS, Branch, State
+from xaqueue.core.model.branch import HEURISTICS, Branch, Decided, State
 from xaqueue.core.model.change import DROP, Change
 from xaqueue.core.model.change import Kind as Step
 from xaqueue.core.model.layout import HEURISTIC
@@ -121,7 +121,8 @@ def complete(space: Space, xid: Xid, decision: Decision) -> None:
     """Does what was decided, as far as it is not done yet, and remembers it as the branch's state."""
     branch = space.branches.get(xid)
     if branch is not None and branch.base in (State.PREPARED, State.COMMITTING):
-        branch.decided = OUTCOMES[decision.outcome]
+        if branch.decided is None:
+            branch.riders = (*branch.riders, Decided(OUTCOMES[decision.outcome]))
         if decision.outcome == "rollback":
             commit.rollback(space, branch)
         else:

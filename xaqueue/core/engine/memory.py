@@ -203,7 +203,7 @@ class Memory:
         with self.lock:
             branch = self.branches.get(xid)
             if branch is not None:
-                if begun_by and branch.begun_by and branch.begun_by != begun_by:
+                if begun_by and branch.begun.by and branch.begun.by != begun_by:
                     return Outcome.UNKNOWN
                 if branch.base is State.ROLLBACK_ONLY and not branch.blocks:
                     return Outcome.ROLLED_BACK

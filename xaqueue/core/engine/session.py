@@ -19,9 +19,9 @@ from xaqueue.core.engine import commit, heuristics, messages
 from xaqueue.core.engine.busy import Busy, leave
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import branch as states
-from xaqueue.core.model.branch import ALLOWED_NEXT, RULES, Branch, Call, State, call_of, check_flags
+from xaqueue.core.model.branch import ALLOWED_NEXT, RULES, Branch, Call, Explained, State, call_of, check_flags
 from xaqueue.delivery import checked_reason
-from xaqueue.errors import Error, InvalidArgument, ProtocolError, ResourceFailed, RetryLater, RolledBack
+from xaqueue.errors import Error, InvalidArgument, ProtocolError, ResourceFailed, RolledBack
 from xaqueue.features.batches import batches
 from xaqueue.features.batches.batches import BatchVerbs
 from xaqueue.features.carry import carry
@@ -94,11 +94,6 @@ class Session(BatchVerbs, StreamVerbs, CarryVerbs):
             try:
                 if branch.riders or xid[0] in RULES:
                     self._decide(branch, Call.COMMIT)
-                if branch.damage:
-                    raise RetryLater(
-                        f"branch {xid} lost {', '.join(branch.damage)}: it cannot be committed as a whole; "
-                        f"an operator decides with `xaqueue indoubt show {xid}`"
-                    )
                 if not branch.blocks and branch.base not in (State.PREPARED, State.CARRIED):
                     with self.space.lock:
                         self.space.finish_locked(branch, Outcome.COMMITTED)
@@ -129,7 +124,7 @@ class Session(BatchVerbs, StreamVerbs, CarryVerbs):
         with self.space.lock:
             branch = self.space.branches.get(xid)
             if branch is not None:
-                branch.explained = why
+                branch.riders = (*branch.riders, Explained(why))
 
     def flush(self) -> None:
         self._check_open()
@@ -337,7 +332,7 @@ class Session(BatchVerbs, StreamVerbs, CarryVerbs):
                             f"branch {branch.xid}: a session in it was lost", Code.XA_RBCOMMFAIL
                         )
                     else:
-                        if branch.lessee is not None:
+                        if branch.holder is not None:
                             branch.rollback_reason = RolledBack("its session was closed", Code.XA_RBCOMMFAIL)
                         alone.append(branch)
                         branch.busy = True
@@ -395,7 +390,7 @@ class Session(BatchVerbs, StreamVerbs, CarryVerbs):
             for branch in self.space.branches.values()
             if self.number in branch.active
             or (self.number in branch.suspended and not branch.migrates)
-            or (branch.lessee == self._lessee and branch.base is State.ACTIVE and not self._is_lost)
+            or (branch.holder == self.identity and branch.base is State.ACTIVE and not self._is_lost)
             or (branch is self._local and branch.base in _UNFINISHED)
             or (branch.base is State.ROLLBACK_ONLY and any(branch is one for one in self._undone))
         ]
@@ -416,7 +411,7 @@ class Session(BatchVerbs, StreamVerbs, CarryVerbs):
                         self._expire(branch)
                 if branch is None:
                     state = State.UNKNOWN
-                elif branch.base is State.PREPARED and branch.decided is None:
+                elif branch.base is State.PREPARED and not branch.riders:
                     state = State.PREPARED
                 else:
                     state = branch.state_for(self.number)

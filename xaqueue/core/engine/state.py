@@ -409,13 +409,13 @@ class Space(Memory):
         branch.busy = False
         if self.waiters:
             self.settled.notify_all()
-        if branch.decided is not None:
-            self.branches[xid] = Branch(xid, branch.name, base=branch.decided)
+        if branch.riders and (decided := branch.decided) is not None:
+            self.branches[xid] = Branch(xid, branch.name, base=decided)
             return
         self.branches.pop(xid, None)
         branch.base = State.UNKNOWN
         if self.remembers_local or xid[0] != LOCAL_FORMAT_ID:
-            self.remember(xid, outcome, branch.begun_by)
+            self.remember(xid, outcome, branch.begun.by)
 
     def close(self, ending: Callable[[Space], object] = lambda _: None) -> bool:
         """Ends the use of the directories. Blocks of branches still active are rolled back by the next open.

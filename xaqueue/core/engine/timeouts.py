@@ -85,7 +85,7 @@ def _late_at(space: Space, branch: Branch, limit: _Limit) -> float:
     now, left_at = limit.now, branch.progress + limit.left_s
     match branch.base:
         case State.ACTIVE | State.ROLLBACK_ONLY:
-            idle_at = branch.progress + limit.idle_s if branch.lessee is None else float("inf")
+            idle_at = branch.progress + limit.idle_s if branch.holder is None else float("inf")
             at = idle_at if branch.deadline is None else min(idle_at, branch.deadline)
             return at if at > now else now + LOOK_S
         case State.UNDONE:
@@ -106,7 +106,7 @@ def _is_late(branch: Branch, limit: _Limit) -> bool:
     if _is_overdue(branch, limit.now):
         return True
     is_idle = limit.now - branch.progress > limit.idle_s and not branch.working
-    return is_idle and branch.lessee is None
+    return is_idle and branch.holder is None
 
 
 def _is_left(branch: Branch, limit: _Limit) -> bool:
@@ -124,7 +124,7 @@ def _complete(space: Space, branch: Branch, limit: _Limit) -> None:
     with suppress(RetryLater), Busy(space, branch):  # which takes it for progress, so that it is tried again later
         commit.commit(space, branch)
         with space.lock:
-            space.remember(branch.xid, Outcome.COMMITTED, branch.begun_by)  # for who commits it again
+            space.remember(branch.xid, Outcome.COMMITTED, branch.begun.by)  # for who commits it again
         log.warning("[branch-completed] branch %s found no room when it was committed: it is completed", branch.xid)
 
 
@@ -145,7 +145,7 @@ def _roll_back(space: Space, branch: Branch, limit: _Limit) -> bool:
         if branch.base is not State.UNDONE:
             why = f"did nothing for {limit.idle_s:g} s"
             if _is_overdue(branch, limit.now):
-                why = "took longer than its timeout" if branch.lessee is None else "is a lease that has ended"
+                why = next(filter(None, (one.overdue for one in branch.riders)), "took longer than its timeout")
             branch.rollback_reason = branch.rollback_reason or RolledBack(
                 f"branch {branch.xid} {why}", Code.XA_RBTIMEOUT
             )
@@ -166,7 +166,7 @@ def _undo(space: Space, branch: Branch, now: float) -> bool:
     except RetryLater as full:
         log.warning("[no-room-yet] branch %s is rolled back later: %s", branch.xid, full)
         return False
-    if branch.lessee is not None:  # who settles it is told that it is over
+    if branch.holder is not None:  # who comes back to it is told that it is over
         with space.lock:
             space.branches.pop(branch.xid, None)
     branch.blocks.clear()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from xaqueue.core.model.block import Kind
 from xaqueue.core.model.entry import Entry
@@ -20,6 +20,7 @@ from xaqueue.errors import (
     HeuristicOutcome,
     InvalidArgument,
     ProtocolError,
+    RetryLater,
     RolledBack,
     UnknownXid,
 )
@@ -242,6 +243,15 @@ class Written:
         return self.shared if self.shared is not self else None
 
 
+class Begun(NamedTuple):
+    """When a branch was begun, and by whom: not known where that was another owner."""
+
+    at: float = 0.0
+    """Of the monotonic clock."""
+    by: bytes | None = None
+    """The key of the session, where it has one."""
+
+
 @dataclass(slots=True)
 class Branch:
     """One branch: its blocks, which sessions are in it, and how far it is."""
@@ -264,32 +274,21 @@ class Branch:
     """Suspended with MIGRATE: any session may resume it."""
     rollback_reason: RolledBack | None = None
     """Why it can only be rolled back."""
-    explained: str = ""
-    """Why it is going to be rolled back, by who works in it."""
     deadline: float | None = None
     """Of the monotonic clock, as ``progress`` is."""
-    begun: float = 0.0
-    """Of the monotonic clock; 0 where another owner has begun it."""
-    begun_by: bytes | None = None
-    """The key of the session that has, where that has one and is of this owner."""
+    begun: Begun = Begun()  # noqa: RUF009 - it is a value
     progress: float = 0.0
     """When something was last done in it or to it."""
     working: set[int] = field(default_factory=set)
     """Sessions that are enqueueing or dequeueing in it now. Each is here before it looks for a reason to roll back."""
     busy: bool = False
     """A step is on its way to disk; the next call waits for it."""
-    damage: list[str] = field(default_factory=list)
-    """What was lost of a prepared branch; it can be rolled back, and committed only by an operator."""
     prepared_at: int = 0
     """Int microseconds UTC."""
     kept_bytes: int = 0
     """Of its blocks' contents, held in memory."""
-    lessee: bytes | int | None = None
-    """Of the branch of a message on lease: the key of the session that received it, or its number."""
     riders: tuple[Rider, ...] = ()
-    """Features that have a say in its steps."""
-    decided: State | None = None
-    """An operator's recorded decision, on its way: what the verbs answer from now on."""
+    """Who else has a say in its steps."""
 
     @property
     def all_blocks(self) -> list[Written]:
@@ -306,14 +305,29 @@ class Branch:
         return any(rider.is_for_operator for rider in self.riders)
 
     @property
+    def decided(self) -> State | None:
+        """An operator's recorded decision, on its way: what the verbs answer from now on."""
+        return next((rider.decided for rider in self.riders if rider.decided is not None), None)
+
+    @property
+    def damage(self) -> Sequence[str]:
+        """What was lost of a prepared branch; it can be rolled back, and committed only by an operator."""
+        return next((rider.damage for rider in self.riders if rider.damage), [])
+
+    @property
+    def holder(self) -> bytes | int | None:
+        """For whom it waits though no session is in it; see ``Rider``."""
+        return next((rider.holder for rider in self.riders if rider.holder is not None), None)
+
+    @property
     def contents(self) -> list[str]:
         """Its files, each under one name."""
         return [written.path for written in self.all_blocks if written.twin is None or not written.twin.path]
 
     def state_for(self, session: int) -> State:
         """The branch's state as this session sees it."""
-        if self.decided is not None:
-            return self.decided
+        if self.riders and (decided := self.decided) is not None:
+            return decided
         if self.base not in _OPEN:
             return self.base
         if session in self.active:
@@ -358,6 +372,15 @@ class Rider:
 
     is_for_operator = False
     """The branch is decided by hand only: nobody is told of it who would decide it by himself."""
+    decided: State | None = None
+    """An operator's recorded decision, on its way."""
+    damage: Sequence[str] = ()
+    """What was lost of it."""
+    holder: bytes | int | None = None
+    """The key or number of a session that comes back to it without being in it. It ends with that session, or at its
+    deadline, of which that is told when it asks; until then it is not idle."""
+    overdue = ""
+    """What the branch is past its deadline, where it did not just take long."""
 
     def added_locked(self, branch: Branch, written: Written) -> None:
         """The branch has one block more, of a message that it adds. Called with the lock held."""
@@ -387,6 +410,34 @@ class Rider:
 
     def release_locked(self, space: Any, branch: Branch) -> None:
         """The branch is over, committed or not."""
+
+
+@dataclass(slots=True)
+class Decided(Rider):
+    """An operator has decided it."""
+
+    decided: State | None
+
+
+@dataclass(slots=True)
+class Damaged(Rider):
+    """Something of a prepared branch was lost."""
+
+    damage: Sequence[str]
+
+    def decide(self, space: Any, branch: Branch, call: Call) -> None:
+        if call is Call.COMMIT:
+            raise RetryLater(
+                f"branch {branch.xid} lost {', '.join(self.damage)}: it cannot be committed as a whole; "
+                f"an operator decides with `xaqueue indoubt show {branch.xid}`"
+            )
+
+
+@dataclass(slots=True)
+class Explained(Rider):
+    """Who works in it has said why it is going to be rolled back."""
+
+    reason: str
 
 
 RULES: dict[int, Callable[[Any, Branch, Call], None]] = {}

@@ -22,7 +22,7 @@ from xaqueue.core.engine.disk_space import segment_bytes
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import change, layout
 from xaqueue.core.model.block_files import listed, ranges_in
-from xaqueue.core.model.branch import Branch, State
+from xaqueue.core.model.branch import Branch, Damaged, State
 from xaqueue.core.model.change import Kind as Step
 from xaqueue.core.model.change import highest_numbers
 from xaqueue.core.model.definitions import Definitions
@@ -194,8 +194,8 @@ def _prepared(space: Space) -> None:
     for xid in {**found, **lost}:
         status = prepared.survey(space.fs, xid, found.get(xid, {}), lost.get(xid, ()), holds)
         if status.verdict is Verdict.IN_DOUBT and (status.blocks or status.damage):
-            branch = Branch(xid, str(xid), base=State.PREPARED, damage=status.damage)
-            branch.prepared_at = status.prepared_at
+            branch = Branch(xid, str(xid), base=State.PREPARED, prepared_at=status.prepared_at)
+            branch.riders = (Damaged(status.damage),) if status.damage else ()
             space.branches[xid] = branch
         elif status.verdict in (Verdict.COMMITTING, Verdict.FINISHED):
             space.remember(xid, Outcome.COMMITTED)

@@ -28,7 +28,7 @@ from xaqueue.core.engine.state import Space
 from xaqueue.core.model import change, layout
 from xaqueue.core.model.block import NO_MESSAGE, NO_TRY, Head, Kind
 from xaqueue.core.model.block_files import listed
-from xaqueue.core.model.branch import Branch, State, Written
+from xaqueue.core.model.branch import Branch, Damaged, State, Written
 from xaqueue.core.model.change import Kind as Step
 from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.model.entry import Entry
@@ -266,11 +266,11 @@ class _Recovery:
         branch = Branch(found.xid, str(found.xid), base=State.PREPARED, prepared_at=found.prepared_at)
         for path, reason in found.broken:
             self._set_aside(path, reason)
-            branch.damage.append(path)
-        branch.damage += found.lost
         snapshot = self.space.restored.of_branch(found.xid)
         if snapshot:
             branch.riders = (CameBack(snapshot),)
+        if damage := [path for path, _ in found.broken] + found.lost:
+            branch.riders = (*branch.riders, Damaged(damage))
         self._add_each(branch, found, found.blocks)
         if found.list_path:
             branch.branch_block = _branch_block(found.list_path)

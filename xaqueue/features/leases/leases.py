@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from xaqueue.access import CONSUME
 from xaqueue.core.engine import commit, messages
 from xaqueue.core.engine.busy import leave
 from xaqueue.core.engine.session import Session
-from xaqueue.core.model.branch import Branch, State
+from xaqueue.core.model.branch import Branch, Rider, State
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.delivery import ACK, LEASE_S, NACK, REJECT, Detail, checked_count, checked_lease_s, checked_reason
 from xaqueue.errors import (
@@ -58,6 +59,14 @@ RECEIVE_OPTIONS = ("max_messages", "lease_s", "wait_s")
 _unanswered: set[bytes] = set()
 """Leases that may be settled, since the answer was lost or the call broken off: a delivery may be settled over any
 connection of this process."""
+
+
+@dataclass(slots=True)
+class Lent(Rider):
+    """Its message is on lease: the holder is who received it."""
+
+    holder: bytes | int | None
+    overdue = "is a lease that has ended"
 
 
 @verb(CONSUME)
@@ -209,8 +218,9 @@ def adopt(self: Session, lost: bytes) -> None:
     """What the lost session of this key holds is this one's: its client goes on here."""
     with self.space.lock:
         for branch in self.space.branches.values():
-            if branch.lessee == lost:
-                branch.lessee = self._lessee
+            for rider in branch.riders:
+                if rider.holder == lost:
+                    rider.holder = self.identity
 
 
 # Within
@@ -221,7 +231,7 @@ def _lend(self: Session, queue: str, lease_s: float, wait_s: float) -> tuple[Bra
     with space.lock:
         space.check()
         branch = self._begin_locked(Xid(LOCAL_FORMAT_ID, fresh_id(), BQUAL), None)
-        branch.lessee = self._lessee
+        branch.riders = (Lent(self.identity),)
     self._receiving, self._awaits = branch, queue if wait_s else ""
     self._waits_since = time.monotonic()
     try:
@@ -256,7 +266,7 @@ def _held_locked(self: Session, queue: str, xid: Xid, how: str = "") -> Branch:
         branch is None
         or branch.base is not State.ACTIVE
         or branch.rollback_reason is not None
-        or branch.lessee is None  # a client may name a branch of its own so, or join this one and add to it
+        or branch.holder is None  # a client may name a branch of its own so, or join this one and add to it
         or branch.active
         or len(branch.blocks) != 1
         or branch.deadline is None

@@ -16,7 +16,7 @@ from functools import partial
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout, records
 from xaqueue.core.model.block import Kind
-from xaqueue.core.model.branch import Branch
+from xaqueue.core.model.branch import Branch, Explained
 from xaqueue.core.model.change import DROP, PUT, Change, Op
 from xaqueue.core.model.change import Kind as Step
 from xaqueue.core.model.definitions import UNDEFINED
@@ -49,9 +49,9 @@ def failed_by(space: Space, branch: Branch) -> list[Failed]:
         return []
     back = [(queue, entry, _before(entry)) for queue, entry, is_try in held if not is_try]
     why = branch.rollback_reason
-    reason = branch.explained or ROLLED_BACK
+    reason = next((one.reason for one in reversed(branch.riders) if isinstance(one, Explained)), "") or ROLLED_BACK
     reason = reason if why is None else _REASONS.get(why.code, reason)
-    if branch.lessee is not None and why is not None and why.code is Code.XA_RBTIMEOUT:
+    if branch.holder is not None and why is not None and why.code is Code.XA_RBTIMEOUT:
         reason = LEASE_EXPIRED
     return back + _failed(space, [(queue, entry) for queue, entry, is_try in held if is_try], reason)
 

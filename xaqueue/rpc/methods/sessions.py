@@ -102,17 +102,17 @@ def _holders(branch: Branch) -> Iterator[bytes | int | None]:
     """Numbers and keys of sessions."""
     yield from branch.active
     yield from branch.suspended
-    yield branch.lessee
-    yield branch.begun_by
+    yield branch.holder
+    yield branch.begun.by
 
 
 def state_of(branch: Branch) -> str:
-    return UNFINISHED.get(branch.base, ACTIVE if branch.lessee is None else ON_LEASE)
+    return UNFINISHED.get(branch.base, ACTIVE if branch.holder is None else ON_LEASE)
 
 
 def since_of(space: Space, branch: Branch) -> int:
     """When it was begun, or prepared; 0 where nobody knows."""
-    return branch.prepared_at or _wall(space, branch.begun)
+    return branch.prepared_at or _wall(space, branch.begun.at)
 
 
 def age_of_oldest(space: Space, branches: Iterable[Branch]) -> int:

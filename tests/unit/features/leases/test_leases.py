@@ -84,7 +84,7 @@ def end_leases(bare: BareSpace) -> int:
     """Their time has passed, and somebody looks for them."""
     with bare.space.lock:
         for branch in bare.space.branches.values():
-            if branch.lessee is not None:
+            if branch.holder is not None:
                 branch.deadline = 0.0
     return expire(bare.space, time.monotonic(), float("inf"))
 
