@@ -249,7 +249,7 @@ class Connection(MessageCalls, QueueCalls):
 
     @alone
     def deliver(self, carrier: str, secret: str, changes: Sequence[bytes], pruned: Pruned) -> bool:
-        """Hands over what a database has carried in earlier lives of the space; see ``Carrying.deliver``."""
+        """Hands over what a database has carried in earlier lives of the space; see the verb of this name."""
         self._transaction.check_open()
         size, page = 0, list[bytes]()
         for change in changes:

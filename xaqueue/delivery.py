@@ -22,7 +22,7 @@ MOST_MESSAGES = 1000
 REASON_LIMIT = 500
 """Characters of the reason of a reject."""
 Detail = int | str | tuple[int | None, str] | None
-"""Of how it is settled: see ``Leasing.settle``."""
+"""Of how it is settled: see the verb ``settle``."""
 Settle = Callable[["Delivery", str, Detail], None]
 Extend = Callable[["Delivery", float], None]
 

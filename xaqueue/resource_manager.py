@@ -8,62 +8,45 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, Unpack
 
-from xaqueue.batch import Batch, Decision, Plan
 from xaqueue.carried import Carriers, CarrierStatus
 from xaqueue.delivery import LEASE_S, Detail
 from xaqueue.message import EnqueueOptions, Message, MessageId
-from xaqueue.reservation import Reservation
 from xaqueue.snapshot import SnapshotStatus
 from xaqueue.xa import Flag, Outcome, Vote
 from xaqueue.xid import Xid
 
 
 class Carrying(Protocol):
-    """What a resource manager does for a transaction manager one of whose databases carries changes of the space.
-
-    carrier: ``<node>.<participant>``; changes: as ``CarriedChange.encode`` made them.
-    """
+    """What a resource manager does for a transaction manager one of whose databases carries changes of the space: see
+    the verbs of these names in ``xaqueue.features.carry``."""
 
     @property
     def space_id(self) -> str:
         """Of the space: another one in its place never heard of its branches."""
 
-    def carriers(self) -> Carriers:
-        """Who has the space open, and which databases carry its changes, or did."""
+    def carriers(self) -> Carriers: ...
 
     def deliver(
         self, carrier: str, secret: str, changes: Sequence[bytes], highest: int, count: int, more: bool = False
-    ) -> bool:
-        """Hands over what stands in the database of earlier lives, which can add to it no more.
+    ) -> bool: ...
 
-        secret: of the life that has begun there. highest, count: of changes whose rows are gone. more: there are
-        further changes. Whether all is applied and hardened; it is not where another carrier of the same queues has not
-        delivered yet. Idempotent. Raises SpaceError where the space or the database is an old copy, RetryLater where
-        there is no room, or a branch is in the way.
-        """
-
-    def release_carrier(self, carrier: str) -> CarrierStatus | None:
-        """Its queues wait no more, by an operator's decision; None where it carries now, or was released before."""
+    def release_carrier(self, carrier: str) -> CarrierStatus | None: ...
 
 
 class Leasing(Protocol):
     """Messages that are handed out for a while, beside the branches of the session. Any session may settle a lease, 16
-    bytes. Each but ``receive`` raises LeaseExpired where it has ended, and then has done nothing."""
+    bytes. Each but ``receive`` raises LeaseExpired where it has ended, and then has done nothing. See the verbs of
+    these names in ``xaqueue.features.leases``."""
 
     def receive(
         self, queue: str, max_messages: int = 1, lease_s: float = LEASE_S, wait_s: float | None = 0.0
-    ) -> list[tuple[bytes, Message]]:
-        """See ``Connection.receive``."""
+    ) -> list[tuple[bytes, Message]]: ...
 
-    def settle(self, queue: str, lease: bytes, how: str, detail: Detail = None) -> None:
-        """how: ``ack``, ``nack`` or ``reject``. detail: microseconds, or None, of a nack, or both these and its reason;
-        the reason of a reject."""
+    def settle(self, queue: str, lease: bytes, how: str, detail: Detail = None) -> None: ...
 
-    def extend(self, queue: str, lease: bytes, lease_s: float) -> None:
-        """The lease ends so many seconds from now."""
+    def extend(self, queue: str, lease: bytes, lease_s: float) -> None: ...
 
-    def accept(self, queue: str, lease: bytes) -> None:
-        """The message is one that the associated branch has taken, and the lease is over."""
+    def accept(self, queue: str, lease: bytes) -> None: ...
 
 
 class ResourceManager(Carrying, Leasing, Protocol):
@@ -177,46 +160,3 @@ class ResourceManager(Carrying, Leasing, Protocol):
 
         Returns whether there was anything to be ended.
         """
-
-
-class Batches(Protocol):
-    """What a resource manager does for a query that writes in batches: many prepared branches, one decision."""
-
-    def commit_all(
-        self, batch: Batch, xids: Sequence[Xid], others: Sequence[tuple[str, Xid]] = (), plan: Plan | None = None
-    ) -> Decision:
-        """Commits prepared branches of a batch in one step and rolls back all others of it.
-
-        A batch that was decided before is finished as it was decided, what is new is rolled back, and the earlier
-        decision is returned. ``others``: branches in other spaces, by their ids, that this decision holds for. What is
-        left to do here of the query's last batch is done first, RetryLater where that finds no room.
-        Raises UnknownXid, and has done nothing, where one of ``xids`` is not prepared; InvalidArgument, likewise, for
-        a number below that of the query's last batch, and for that number with another plan.
-        """
-
-    def rollback_all(self, batch: Batch, spaces: Sequence[str] = ()) -> int:
-        """Rolls back the branches of a batch that is not decided; how many there were. ``spaces``: the ids of those
-        that were asked; branches that another one may have committed are left.
-        """
-
-    def decision(self, batch: Batch) -> Decision | None:
-        """What was decided of a batch, or of the last of its query where that is a later one; None without both."""
-
-
-class Streams(Protocol):
-    """What a resource manager does for a stream that consumes a queue from its front, in batches."""
-
-    def reserve(self, queue: str, stream: str, after: int, upto: int) -> Reservation:
-        """Keeps the queue for this stream, which is about to read (after, upto]. Idempotent.
-
-        Raises QueueReserved where another stream or a branch has messages of it, or an operator released it.
-        """
-
-    def consume(self, queue: str, stream: str, upto: int, archive: bool = False) -> Reservation:
-        """Everything up to this number is consumed: removed, or moved to the archive. Cumulative and idempotent."""
-
-    def release(self, queue: str) -> Reservation | None:
-        """Ends the reservation, whoever has it; what is not consumed is there for everybody. None without one."""
-
-    def reservations(self) -> list[Reservation]:
-        """Of all queues, sorted by their names."""

@@ -51,7 +51,11 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         ("xaqueue.rpc.wire", "xaqueue.rpc.credentials", "xaqueue.rpc.client.branch", "xaqueue.rpc.client.link"),
         ("xaqueue.rpc.methods.sessions", "xaqueue.rpc.server.peer", "xaqueue.rpc.verb"),
     ),
-    ("xaqueue.features.leases",),
+    *(
+        ("xaqueue.features.leases", "xaqueue.features.streams.streams", "xaqueue.features.topics.several"),
+        ("xaqueue.features.batches.verbs", "xaqueue.features.carry.verbs", "xaqueue.features.retries.verbs"),
+        ("xaqueue.features.scrub.verbs", "xaqueue.features.snapshots.verbs"),
+    ),
     ("xaqueue.features.session",),
     ("xaqueue.offline.reconstruct",),
     ("xaqueue.rpc",),

@@ -13,7 +13,8 @@ import pytest
 
 from xaqueue.batch import ONE_SPACE, SEVERAL_SPACES, Batch, Decision, Plan
 from xaqueue.errors import HeuristicOutcome, InvalidArgument, ProtocolError, RolledBack, UnknownXid
-from xaqueue.resource_manager import Batches, ResourceManager
+from xaqueue.features.session import Session
+from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.xa import Code, Flag, Outcome
 from xaqueue.xid import Xid
 
@@ -25,8 +26,7 @@ QUERY = "7f3c0b52-9a4e-4a86-9f0e-0d6c6b1a2c3d"
 NINE = Plan("9" * 64, '{"orders": "nine"}', ("one", "two"))
 
 
-class Manager(ResourceManager, Batches, Protocol):
-    """Both, as a session and a client are."""
+Manager = Session | RemoteManager
 
 
 class Host(Protocol):

@@ -11,7 +11,14 @@ from typing import Any, ClassVar, ParamSpec, TypeVar
 
 from xaqueue.core.engine import session as core
 from xaqueue.core.owner import open
+from xaqueue.features.batches import verbs as batches
+from xaqueue.features.carry import verbs as carrying
 from xaqueue.features.leases import leases
+from xaqueue.features.retries import verbs as retries
+from xaqueue.features.scrub import verbs as scrub
+from xaqueue.features.snapshots import verbs as snapshots
+from xaqueue.features.streams import streams
+from xaqueue.features.topics import several
 from xaqueue.rpc.verb import Verb
 
 P = ParamSpec("P")
@@ -24,10 +31,32 @@ class Verbs:
 
     _half: ClassVar[str]
 
+    enqueue_many = several.enqueue_many
+    enqueue_to = several.enqueue_to
+    publish = several.publish
+    dequeue_many = several.dequeue_many
+    move = retries.move
+
     receive = leases.receive
     settle = leases.settle
     extend = leases.extend
     accept = leases.accept
+
+    commit_all = batches.commit_all
+    rollback_all = batches.rollback_all
+    decision = batches.decision
+
+    reserve = streams.reserve
+    consume = streams.consume
+    release = streams.release
+    reservations = streams.reservations
+
+    carriers = carrying.carriers
+    deliver = carrying.deliver
+    release_carrier = carrying.release_carrier
+
+    snapshot = snapshots.snapshot
+    repair = scrub.repair
 
     def __init_subclass__(cls, half: str) -> None:
         cls._half = half
@@ -45,6 +74,9 @@ VERBS: dict[str, Verb[..., Any]] = {name: verb for name, verb in vars(Verbs).ite
 
 class Session(core.Session, Verbs, half="perform"):
     """A ResourceManager. Used by one thread at a time; any number of sessions share a space."""
+
+    carry = carrying.carry
+    can_carry = property(carrying.can_carry)
 
 
 def whole(session: core.Session) -> Session:

@@ -32,7 +32,7 @@ from xaqueue.core.model.block_files import listed, read_checked
 from xaqueue.core.model.format import checked_name, is_lost, parse, read_format, signs_of
 from xaqueue.core.model.layout import COMMITTED, FORMAT, QUARANTINE, QUEUES
 from xaqueue.core.owner.definitions_file import damage_of, read_good
-from xaqueue.core.owner.open import NEW_QUEUES, attach
+from xaqueue.core.owner.open import NEW_QUEUES
 from xaqueue.core.owner.record import in_use, read_owner
 from xaqueue.core.recovery.load import Progress
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
@@ -40,7 +40,7 @@ from xaqueue.core.storage.fs import FileSystem, replace_file
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.core.storage.owner_file import OwnerFile
 from xaqueue.errors import DamagedBlock, Error, InvalidArgument, SpaceError
-from xaqueue.features.session import whole
+from xaqueue.features.session import attach, whole
 from xaqueue.message import MessageId
 from xaqueue.offline import aside
 from xaqueue.offline.check import Repaired, repair

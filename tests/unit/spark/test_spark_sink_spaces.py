@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -153,7 +153,7 @@ def _crashes(writer: Any, messages: Sequence[Any]) -> bool:
 
 def crash_after_decision(scene: Scene, writer: Any, messages: Sequence[Any]) -> None:
     with pytest.MonkeyPatch.context() as patched:
-        commit_all = RemoteManager.commit_all
+        commit_all: Callable[..., Any] = RemoteManager.commit_all
 
         def crashing(self: RemoteManager, batch: Batch, xids: Sequence[Xid], *more: Any) -> Any:
             commit_all(self, batch, xids, *more)

@@ -8,37 +8,36 @@ from __future__ import annotations
 
 import _thread
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Unpack
 
-from xaqueue.batch import is_of_a_batch
-from xaqueue.carried import CarriedChange, checked_carrier
 from xaqueue.core.engine import commit, heuristics, messages
+from xaqueue.core.engine.association import Association
 from xaqueue.core.engine.busy import Busy, leave
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import branch as states
-from xaqueue.core.model.branch import ALLOWED_NEXT, RULES, Branch, Call, Explained, State, call_of, check_flags
+from xaqueue.core.model.branch import (
+    ALLOWED_NEXT,
+    OUTCOMES,
+    RULES,
+    Branch,
+    Call,
+    Explained,
+    State,
+    call_of,
+    check_flags,
+)
 from xaqueue.delivery import checked_reason
 from xaqueue.errors import Error, InvalidArgument, ProtocolError, ResourceFailed, RolledBack
-from xaqueue.features.batches import batches
-from xaqueue.features.batches.batches import BatchVerbs
-from xaqueue.features.carry import carry
-from xaqueue.features.carry.carry import CarryVerbs
-from xaqueue.features.retries import moving
-from xaqueue.features.scrub import scrub
-from xaqueue.features.scrub.scrub import Scrubbed
-from xaqueue.features.streams.streams import StreamVerbs
-from xaqueue.features.topics import several
-from xaqueue.message import EnqueueOptions, Message, MessageId, check_queue_name, check_queues, id_of
-from xaqueue.snapshot import SnapshotStatus
+from xaqueue.message import EnqueueOptions, Message, MessageId, check_queue_name, id_of
 from xaqueue.times import check_seconds
 from xaqueue.xa import Code, Flag, Outcome, Vote
 from xaqueue.xid import Xid
 
 
-class Session(BatchVerbs, StreamVerbs, CarryVerbs):
+class Session(Association):
     """A ResourceManager. Used by one thread at a time; any number of sessions share a space."""
 
     def __init__(self, space: Space, on_close: Callable[[], None] = lambda: None) -> None:
@@ -49,6 +48,10 @@ class Session(BatchVerbs, StreamVerbs, CarryVerbs):
         """The queue of the last enqueue, or dequeue, that may have waited."""
         self._waits_since = 0.0
         """When the last dequeue that may have waited began."""
+
+    @property
+    def space_id(self) -> str:
+        return self.space.life.space
 
     # The verbs of a branch's life
 
@@ -73,20 +76,6 @@ class Session(BatchVerbs, StreamVerbs, CarryVerbs):
         if self.space.log.interrupts:
             self.space.log.deliver_interrupt()
         return Vote.OK
-
-    def carry(self, xid: Xid, carrier: str) -> CarriedChange | None:
-        checked_carrier(carrier)
-        branch = self._take(xid, Call.PREPARE)
-        try:
-            found = carry.vote(self.space, branch, carrier)
-            if found is None:
-                with self.space.lock:
-                    self.space.settle_locked(branch)
-        except BaseException as error:
-            leave(self.space, branch, error)
-            raise
-        self.space.log.deliver_interrupt()
-        return found
 
     def commit(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
         branch = self._take(xid, Call.COMMIT if flags is Flag.NOFLAGS else call_of("commit", flags))
@@ -182,7 +171,7 @@ class Session(BatchVerbs, StreamVerbs, CarryVerbs):
             self._settled_locked(xid)  # a step on its way is waited for: what it comes to is the answer
         found = self.space.outcome(xid, begun_by)
         self.space.check_owner()  # with another one it may have come to something else
-        return batches.outcome(self.space, xid) if found is Outcome.UNKNOWN and is_of_a_batch(xid) else found
+        return OUTCOMES[xid[0]](self.space, xid) if found is Outcome.UNKNOWN and xid[0] in OUTCOMES else found
 
     # The work
 
@@ -194,22 +183,6 @@ class Session(BatchVerbs, StreamVerbs, CarryVerbs):
         finally:
             branch.progress = time.monotonic()
             branch.working.discard(self.number)
-
-    def enqueue_many(
-        self, queue: str, bodies: Sequence[bytes], ids: Sequence[bytes] | None = None, **options: Unpack[EnqueueOptions]
-    ) -> list[MessageId]:
-        """ids: of the messages, where the caller has made them."""
-        with self._work() as branch:
-            self._awaits = queue
-            return several.enqueue_many(self.space, branch, queue, bodies, ids, options)
-
-    def enqueue_to(self, queues: Sequence[str], body: bytes, **options: Unpack[EnqueueOptions]) -> MessageId:
-        with self._work() as branch:
-            return several.enqueue_to(self.space, branch, check_queues(queues), body, options)
-
-    def publish(self, topic: str, body: bytes, **options: Unpack[EnqueueOptions]) -> MessageId:
-        with self._work() as branch:
-            return several.publish(self.space, branch, topic, body, options)
 
     def dequeue(
         self,
@@ -229,32 +202,6 @@ class Session(BatchVerbs, StreamVerbs, CarryVerbs):
         finally:
             branch.progress = time.monotonic()
             branch.working.discard(self.number)
-
-    def dequeue_many(
-        self, queue: str, count: int, *, wait_s: float | None = 0.0, most_bytes: int | None = None
-    ) -> list[Message]:
-        """most_bytes: it ends behind the message with which the bodies reach so many."""
-        limit_s = check_seconds("wait_s", wait_s) if wait_s != 0 else 0.0
-        branch = self._at_work()
-        if limit_s:
-            self._waits_since = time.monotonic()
-        self._awaits = queue if limit_s else ""
-        try:
-            return several.dequeue_many(self.space, branch, queue, count, limit_s, most_bytes)
-        finally:
-            branch.progress = time.monotonic()
-            branch.working.discard(self.number)
-
-    def move(
-        self,
-        queue: str,
-        message_id: bytes,
-        to: str | None = None,
-        check: Callable[[str], object] = lambda queue: None,
-    ) -> MessageId | None:
-        """check: raises where this session may not add to that queue."""
-        with self._work() as branch:
-            return moving.move_one(self.space, branch, check_queue_name(queue), id_of(message_id), to, check)
 
     def remove(self, queue: str, message_id: bytes) -> bool:
         with self._work() as branch:
@@ -281,18 +228,6 @@ class Session(BatchVerbs, StreamVerbs, CarryVerbs):
         self.space.wait_until_loaded()
         self.space.check()
         self.space.waiting.run(partial(self.space.undefine, check_queue_name(queue)))
-
-    def snapshot(self, prunes: bool = True) -> SnapshotStatus:
-        self._check_open()
-        return self.space.waiting.run(partial(self.space.take_snapshot, bool(prunes)))
-
-    def repair(self, queue: str) -> Scrubbed:
-        """Reads every message of a queue, and sets aside what is damaged; see ``scrub``."""
-        self._check_open()
-        self.space.wait_until_loaded()
-        done = scrub.scrub_queue(self.space, check_queue_name(queue))
-        assert done is not None
-        return done
 
     def lose(self, why: str = "its session was lost") -> Xid | None:
         """Whoever used the session is gone: what waits in it is to end, and ``close`` follows.

@@ -25,7 +25,7 @@ from xaqueue.errors import (
     UnknownXid,
 )
 from xaqueue.message import MessageId
-from xaqueue.xa import Code, Flag
+from xaqueue.xa import Code, Flag, Outcome
 from xaqueue.xid import Xid
 
 
@@ -442,6 +442,8 @@ class Explained(Rider):
 
 RULES: dict[int, Callable[[Any, Branch, Call], None]] = {}
 """By the format id of an xid: asked before a start, and as ``Rider.decide`` is, what such a branch may do alone."""
+OUTCOMES: dict[int, Callable[[Any, Xid], Outcome]] = {}
+"""By the format id of an xid: what became of such a branch that memory does not know."""
 
 _OPEN = frozenset((State.ACTIVE, State.IDLE, State.UNDONE))
 """What a session sees then depends on who is in it."""

@@ -29,11 +29,10 @@ from xaqueue.batch import (
     key_of,
 )
 from xaqueue.core.engine import heuristics, quarantine
-from xaqueue.core.engine.association import Association
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import records
 from xaqueue.core.model.block import Kind
-from xaqueue.core.model.branch import HEURISTICS, RULES, Branch, Call, State
+from xaqueue.core.model.branch import HEURISTICS, OUTCOMES, RULES, Branch, Call, State
 from xaqueue.core.model.layout import BATCHES, QUARANTINE
 from xaqueue.core.storage.fs import NO_ROOM
 from xaqueue.errors import (
@@ -56,44 +55,32 @@ Others = tuple[tuple[str, Xid], ...]
 _UNFINISHED = (State.PREPARED, State.COMMITTING)
 
 
-class BatchVerbs(Association):
-    """The part of a ``Session`` that is ``xaqueue.resource_manager.Batches``. These verbs belong to no branch."""
+def commit_all(
+    space: Space, batch: Batch, xids: Sequence[Xid], others: Sequence[tuple[str, Xid]], plan: Plan
+) -> Decision:
+    here, elsewhere = tuple(dict.fromkeys(xids)), tuple(dict.fromkeys(others))
+    _check(batch, here, elsewhere)
+    _finish_last(space, batch)
+    with claimed(space, batch.gtrid) as claim:
+        decided = decision(space, batch)
+        if decided is None:
+            decided = _first(space, claim, batch, here, elsewhere, plan)
+        elif why_not := decided.why_not(batch, plan):
+            raise InvalidArgument(why_not)
+        _carry_out(space, claim, decided)
+        _compare(space, claim, decided)
+    return decided
 
-    def commit_all(
-        self, batch: Batch, xids: Sequence[Xid], others: Sequence[tuple[str, Xid]] = (), plan: Plan | None = None
-    ) -> Decision:
-        """Beside UnknownXid it raises RetryLater: where nothing is decided for want of room or for damage, and where it
-        is, and the rest is finished by the same call made again.
-        """
-        self._check_open()
-        space, plan = self.space, plan or Plan()
-        here, elsewhere = tuple(dict.fromkeys(xids)), tuple(dict.fromkeys(others))
-        _check(batch, here, elsewhere)
-        _finish_last(space, batch)
-        with claimed(space, batch.gtrid) as claim:
-            decided = decision(space, batch)
-            if decided is None:
-                decided = _first(space, claim, batch, here, elsewhere, plan)
-            elif why_not := decided.why_not(batch, plan):
-                raise InvalidArgument(why_not)
-            _carry_out(space, claim, decided)
-            _compare(space, claim, decided)
-        return decided
 
-    def rollback_all(self, batch: Batch, spaces: Sequence[str] = ()) -> int:
-        self._check_open()
-        with claimed(self.space, batch.gtrid) as claim:
-            decided = decision(self.space, batch)
-            if decided is not None and decided.batch.number == batch.number:
-                return 0
-            strange = set(_strange(claim, spaces))
-            branches = [b for xid, b in claim.prepared.items() if b.base is State.PREPARED and xid not in strange]
-            batch_steps.undo(self.space, batch.gtrid, branches)
-        return len(branches)
-
-    def decision(self, batch: Batch) -> Decision | None:
-        self._check_open()
-        return decision(self.space, batch)
+def rollback_all(space: Space, batch: Batch, spaces: Sequence[str]) -> int:
+    with claimed(space, batch.gtrid) as claim:
+        decided = decision(space, batch)
+        if decided is not None and decided.batch.number == batch.number:
+            return 0
+        strange = set(_strange(claim, spaces))
+        branches = [b for xid, b in claim.prepared.items() if b.base is State.PREPARED and xid not in strange]
+        batch_steps.undo(space, batch.gtrid, branches)
+    return len(branches)
 
 
 # What branches of batches may do on their own
@@ -113,10 +100,6 @@ def check(space: Space, branch: Branch, call: Call) -> None:
         _check_commit(branch)
     elif call is Call.ROLLBACK:
         _check_rollback(branch)
-
-
-for _format_id in BATCH_FORMAT_IDS:
-    RULES[_format_id] = check
 
 
 def _check_prepare(space: Space, branch: Branch) -> None:
@@ -151,13 +134,17 @@ def _check_rollback(branch: Branch) -> None:
 def outcome(space: Space, xid: Xid) -> Outcome:
     """What became of a branch of a batch, as its decision says."""
     with space.lock:
-        if not space.batches.has(xid.gtrid):
+        if not is_of_a_batch(xid) or not space.batches.has(xid.gtrid):
             return Outcome.UNKNOWN
     try:
         decided = records.decode_decision(space.read_record(records.decision_path(xid.gtrid)))
     except (FileNotFoundError, DamagedBlock):
         return Outcome.UNKNOWN
     return Outcome.COMMITTED if xid in decided.xids else Outcome.ROLLED_BACK
+
+
+for _format_id in BATCH_FORMAT_IDS:
+    RULES[_format_id], OUTCOMES[_format_id] = check, outcome
 
 
 # A batch is claimed before anything is done to its branches
@@ -220,7 +207,7 @@ def _unfinished(space: Space, batch: Batch) -> Batch | None:
 
 
 def decision(space: Space, batch: Batch) -> Decision | None:
-    """See ``Batches.decision``. Raises ResourceError where it is lost."""
+    """See ``verbs.decision``. Raises ResourceError where it is lost."""
     with space.lock:
         space.check_readable()
         number = space.batches.last.get(batch.key, -1)

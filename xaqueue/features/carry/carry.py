@@ -19,9 +19,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from xaqueue.batch import is_of_a_batch
-from xaqueue.carried import CarriedChange, Carriers, CarrierState, CarrierStatus, Pruned, checked_carrier, decode
+from xaqueue.carried import CarriedChange, CarrierState, CarrierStatus, Pruned, decode
 from xaqueue.core.engine import commit
-from xaqueue.core.engine.association import Association
 from xaqueue.core.engine.busy import Busy
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.block import Kind, decode_head
@@ -45,54 +44,28 @@ DELIVERED = 100_000
 log = logging.getLogger("xaqueue")
 
 
-class CarryVerbs(Association):
-    """The part of a ``Session`` for who has a database carry changes. These verbs belong to no branch."""
+def deliver(space: Space, carrier: str, secret: str, changes: Sequence[bytes], pruned: Pruned, *, more: bool) -> bool:
+    """See ``verbs.deliver``."""
+    if secret != space.life.secret:
+        raise InvalidArgument("deliver is refused: the space was opened anew since its database was asked")
+    found = [decode(one) for one in changes]
+    space.wait_until_loaded()
+    with _in_hand(space):
+        return _deliver(space, carrier, found, pruned, more=more)
 
-    def carriers(self) -> Carriers:
-        self._check_open()
-        space = self.space
+
+def release(space: Space, carrier: str) -> CarrierStatus | None:
+    """See ``verbs.release_carrier``."""
+    space.wait_until_loaded()
+    with _in_hand(space):
         with space.lock:
-            space.check()
-            return Carriers(*space.life, tuple(space.carriers[name].status for name in sorted(space.carriers)))
-
-    @property
-    def space_id(self) -> str:
-        return self.space.life.space
-
-    @property
-    def can_carry(self) -> bool:
-        """Whether changes of the space can be carried at its level."""
-        return self.space.log.is_atomic
-
-    def deliver(
-        self, carrier: str, secret: str, changes: Sequence[bytes], highest: int, count: int, more: bool = False
-    ) -> bool:
-        self._check_open()
-        space = self.space
-        checked_carrier(carrier)
-        if type(highest) is not int or type(count) is not int or type(more) is not bool or len(changes) > DELIVERED:
-            raise InvalidArgument("deliver takes a carrier, a life, its changes, the highest that is gone and how many")
-        if secret != space.life.secret:
-            raise InvalidArgument("deliver is refused: the space was opened anew since its database was asked")
-        found = [decode(one) for one in changes]
-        space.wait_until_loaded()
-        with _in_hand(space):
-            return _deliver(space, carrier, found, Pruned(highest, count), more=more)
-
-    def release_carrier(self, carrier: str) -> CarrierStatus | None:
-        self._check_open()
-        space = self.space
-        checked_carrier(carrier)
-        space.wait_until_loaded()
-        with _in_hand(space):
-            with space.lock:
-                noted = space.carriers.get(carrier)
-                if noted is None or noted.noted or noted.state is CarrierState.RELEASED:
-                    return None
-                found, noted.pending = noted.status, True
-            _note(space, noted, CarrierState.RELEASED)
-            log.warning("[carrier-released] carrier %s is not waited for: an operator has released it", carrier)
-            return found
+            noted = space.carriers.get(carrier)
+            if noted is None or noted.noted or noted.state is CarrierState.RELEASED:
+                return None
+            found, noted.pending = noted.status, True
+        _note(space, noted, CarrierState.RELEASED)
+        log.warning("[carrier-released] carrier %s is not waited for: an operator has released it", carrier)
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from xaqueue.core.engine.association import Association
+from xaqueue.access import CONSUME, NOTHING, RESOLVE
+from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout, records
 from xaqueue.core.model.change import Kind as Step
@@ -28,100 +29,114 @@ from xaqueue.features.carry import carry
 from xaqueue.features.streams import cleanup
 from xaqueue.message import check_queue_name
 from xaqueue.reservation import Reservation, check_stream
+from xaqueue.rpc.verb import verb
 
 
-class StreamVerbs(Association):
-    """The part of a ``Session`` that is ``xaqueue.resource_manager.Streams``. These verbs belong to no branch."""
+@verb(CONSUME, is_repeated=True)
+def reserve(self: Session, queue: str, stream: str, after: int, upto: int) -> Reservation:
+    """Keeps the queue for this stream, which is about to read (after, upto]. Idempotent.
 
-    def _opened(self) -> Space:
-        self._check_open()
-        return self.space
-
-    def reserve(self, queue: str, stream: str, after: int, upto: int) -> Reservation:
-        space = self._opened()
-        space.definitions.find(check_queue_name(queue))
-        check_stream(stream)
-        if check_number(after) > check_number(upto):
-            raise InvalidArgument(f"range ({after}, {upto}] is refused: it ends before it begins")
-        with _in_hand(space, queue) as kept:
-            before, record = kept.record, _record_for(space, kept, stream)
-            if record is not before:
-                with space.lock:
-                    why = carry.waiting(space, queue)
-                    if why is not None:
-                        raise why
-                    _wait_for_the_sweep(space, kept)
-                    try:
-                        _check_unlocked(space, kept)
-                    except QueueReserved:
-                        space.has_consumed()  # the sweep goes on
-                        raise
-                    kept.keep_leaving()
-                    kept.record = record  # from here on nobody locks a message
-                    kept.arrived.notify_all()
+    Raises QueueReserved where another stream or a branch has messages of it, or an operator released it.
+    """
+    space = _opened(self)
+    space.definitions.find(check_queue_name(queue))
+    check_stream(stream)
+    if check_number(after) > check_number(upto):
+        raise InvalidArgument(f"range ({after}, {upto}] is refused: it ends before it begins")
+    with _in_hand(space, queue) as kept:
+        before, record = kept.record, _record_for(space, kept, stream)
+        if record is not before:
+            with space.lock:
+                why = carry.waiting(space, queue)
+                if why is not None:
+                    raise why
+                _wait_for_the_sweep(space, kept)
                 try:
-                    _write(space, record)
-                except BaseException:
-                    with space.lock:
-                        kept.record = before
-                        space.has_consumed()
+                    _check_unlocked(space, kept)
+                except QueueReserved:
+                    space.has_consumed()  # the sweep goes on
                     raise
-            with space.lock:
-                kept.in_flight = (after, upto) if upto > after else None
-                return _reservation_of(kept)
-
-    def consume(self, queue: str, stream: str, upto: int, archive: bool = False) -> Reservation:
-        space = self._opened()
-        check_stream(stream)
-        check_number(upto)
-        if not isinstance(archive, bool):
-            raise InvalidArgument(
-                f"archive {archive!r} is refused: true (keep in archive/) or false (remove) is wanted"
-            )
-        with _in_hand(space, queue) as kept:
-            record = _record_of(kept, stream)
-            if upto <= record.consumed:
-                return _reservation_of(kept)
-            with space.lock:
-                _check_consumable(kept, upto)
-            if record.archived_after is not None and not archive:
-                _harden_cleared(space, kept)  # what was to be kept is in its place
-            after = record.consumed if record.archived_after is None else record.archived_after
-            further = replace(record, consumed=upto, archived_after=after if archive else None)
-            _write(space, further, lambda: kept.consume(further))
-            space.has_consumed()
-            with space.lock:
-                return _reservation_of(kept)
-
-    def release(self, queue: str) -> Reservation | None:
-        space = self._opened()
-        with _in_hand(space, queue) as kept:
-            record = kept.keeper
-            if record is None:
-                return None
-            _harden_cleared(space, kept)
-            former = tuple(one for one in (*record.former, record.stream) if one)[-FORMER:]
-            released = replace(record, released=True, archived_after=None, former=former, damage="")
-
-            def publish() -> None:
-                kept.record = released
-
-            with space.lock:
-                found = replace(_reservation_of(kept), released=True)
-            _write(space, released, publish)
-            with space.lock:
-                kept.in_flight = None
+                kept.keep_leaving()
+                kept.record = record  # from here on nobody locks a message
                 kept.arrived.notify_all()
-            space.has_consumed()  # what had all its tries moves now
-            return found
-
-    def reservations(self) -> list[Reservation]:
-        space = self._opened()
-        space.wait_until_loaded()
+            try:
+                _write(space, record)
+            except BaseException:
+                with space.lock:
+                    kept.record = before
+                    space.has_consumed()
+                raise
         with space.lock:
-            space.check_readable()
-            kept = [_reservation_of(queue) for queue in space.queues.values() if queue.keeper is not None]
-        return sorted(kept, key=lambda one: one.queue)
+            kept.in_flight = (after, upto) if upto > after else None
+            return _reservation_of(kept)
+
+
+@verb(CONSUME, is_repeated=True)
+def consume(self: Session, queue: str, stream: str, upto: int, archive: bool = False) -> Reservation:
+    """Everything up to this number is consumed: removed, or moved to the archive. Cumulative and idempotent."""
+    space = _opened(self)
+    check_stream(stream)
+    check_number(upto)
+    if not isinstance(archive, bool):
+        raise InvalidArgument(f"archive {archive!r} is refused: true (keep in archive/) or false (remove) is wanted")
+    with _in_hand(space, queue) as kept:
+        record = _record_of(kept, stream)
+        if upto <= record.consumed:
+            return _reservation_of(kept)
+        with space.lock:
+            _check_consumable(kept, upto)
+        if record.archived_after is not None and not archive:
+            _harden_cleared(space, kept)  # what was to be kept is in its place
+        after = record.consumed if record.archived_after is None else record.archived_after
+        further = replace(record, consumed=upto, archived_after=after if archive else None)
+        _write(space, further, lambda: kept.consume(further))
+        space.has_consumed()
+        with space.lock:
+            return _reservation_of(kept)
+
+
+@verb(RESOLVE)
+def release(self: Session, queue: str) -> Reservation | None:
+    """Ends the reservation, whoever has it; what is not consumed is there for everybody. None without one.
+
+    A client raises ConnectionLost where the answer is lost: then ``reservations`` tells.
+    """
+    space = _opened(self)
+    with _in_hand(space, queue) as kept:
+        record = kept.keeper
+        if record is None:
+            return None
+        _harden_cleared(space, kept)
+        former = tuple(one for one in (*record.former, record.stream) if one)[-FORMER:]
+        released = replace(record, released=True, archived_after=None, former=former, damage="")
+
+        def publish() -> None:
+            kept.record = released
+
+        with space.lock:
+            found = replace(_reservation_of(kept), released=True)
+        _write(space, released, publish)
+        with space.lock:
+            kept.in_flight = None
+            kept.arrived.notify_all()
+        space.has_consumed()  # what had all its tries moves now
+        return found
+
+
+@verb(NOTHING, is_repeated=True)
+def reservations(self: Session) -> list[Reservation]:
+    """Of all queues, sorted by their names."""
+    space = _opened(self)
+    space.wait_until_loaded()
+    with space.lock:
+        space.check_readable()
+        kept = [_reservation_of(queue) for queue in space.queues.values() if queue.keeper is not None]
+    return sorted(kept, key=lambda one: one.queue)
+
+
+def _opened(self: Session) -> Space:
+    self._check_open()
+    return self.space
 
 
 def check_number(value: int) -> int:

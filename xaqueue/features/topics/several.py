@@ -6,25 +6,188 @@ back.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Unpack
 
+from xaqueue.access import CONSUME, PRODUCE
 from xaqueue.core.engine import messages
+from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.block import NO_MESSAGE, Kind, head_of, pack_properties
 from xaqueue.core.model.branch import Branch, Written
 from xaqueue.core.model.entry import Entry
 from xaqueue.core.model.message_name import tags_of
 from xaqueue.core.storage.ids import fresh_id
-from xaqueue.errors import RolledBack
+from xaqueue.errors import ConnectionLost, Error, InvalidArgument, RolledBack
 from xaqueue.features.dedup import dedup
 from xaqueue.features.dedup.values import hash_of
 from xaqueue.features.limits import queue_room
-from xaqueue.message import EnqueueOptions, Message, MessageId, body_of, check_queue_name, id_of, properties_of
+from xaqueue.message import (
+    PLAIN_OPTIONS,
+    EnqueueOptions,
+    Message,
+    MessageId,
+    body_of,
+    check_queue_name,
+    check_queues,
+    id_of,
+    properties_of,
+)
+from xaqueue.rpc import wire
+from xaqueue.rpc.verb import verb
+from xaqueue.rpc.wire import PAGE, PAGE_BYTES
+from xaqueue.times import check_seconds
 from xaqueue.xa import Code
 
+if TYPE_CHECKING:
+    from xaqueue.rpc.client.link import Link
+    from xaqueue.rpc.server.peer import Caller
 
-def enqueue_to(space: Space, branch: Branch, names: Sequence[str], body: bytes, options: EnqueueOptions) -> MessageId:
-    """Adds one message to several queues, its content once; see ``ResourceManager.enqueue_to``."""
+MANY_OPTIONS = tuple(name for name in PLAIN_OPTIONS if name != "message_id")
+
+
+@verb(PRODUCE)
+def enqueue_to(self: Session, queues: Sequence[str], body: bytes, **options: Unpack[EnqueueOptions]) -> MessageId:
+    """Adds one message to several queues, its content once; see ``Connection.enqueue_to``."""
+    with self._work() as branch:
+        return _enqueue_to(self.space, branch, check_queues(queues), body, options)
+
+
+@enqueue_to.server
+def _(caller: Caller, queues: Any, body: Any, options: Any = None) -> bytes:
+    return enqueue_to(caller.session, queues, body, **caller.options_to_add("enqueue_to", options))
+
+
+@enqueue_to.client
+def _(self: Link, queues: Sequence[str], body: bytes, **options: Unpack[EnqueueOptions]) -> MessageId:
+    return _ask_to_add(self, "enqueue_to", list(queues), body, options)
+
+
+@verb(PRODUCE)
+def publish(self: Session, topic: str, body: bytes, **options: Unpack[EnqueueOptions]) -> MessageId:
+    """Adds a message to each queue that subscribes to the topic; see ``Connection.publish``."""
+    with self._work() as branch:
+        return _publish(self.space, branch, topic, body, options)
+
+
+@publish.server
+def _(caller: Caller, topic: str, body: Any, options: Any = None) -> bytes:
+    """Whoever may produce to the topic need not know who subscribes."""
+    return publish(caller.session, topic, body, **caller.options_to_add("publish", options))
+
+
+@publish.client
+def _(self: Link, topic: str, body: bytes, **options: Unpack[EnqueueOptions]) -> MessageId:
+    return _ask_to_add(self, "publish", topic, body, options)
+
+
+def _ask_to_add(self: Link, name: str, to: str | list[str], body: bytes, options: EnqueueOptions) -> MessageId:
+    self._check_working()
+    self._check_size(len(body))
+    return MessageId(self._ask(name, to, body, options))
+
+
+@verb(PRODUCE)
+def enqueue_many(
+    self: Session, queue: str, bodies: Sequence[bytes], **options: Unpack[EnqueueOptions]
+) -> list[MessageId]:
+    """Adds several messages with these options; see ``Connection.enqueue_many``."""
+    return _add_many(self, queue, bodies, None, options)
+
+
+def _add_many(
+    self: Session, queue: str, bodies: Sequence[bytes], ids: Sequence[bytes] | None, options: EnqueueOptions
+) -> list[MessageId]:
+    """ids: of the messages, where the caller has made them."""
+    with self._work() as branch:
+        self._awaits = queue
+        return _enqueue_many(self.space, branch, queue, bodies, ids, options)
+
+
+@enqueue_many.server
+def _(caller: Caller, queue: str, ids: Any, bodies: Any, options: Any = None) -> list[MessageId]:
+    given = caller.options_to_add("enqueue_many", options, MANY_OPTIONS)
+    is_right = isinstance(bodies, list) and (ids is None or (isinstance(ids, list) and len(ids) == len(bodies)))
+    if not is_right or len(bodies) > PAGE:
+        raise InvalidArgument(f"enqueue_many is refused: ids (or nil) and as many bodies, at most {PAGE}, are wanted")
+    return _add_many(caller.session, queue, bodies, ids, given)
+
+
+@enqueue_many.client
+def _(self: Link, queue: str, bodies: Sequence[bytes], **options: Unpack[EnqueueOptions]) -> list[MessageId]:
+    """Pipelined, as few frames as hold them; with a dedup_key asked: the server may know the first one of it."""
+    self._check_working()
+    checked = properties_of(queue, 0, options)
+    pack_properties(checked)
+    sizes = [len(body) for body in bodies]
+    self._check_size(max(sizes, default=0))
+    if not self._is_known(queue):
+        self._ask("enqueue_many", queue, None, [], options)  # the server says what is wrong
+    ids = [MessageId(fresh_id()) for _ in bodies]
+    most_bytes, first, size = min(PAGE_BYTES, self.space["max_body_bytes"]), 0, 0
+    for number, size_bytes in enumerate([*sizes, most_bytes + 1]):
+        if number > first and (size + size_bytes > most_bytes or number - first == PAGE):
+            call = "enqueue_many", queue, ids[first:number], bodies[first:number], options
+            if checked.dedup_key is None:
+                self._pipeline(*call)
+            else:
+                ids[first:number] = map(MessageId, self._ask(*call))
+            first, size = number, 0
+        size += size_bytes
+    return ids
+
+
+@verb(CONSUME)
+def dequeue_many(self: Session, queue: str, count: int, *, wait_s: float | None = 0.0) -> list[Message]:
+    """Takes up to ``count`` messages, and waits for the first as ``dequeue`` does. Where it raises, none."""
+    return _take_many(self, queue, count, wait_s=wait_s)
+
+
+def _take_many(
+    self: Session, queue: str, count: int, *, wait_s: float | None = 0.0, most_bytes: int | None = None
+) -> list[Message]:
+    """most_bytes: it ends behind the message with which the bodies reach so many."""
+    limit_s = check_seconds("wait_s", wait_s) if wait_s != 0 else 0.0
+    with self._work() as branch:
+        if limit_s:
+            self._waits_since = time.monotonic()
+        self._awaits = queue if limit_s else ""
+        return _dequeue_many(self.space, branch, queue, count, limit_s, most_bytes)
+
+
+@dequeue_many.server
+def _(caller: Caller, queue: str, count: Any, options: Any = None) -> tuple[bool, list[Any]]:
+    """Whether there may be more, for want of which it did not end, and the messages."""
+    given = {} if options is None else wire.options_of(options, "dequeue_many", ("wait_s",))
+    if type(count) is not int or count < 1:
+        raise InvalidArgument(f"dequeue_many of {count!r} messages: a number from 1 is wanted")
+    found = _take_many(caller.session, queue, min(count, PAGE), most_bytes=PAGE_BYTES, **given)
+    is_full = len(found) == PAGE or sum(len(message.body) for message in found) >= PAGE_BYTES
+    return is_full and len(found) < count, [wire.message_to(message) for message in found]
+
+
+@dequeue_many.client
+def _(self: Link, queue: str, count: int, *, wait_s: float | None = 0.0) -> list[Message]:
+    self._check_working()
+    found: list[Message] = []
+    more, limit_s = True, check_seconds("wait_s", wait_s)
+    while more and len(found) < count:
+        waits_s = 0.0 if found else limit_s
+        try:
+            more, page = self._ask("dequeue_many", queue, count - len(found), {"wait_s": waits_s}, waits_s=waits_s)
+        except Error as error:
+            if not found or isinstance(error, ConnectionLost):
+                raise
+            break  # those are taken; the next call says what is wrong
+        found += map(wire.message_of, page)
+    return found
+
+
+# The steps
+
+
+def _enqueue_to(space: Space, branch: Branch, names: Sequence[str], body: bytes, options: EnqueueOptions) -> MessageId:
     if len(names) == 1:
         return messages.enqueue(space, branch, names[0], body, options)
     for name in names:
@@ -66,18 +229,17 @@ def enqueue_to(space: Space, branch: Branch, names: Sequence[str], body: bytes, 
     return message_id
 
 
-def publish(space: Space, branch: Branch, topic: str, body: bytes, options: EnqueueOptions) -> MessageId:
-    """Adds a message to all that subscribe to the topic; see ``ResourceManager.publish``."""
+def _publish(space: Space, branch: Branch, topic: str, body: bytes, options: EnqueueOptions) -> MessageId:
     properties = properties_of("", 0, options)  # which is refused as well where nobody wants it
     names = space.definitions.subscribers(check_queue_name(topic), properties.headers)
     if names:
-        return enqueue_to(space, branch, names, body, options)
+        return _enqueue_to(space, branch, names, body, options)
     body_of(body)
     given = options.get("message_id")
     return MessageId(fresh_id()) if given is None else id_of(given)
 
 
-def enqueue_many(
+def _enqueue_many(
     space: Space,
     branch: Branch,
     name: str,
@@ -85,7 +247,6 @@ def enqueue_many(
     ids: Sequence[bytes] | None,
     options: EnqueueOptions,
 ) -> list[MessageId]:
-    """Adds the blocks of several messages; see ``ResourceManager.enqueue_many``."""
     space.definitions.find(name)
     sizes = [len(body) for body in map(body_of, bodies)]
     if sizes and max(sizes) > space.definitions.max_body_bytes:
@@ -120,7 +281,7 @@ def _fail_in_part(branch: Branch, done: int, wanted: int, error: BaseException) 
         )
 
 
-def dequeue_many(
+def _dequeue_many(
     space: Space, branch: Branch, name: str, count: int, wait_s: float, most_bytes: int | None
 ) -> list[Message]:
     """The next messages, up to ``count``, or to the one whose body brings all to ``most_bytes``; it waits for the

@@ -26,6 +26,7 @@ from xaqueue.errors import (
     Error,
     InterfaceError,
     InvalidArgument,
+    MessageTooLarge,
     ResourceFailed,
     RolledBack,
 )
@@ -384,6 +385,16 @@ class Link:
         self._check_open()
         if self._branch.why is not None:
             raise self._branch.refusal()
+
+    def _is_known(self, queue: str) -> bool:
+        return self.space["any_queue"] or queue in self.space["queues"]
+
+    def _check_size(self, size_bytes: int) -> None:
+        if size_bytes > self.space["max_body_bytes"]:
+            raise MessageTooLarge(
+                f"body of {size_bytes:,} bytes is over the limit of {self.space['max_body_bytes']:,}: "
+                "raise [space] max_body_bytes in queues.toml, or send a reference to the content"
+            )
 
     # The connection
 

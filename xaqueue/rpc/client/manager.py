@@ -25,15 +25,13 @@ from xaqueue.features.session import Verbs
 from xaqueue.rpc.client.branch import BranchProgress
 from xaqueue.rpc.client.link import CONNECT_S, ClientSocket, Connected, PlainSocket, keep_alive
 from xaqueue.rpc.credentials import client_context, explain, is_refusal, read_token
-from xaqueue.rpc.methods.batches import QueryCalls
 from xaqueue.rpc.methods.branches import BranchCalls
 from xaqueue.rpc.methods.messages import MessageCalls
-from xaqueue.rpc.wire import LONG_S, decode
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
 
 if TYPE_CHECKING:
-    from xaqueue.features.scrub.scrub import Scrubbed
+    pass
 
 ANSWER_S = 120.0
 """How long an answer may take, beside what its request itself may wait: as long as the server may take for a sync."""
@@ -46,19 +44,13 @@ PAIR_CONNECT_S, PAIR_LEAST_S = 60.0, 10.0
 """For how long several are tried, until one has taken over; and at least, whoever asks."""
 
 
-class RemoteManager(BranchCalls, MessageCalls, QueryCalls, Verbs, half="ask"):
+class RemoteManager(BranchCalls, MessageCalls, Verbs, half="ask"):
     """A ResourceManager over a socket; used by one thread at a time."""
 
     def status(self) -> dict[str, Any]:
         """What ``xaqueue status`` shows of a served space."""
         answer: dict[str, Any] = self.call("status")
         return answer
-
-    def repair(self, queue: str) -> Scrubbed:
-        """Reads every message of a queue, and sets aside what is damaged; takes as long as these are many."""
-        from xaqueue.features.scrub.scrub import Scrubbed
-
-        return decode(Scrubbed, self.call("repair", queue, waits_s=LONG_S))
 
     def another(self, answer_s: float) -> RemoteManager:
         """A session of its own with the same server, for another thread. answer_s: for how long each answer is waited

@@ -6,15 +6,12 @@ for all of them. What each does in which state of the branch is the table in ``x
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from xaqueue import carried
-from xaqueue.access import ADMIN, CONSUME, EITHER, EITHER_OR_LOCAL, PRODUCE, RESOLVE, TRANSACT, TRANSACT_OR_LOCAL
-from xaqueue.carried import Carriers, CarrierStatus
+from xaqueue.access import ADMIN, EITHER, EITHER_OR_LOCAL, TRANSACT, TRANSACT_OR_LOCAL
 from xaqueue.core.engine.session import Session
-from xaqueue.core.model.block import decode_head
 from xaqueue.errors import (
     ConnectionLost,
     Error,
@@ -24,13 +21,10 @@ from xaqueue.errors import (
     RolledBack,
     UnknownXid,
 )
-from xaqueue.rpc import wire
 from xaqueue.rpc.client.branch import TRANSITIONS, Action, BranchProgress, RemoteBranch, Verb, unknown
 from xaqueue.rpc.client.link import Link
-from xaqueue.rpc.methods.messages import check_failure_queue
 from xaqueue.rpc.verb import method, methods
 from xaqueue.rpc.wire import PAGE, xid_of
-from xaqueue.snapshot import SnapshotStatus
 from xaqueue.xa import Flag, Outcome, Vote
 from xaqueue.xid import Xid
 
@@ -46,29 +40,12 @@ def recover(caller: Caller, count: Any = PAGE, flags: Flag = Flag.NOFLAGS) -> li
     return caller.session.recover(count, flags)
 
 
-def deliver(
-    caller: Caller, carrier: str, secret: Any, changes: Any, highest: Any, count: Any, more: Any = False
-) -> bool:
-    if not isinstance(changes, list) or not all(isinstance(one, bytes) for one in changes):
-        raise InvalidArgument("changes are refused: a list of what a database has carried, in bytes, is wanted")
-    if not caller.identity.owner:
-        for change in map(carried.decode, changes):  # as if each was done by its own call
-            for head, _ in change.added:
-                properties = decode_head(head).properties
-                caller.check("enqueue", PRODUCE, [properties.queue])
-                check_failure_queue(caller, properties.failure_queue)
-            for queue, _ in change.taken:
-                caller.check("dequeue", CONSUME, [queue])
-    return caller.session.deliver(carrier, secret, changes, highest, count, more)
-
-
 BRANCH_METHODS = (
     *methods(TRANSACT_OR_LOCAL, Session.start, Session.end, Session.commit, Session.rollback, Session.explain),
-    *methods(TRANSACT, Session.prepare, Session.harden, deliver),
-    *methods(EITHER, Session.forget, Session.carriers, recover),
+    *methods(TRANSACT, Session.prepare, Session.harden),
+    *methods(EITHER, Session.forget, recover),
     method(EITHER_OR_LOCAL, Session.outcome),
-    method(RESOLVE, Session.release_carrier),
-    *methods(ADMIN, Session.define, Session.undefine, Session.snapshot, Session.repair),
+    *methods(ADMIN, Session.define, Session.undefine),
 )
 
 # On the client
@@ -110,18 +87,6 @@ class BranchCalls(Link):
     def harden(self) -> None:
         self.call("harden")
 
-    def carriers(self) -> Carriers:
-        return wire.decode(Carriers, self.call("carriers"))
-
-    def deliver(
-        self, carrier: str, secret: str, changes: Sequence[bytes], highest: int, count: int, more: bool = False
-    ) -> bool:
-        return bool(self.call("deliver", carrier, secret, list(changes), highest, count, more))
-
-    def release_carrier(self, carrier: str) -> CarrierStatus | None:
-        answer = self.call("release_carrier", carrier)
-        return None if answer is None else wire.decode(CarrierStatus, answer)
-
     def rollback(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
         branch = self._branch
         own = xid == branch.xid
@@ -141,9 +106,6 @@ class BranchCalls(Link):
 
     def undefine(self, queue: str) -> None:
         self.call("undefine", queue)
-
-    def snapshot(self, prunes: bool = True) -> SnapshotStatus:
-        return wire.decode(SnapshotStatus, self.call("snapshot", *([] if prunes else [False]), waits_s=wire.LONG_S))
 
     def recover(self, count: int, flags: Flag = Flag.NOFLAGS) -> list[Xid]:
         return [xid_of(value) for value in self.call("recover", count, flags)]

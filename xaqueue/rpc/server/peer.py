@@ -14,8 +14,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from xaqueue.access import Identity, Need, Rights, same_member, token_name
+from xaqueue.access import PRODUCE, Identity, Need, Rights, same_member, token_name
 from xaqueue.errors import AccessDenied, InvalidArgument
+from xaqueue.message import PLAIN_OPTIONS, check_queue_name
+from xaqueue.rpc import wire
 
 if TYPE_CHECKING:
     from xaqueue.core.engine.session import Session
@@ -106,6 +108,22 @@ class Caller:
         rights = self._rights if self.session.space.definitions.access is self._policy else self._current()
         if not rights.everything:
             rights.check(method, need, params)
+
+    def check_adding(self, queue: str) -> None:
+        """Raises AccessDenied where the peer may not add to this queue."""
+        if not self.identity.owner:
+            self.check("enqueue", PRODUCE, [queue])
+
+    def check_failure_queue(self, queue: Any) -> None:
+        """Whoever adds a message that names where it goes at last must be allowed to add it there."""
+        if queue is not None:
+            self.check_adding(check_queue_name(queue))
+
+    def options_to_add(self, verb: str, options: Any, known: tuple[str, ...] = PLAIN_OPTIONS) -> Any:
+        """Of an enqueue. Raises InvalidArgument, AccessDenied."""
+        given = {} if options is None else wire.options_of(options, verb, known)
+        self.check_failure_queue(given.get("failure_queue"))
+        return given
 
     @property
     def who(self) -> str:

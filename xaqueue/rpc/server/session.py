@@ -22,7 +22,6 @@ from xaqueue.core.engine.state import Space
 from xaqueue.errors import AccessDenied, Error, InvalidArgument, ResourceFailed, RolledBack
 from xaqueue.features.session import VERBS, Session
 from xaqueue.rpc import wire
-from xaqueue.rpc.methods.batches import QUERY_METHODS
 from xaqueue.rpc.methods.branches import BRANCH_METHODS
 from xaqueue.rpc.methods.messages import MESSAGE_METHODS
 from xaqueue.rpc.methods.replication import REPLICATION_METHODS, give_up_copy
@@ -47,7 +46,6 @@ METHODS = {
     for method in (
         *BRANCH_METHODS,
         *MESSAGE_METHODS,
-        *QUERY_METHODS,
         *SERVICE_METHODS,
         *REPLICATION_METHODS,
         *(verb.method for verb in VERBS.values()),

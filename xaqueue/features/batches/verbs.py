@@ -1,4 +1,4 @@
-"""The methods for queries: one decision for the many branches of a batch, and streams that consume queues.
+"""The verbs of queries that write in batches: one decision for many prepared branches. They belong to no branch.
 
     branches   [[format id, [bqual, ...]], ...]             of one batch, whose gtrid is known; at most 1,000 in a group
     others     [[space id, format id, [bqual, ...]], ...]   its branches in other spaces, in the same way
@@ -6,7 +6,7 @@
     decision   {"query": text, "number": number, "branches": branches, "others": others, "messages": count,
                 "decided_at": int microseconds UTC, "plan": plan}
 
-Groups, because the lists of a request are short and its values are counted. A reservation is a map of its fields.
+Groups, because the lists of a request are short and its values are counted. Each call may be made twice.
 """
 
 from __future__ import annotations
@@ -16,95 +16,110 @@ from dataclasses import astuple
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from xaqueue.access import CONSUME, EITHER, NOTHING, RESOLVE, TRANSACT
+from xaqueue.access import EITHER, TRANSACT
 from xaqueue.batch import OFFSETS_LIMIT, Batch, Decision, Plan
 from xaqueue.core.engine.session import Session
 from xaqueue.errors import ConnectionLost, InvalidArgument, OutcomeUnknown
-from xaqueue.reservation import Reservation
-from xaqueue.rpc.client.link import Link
-from xaqueue.rpc.verb import method, methods
-from xaqueue.rpc.wire import MalformedFrame, decode
+from xaqueue.features.batches import batches
+from xaqueue.rpc.verb import verb
+from xaqueue.rpc.wire import MalformedFrame
 from xaqueue.xid import Xid
 
 if TYPE_CHECKING:
+    from xaqueue.rpc.client.link import Link
     from xaqueue.rpc.server.peer import Caller
 
 DIGEST_LIMIT = 200
 GROUP = 1000
 """Branches of one group, at most."""
 
-# On the server: what is more than the same call of a session
 
-
+@verb(TRANSACT)
 def commit_all(
-    caller: Caller, query: Any, number: Any, branches: Any, others: Any = None, plan: Any = None
-) -> dict[str, Any]:
+    self: Session,
+    batch: Batch,
+    xids: Sequence[Xid],
+    others: Sequence[tuple[str, Xid]] = (),
+    plan: Plan | None = None,
+) -> Decision:
+    """Commits prepared branches of a batch in one step and rolls back all others of it.
+
+    A batch that was decided before is finished as it was decided, what is new is rolled back, and the earlier
+    decision is returned. ``others``: branches in other spaces, by their ids, that this decision holds for. What is
+    left to do here of the query's last batch is done first, RetryLater where that finds no room.
+    Raises UnknownXid, and has done nothing, where one of ``xids`` is not prepared; InvalidArgument, likewise, for
+    a number below that of the query's last batch, and for that number with another plan. RetryLater: nothing is
+    decided for want of room or for damage; or it is, and the same call made again finishes the rest.
+    """
+    self._check_open()
+    return batches.commit_all(self.space, batch, xids, others, plan or Plan())
+
+
+@commit_all.server
+def _(caller: Caller, query: Any, number: Any, branches: Any, others: Any = None, plan: Any = None) -> dict[str, Any]:
     batch = Batch(query, number)
     elsewhere = [] if others is None else _others_of(others, batch)
     made = None if plan is None else _plan_of(plan)
-    return _decision_to(caller.session.commit_all(batch, _branches_of(branches, batch), elsewhere, made))
+    return _decision_to(commit_all(caller.session, batch, _branches_of(branches, batch), elsewhere, made))
 
 
-def rollback_all(caller: Caller, query: Any, number: Any, spaces: Any = None) -> int:
-    return caller.session.rollback_all(Batch(query, number), () if spaces is None else _spaces_of(spaces))
+@commit_all.client
+def _(
+    self: Link,
+    batch: Batch,
+    xids: Sequence[Xid],
+    others: Sequence[tuple[str, Xid]] = (),
+    plan: Plan | None = None,
+) -> Decision:
+    made = astuple(plan or Plan())
+    return _decision_of(_decided(self, "commit_all", batch, _branches_to(xids), _others_to(others), made))
 
 
-def decision(caller: Caller, query: Any, number: Any) -> dict[str, Any] | None:
-    found = caller.session.decision(Batch(query, number))
+@verb(TRANSACT)
+def rollback_all(self: Session, batch: Batch, spaces: Sequence[str] = ()) -> int:
+    """Rolls back the branches of a batch that is not decided; how many there were. ``spaces``: the ids of those
+    that were asked; branches that another one may have committed are left."""
+    self._check_open()
+    return batches.rollback_all(self.space, batch, spaces)
+
+
+@rollback_all.server
+def _(caller: Caller, query: Any, number: Any, spaces: Any = None) -> int:
+    return rollback_all(caller.session, Batch(query, number), () if spaces is None else _spaces_of(spaces))
+
+
+@rollback_all.client
+def _(self: Link, batch: Batch, spaces: Sequence[str] = ()) -> int:
+    return int(_decided(self, "rollback_all", batch, list(spaces)))
+
+
+@verb(EITHER)
+def decision(self: Session, batch: Batch) -> Decision | None:
+    """What was decided of a batch, or of the last of its query where that is a later one; None without both."""
+    self._check_open()
+    return batches.decision(self.space, batch)
+
+
+@decision.server
+def _(caller: Caller, query: Any, number: Any) -> dict[str, Any] | None:
+    found = decision(caller.session, Batch(query, number))
     return None if found is None else _decision_to(found)
 
 
-QUERY_METHODS = (
-    *methods(TRANSACT, commit_all, rollback_all),
-    method(EITHER, decision),
-    *methods(CONSUME, Session.reserve, Session.consume),
-    method(RESOLVE, Session.release),
-    method(NOTHING, Session.reservations),
-)
-
-# On the client
+@decision.client
+def _(self: Link, batch: Batch) -> Decision | None:
+    answer = _decided(self, "decision", batch)
+    return None if answer is None else _decision_of(answer)
 
 
-class QueryCalls(Link):
-    """The part of a RemoteManager that is ``Batches`` and ``Streams``. Each call may be made twice, but release not."""
-
-    def commit_all(
-        self, batch: Batch, xids: Sequence[Xid], others: Sequence[tuple[str, Xid]] = (), plan: Plan | None = None
-    ) -> Decision:
-        """Raises OutcomeUnknown where the answer is lost each time."""
-        made = astuple(plan or Plan())
-        return _decision_of(self._decided("commit_all", batch, _branches_to(xids), _others_to(others), made))
-
-    def rollback_all(self, batch: Batch, spaces: Sequence[str] = ()) -> int:
-        """Raises OutcomeUnknown where the answer is lost each time."""
-        return int(self._decided("rollback_all", batch, list(spaces)))
-
-    def decision(self, batch: Batch) -> Decision | None:
-        """Raises OutcomeUnknown where the answer is lost each time."""
-        answer = self._decided("decision", batch)
-        return None if answer is None else _decision_of(answer)
-
-    def reserve(self, queue: str, stream: str, after: int, upto: int) -> Reservation:
-        return decode(Reservation, self.call_with_retry("reserve", queue, stream, after, upto))
-
-    def consume(self, queue: str, stream: str, upto: int, archive: bool = False) -> Reservation:
-        return decode(Reservation, self.call_with_retry("consume", queue, stream, upto, archive))
-
-    def release(self, queue: str) -> Reservation | None:
-        """Raises ConnectionLost where the answer is lost: then ``reservations`` tells."""
-        answer = self.call("release", queue)
-        return None if answer is None else decode(Reservation, answer)
-
-    def reservations(self) -> list[Reservation]:
-        return [decode(Reservation, value) for value in self.call_with_retry("reservations")]
-
-    def _decided(self, method: str, batch: Batch, *params: Any) -> Any:
-        try:
-            return self.call_with_retry(method, batch.query, batch.number, *params)
-        except ConnectionLost as lost:
-            raise OutcomeUnknown(
-                f"{lost}. What became of {batch} is unknown: call {method} again when the server answers"
-            ) from lost
+def _decided(self: Link, method: str, batch: Batch, *params: Any) -> Any:
+    """Raises OutcomeUnknown where the answer is lost each time."""
+    try:
+        return self.call_with_retry(method, batch.query, batch.number, *params)
+    except ConnectionLost as lost:
+        raise OutcomeUnknown(
+            f"{lost}. What became of {batch} is unknown: call {method} again when the server answers"
+        ) from lost
 
 
 # On the wire
