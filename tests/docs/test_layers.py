@@ -45,6 +45,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         ("xaqueue.features.retries", "xaqueue.features.snapshots"),
         ("xaqueue.features.batches", "xaqueue.features.streams", "xaqueue.features.replica"),
     ),
+    ("xaqueue.features.kinds",),
     ("xaqueue.offline",),
     ("xaqueue.tm",),
     *(

@@ -19,6 +19,7 @@ from xaqueue.core.owner import open
 from xaqueue.core.recovery.recover import open_space
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.hardening import Hardening
+from xaqueue.features.kinds import KINDS
 from xaqueue.features.session import Session
 from xaqueue.message import MessageId, Properties
 from xaqueue.xid import Xid
@@ -126,7 +127,9 @@ class BareSpace:
 
     def _open(self) -> Space:
         hardening = Hardening.parse(self.sync)
-        return open_space(self.fs, self.definitions, hardening=hardening, now_ns=lambda: self.now_us() * 1000)
+        return open_space(
+            self.fs, self.definitions, hardening=hardening, now_ns=lambda: self.now_us() * 1000, kinds=KINDS
+        )
 
     def connect(self) -> Connection:
         return Connection(Session(self.space), lambda: os.urandom(16))

@@ -24,6 +24,7 @@ from xaqueue.core.recovery.recover import open_space
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import DecisionLogError, OutcomeUnknown, QueueWaiting, ResourceFailed, RolledBack
 from xaqueue.features.carry import carry
+from xaqueue.features.kinds import KINDS
 from xaqueue.features.session import Session
 from xaqueue.tm.coordinator import TraceStep as Step
 
@@ -132,6 +133,7 @@ class Scene:
                 suspect=self.space_fs.calls > 0,  # it is the same boot
                 now_ns=lambda: NOON_US * 1000,
                 space_id=SPACE,
+                kinds=KINDS,
             )
             assert self.space.read_only is None
         return Connection(Session(self.space), fresh_id)
@@ -278,7 +280,7 @@ def _given() -> Tree:
     """Three messages in a queue of a space that was closed."""
     fs = Tree({}).open()
     fs.make_dir("committed")
-    space = open_space(fs, Definitions(default=QueueDefinition()), hardening=LAGGING.hardening)
+    space = open_space(fs, Definitions(default=QueueDefinition()), hardening=LAGGING.hardening, kinds=KINDS)
     with Connection(Session(space), fresh_id) as connection:
         for body in GIVEN:
             connection.enqueue("in", body)

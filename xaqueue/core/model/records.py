@@ -303,6 +303,8 @@ class BatchMemory:
         """Their numbers."""
         self.lost: dict[str, tuple[int, str]] = {}
         """Of a query whose record was damaged: its number, and where in quarantine it is."""
+        self.recovered: dict[bytes, Decision] = {}
+        """While the space is opened, by gtrid: of batches that have branches left."""
         self.claimed: set[str] = set()
         """The keys of queries to a batch of which something is being done just now."""
         self.forget_us = 0

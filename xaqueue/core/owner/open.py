@@ -63,6 +63,7 @@ from xaqueue.core.storage.scheduling import THREADS, Threads
 from xaqueue.errors import Error, InvalidArgument, ResourceFailed, RetryLater, SpaceError
 from xaqueue.features.carry import carry
 from xaqueue.features.counters.values import Counting, encode
+from xaqueue.features.kinds import KINDS
 from xaqueue.features.pair.pair import Pair
 from xaqueue.features.replica.replicas import check_replication, replication_now
 from xaqueue.features.snapshots import store
@@ -255,6 +256,7 @@ def _open(
         space = open_space(
             files,
             definitions,
+            kinds=KINDS,
             hardening=hardening,
             epoch=epoch,
             progress=progress,

@@ -9,7 +9,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from xaqueue.carried import CarrierState, checked_carrier
 from xaqueue.core.engine.quarantine import TWICE
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout, records
@@ -23,17 +22,14 @@ from xaqueue.core.model.block import (
     unpack_list,
     verify,
 )
-from xaqueue.core.model.block_files import damage_of, listed, read_checked
+from xaqueue.core.model.block_files import damage_of, read_checked
 from xaqueue.core.model.entry import Entry
-from xaqueue.core.model.layout import CARRIERS, COMMITTED, RANGE_BITS, STREAMS, Watermark
+from xaqueue.core.model.layout import COMMITTED, RANGE_BITS, Watermark
 from xaqueue.core.model.message_name import ID_DIGITS, PLAIN_NAME, parse, parse_plain
 from xaqueue.core.model.queue import Queue
-from xaqueue.core.model.records import StreamRecord
 from xaqueue.core.model.retry import Retry
 from xaqueue.core.storage.fs import FileSystem, discard, is_damage
-from xaqueue.errors import DamagedBlock, InvalidArgument
-from xaqueue.features.carry.carrier import Carrier
-from xaqueue.features.carry.carrier_note import decode_note
+from xaqueue.errors import DamagedBlock
 from xaqueue.message import MessageId
 
 SetAside = Callable[[str, str], None]
@@ -84,10 +80,7 @@ class Load:
             space.committed_by(when_us)
             used = bool(ranges) or queue.counters.enqueued > 0
             queue.found(ranges, last, _watermark(space, queue, used, set_aside, note))
-            queue.keys.found(records.read_keys(space.fs, queue.name, set_aside))
             self._retries[queue.name] = records.read_retries(space.fs, queue.name, set_aside)
-        _streams(space, set_aside, note)
-        _carriers(space, set_aside, note)
 
     def place(self, wanted: Mapping[str, Collection[MessageId]]) -> None:
         """Loads these messages, by queue, as far as they are there."""
@@ -264,49 +257,6 @@ def _make_again(space: Space) -> None:
         path = layout.queue_path(queue.name)
         if queue.counters.enqueued and not space.fs.exists(path):
             space.fs.make_dir(path)
-
-
-def _streams(space: Space, set_aside: SetAside, note: Callable[[str], None]) -> None:
-    """Who consumes the queues, and how far. A damaged record stays, and its queue is kept for nobody knows whom.
-
-    No crash leaves one: its content is hardened before its name.
-    """
-    for name in listed(space.fs, STREAMS):
-        path, queue_name = f"{STREAMS}/{name}", layout.parse_queue_directory(name)
-        if queue_name is None:
-            set_aside(path, "no record of a stream: its name is not queue=<name>")
-            continue
-        queue = space.queue(queue_name)
-        try:
-            record = records.read_stream(space.fs, queue_name)
-        except DamagedBlock as damage:
-            record = StreamRecord(queue_name, "", damage=str(damage))
-        if record is not None:
-            queue.keep(record)
-            if record.damage:
-                note(f"{path}: {records.refusal(record)}")
-
-
-def _carriers(space: Space, set_aside: SetAside, note: Callable[[str], None]) -> None:
-    """Who carries changes, or did. Where a note is damaged it stays, and all queues wait: nobody knows which."""
-    for name in listed(space.fs, CARRIERS):
-        path = f"{CARRIERS}/{name}"
-        try:
-            checked_carrier(name)
-        except InvalidArgument:
-            set_aside(path, "no note of a carrier: its name is not <node>.<participant>")
-            continue
-        try:
-            carrier = decode_note(read_checked(space.fs, path), name)
-        except DamagedBlock as damage:
-            carrier = Carrier(name, CarrierState.OPEN, damage=str(damage))
-            note(f"{path} is damaged ({damage}): no queue hands anything out until its database was asked")
-        carrier.pending = carrier.state is not CarrierState.CLOSED
-        space.carriers[name] = carrier
-        space.last_carried = max(space.last_carried, carrier.next - 1)
-        if carrier.is_awaited and not carrier.damage:
-            note(f"queues {', '.join(sorted(carrier.queues))} wait for the database of carrier {name}")
-    space.find_awaited()
 
 
 def _ranges(fs: FileSystem, queue: str, set_aside: SetAside) -> list[int]:

@@ -24,6 +24,7 @@ from xaqueue.core.recovery.recover import open_space
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.errors import DiskFull, Error
+from xaqueue.features.kinds import KINDS
 from xaqueue.features.session import Session
 from xaqueue.testing.forgetful import ForgetfulFileSystem, Tree
 from xaqueue.tools.torture.ledger import CrashTally, Ledger, Statement
@@ -79,7 +80,7 @@ class _Play:
 
     def __init__(self, root: Path, hardening: Hardening, dice: random.Random) -> None:
         self.port = RecordingFileSystem(root, keep_unsynced=bool(hardening.content) and not hardening.journal)
-        self.space = open_space(self.port, open.read_definitions(root), hardening=hardening)
+        self.space = open_space(self.port, open.read_definitions(root), kinds=KINDS, hardening=hardening)
         self.ledger = Ledger()
         self.full: DiskFull | None = None
         seed = f"{dice.random()}"

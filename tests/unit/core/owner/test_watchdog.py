@@ -27,6 +27,7 @@ from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.core.storage.layers import OwnerFileSystem
 from xaqueue.errors import ResourceFailed
+from xaqueue.features.kinds import KINDS
 from xaqueue.xid import Xid
 
 PATIENCE_S = 30.0
@@ -145,7 +146,7 @@ class WatchedSpace(BareSpace):
         self.heard = threading.Event()
         files = OwnerFileSystem(self.fs)
         definitions = replace(self.definitions, io_deadline_s=PATIENCE_S)
-        space = open_space(files, definitions, hardening=Hardening.parse(self.sync))
+        space = open_space(files, definitions, hardening=Hardening.parse(self.sync), kinds=KINDS)
         self.watchdog = Watchdog(space, files, self._hear)
         return space
 

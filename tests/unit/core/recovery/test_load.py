@@ -19,6 +19,7 @@ from xaqueue.core.model.message_name import correlation_hash
 from xaqueue.core.model.records import encode_retry
 from xaqueue.core.model.retry import Retry
 from xaqueue.core.recovery.recover import open_space
+from xaqueue.features.kinds import KINDS
 from xaqueue.message import MessageId, Properties
 from xaqueue.offline.check import check
 from xaqueue.offline.findings import Severity
@@ -269,7 +270,11 @@ def test_progress_ends_with_as_many_as_there_are(bare: BareSpace) -> None:
     told: list[tuple[int, int]] = []
     bare.crash()
     opened = open_space(
-        bare.fs, bare.space.definitions, hardening=bare.space.hardening, progress=lambda *at: told.append(at)
+        bare.fs,
+        bare.space.definitions,
+        hardening=bare.space.hardening,
+        progress=lambda *at: told.append(at),
+        kinds=KINDS,
     )
     assert told == [(10, 30), (12, 18), (13, 13)]
     assert opened.report.messages == 13

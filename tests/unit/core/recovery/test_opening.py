@@ -24,6 +24,7 @@ from xaqueue.core.recovery.recover import open_space
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.core.storage.scheduling import Condition, Threads
 from xaqueue.errors import ResourceFailed, UnknownXid
+from xaqueue.features.kinds import KINDS
 from xaqueue.features.session import Session, attach
 from xaqueue.features.streams import cleanup
 from xaqueue.message import Properties
@@ -101,6 +102,7 @@ def reopen(bare: BareSpace, clean: bool, at: int = -1, act: Callable[[Space], ob
         hardening=Hardening.parse(bare.sync),
         progress=lambda *_: moment(),
         on_branches=branches,
+        kinds=KINDS,
     )
     assert seen > at
     return bare.space
@@ -237,6 +239,7 @@ class Opening(threading.Thread):
                 progress=self.stop,
                 on_branches=self.on_branches.put,
                 waiting=self.waiting,
+                kinds=KINDS,
             )
         except OSError as error:
             self.error = error
@@ -358,6 +361,7 @@ def test_a_watermark_tells_of_no_message_that_the_directories_lack(tmp_path: Pat
             *(bare.fs, bare.definitions),
             hardening=Hardening.parse(bare.sync),
             on_branches=partial(decide, xid, "commit"),
+            kinds=KINDS,
         )
         assert ahead == []
         settled(bare)

@@ -21,6 +21,7 @@ from xaqueue.core.model.records import StreamRecord
 from xaqueue.core.owner import open
 from xaqueue.core.recovery.recover import open_space
 from xaqueue.errors import InvalidArgument, QueueReserved, UnknownQueue
+from xaqueue.features.kinds import KINDS
 from xaqueue.features.session import Session, attach
 from xaqueue.features.streams import cleanup
 from xaqueue.offline.check import check
@@ -424,7 +425,7 @@ def test_a_record_is_what_was_encoded() -> None:
 def test_a_reserved_queue_that_lost_its_directory_gives_out_no_number_twice() -> None:
     record = b"".join(records.encode_stream(StreamRecord("orders", STREAM, 41), 1))
     nodes = {**dict.fromkeys(layout.DIRECTORIES), layout.stream_path("orders"): record}
-    session = Session(open_space(Tree(nodes).open(), ANY_QUEUE))
+    session = Session(open_space(Tree(nodes).open(), ANY_QUEUE, kinds=KINDS))
     xid = Xid(1, b"put", b"")
     session.start(xid)
     session.enqueue("orders", b"next")

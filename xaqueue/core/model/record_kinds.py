@@ -1,0 +1,88 @@
+"""What a space keeps beside its messages and branches, by kinds: a kind is a directory or a file of the space.
+
+The core has some of its own; every other one comes from the folder of a feature, and whoever opens a space, or looks
+into it, hands them all over. A kind does what it has to do at the points below, and leaves the others as they are here.
+
+An open, after the queues were found and before any message is loaded, comes to these in turn:
+
+    find        what stands there
+    meet        which branches have files; they are not judged yet
+    commits     whether a branch that is prepared is committed all the same
+    adopt       a branch of which something is left to do; then ``doubt`` where that is not decided
+    undone      a branch is rolled back: it never was prepared
+    settle      every branch is what its own files say
+    hardened    which files are believed, so that their content must be on disk, and ``places`` whose names must be
+    tidy        all of that is on disk
+    finish      every message is loaded
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from xaqueue.core.model.block import Head
+from xaqueue.core.model.branch import Branch
+from xaqueue.message import MessageId
+from xaqueue.xid import Xid
+
+Named = Mapping[str, Mapping[MessageId, bytes]]
+"""By queue the messages that blocks of branches name, each with the key that is claimed with it."""
+
+
+class Opening(Protocol):
+    """Of a space that is being opened; for reading only where ``space.read_only`` says why."""
+
+    space: Any
+
+    def set_aside(self, path: str, reason: str) -> None:
+        """What is damaged or foreign goes into quarantine, where something may be changed. Raises OSError."""
+
+    def note(self, text: str) -> None:
+        """What an operator is to know."""
+
+
+class RecordKind:
+    """Every method may raise OSError and what a step of the engine raises."""
+
+    directory = ""
+    """Where its files are, made with the space; empty where it has none of its own."""
+
+    def find(self, opening: Opening) -> None:
+        """No file may be changed where the space is open for reading only."""
+
+    def meet(self, opening: Opening, xids: Iterable[Xid], named: Named) -> None:
+        """xids: of branches that have files in ``prepared/``, or lost them."""
+
+    def commits(self, space: Any, found: Any, files: Mapping[str, str]) -> bool:
+        """found: what ``prepared.survey`` says of it. files: its paths by suffix."""
+        return False
+
+    def adopt(self, space: Any, branch: Branch, found: Any) -> None:
+        """Its blocks were added."""
+
+    def doubt(self, space: Any, branch: Branch) -> None:
+        pass
+
+    def undone(self, space: Any, xid: Xid, heads: Sequence[Head]) -> None:
+        """heads: of its blocks, as far as they can be read."""
+
+    def settle(self, opening: Opening) -> tuple[int, int]:
+        """How many branches it has committed, and how many rolled back."""
+        return 0, 0
+
+    def hardened(self, space: Any) -> Iterable[str]:
+        return ()
+
+    def places(self, space: Any) -> Iterable[str]:
+        """Directories; where a file moves from one to another, that comes first."""
+        return [self.directory] if self.directory else []
+
+    def tidy(self, space: Any) -> None:
+        pass
+
+    def finish(self, opening: Opening) -> None:
+        pass
+
+
+RecordKinds = Sequence[RecordKind]

@@ -1,0 +1,98 @@
+"""What opening a space does for batches: what is decided is carried out, and what a dead query left is swept.
+
+A branch that a record lists is rolled forward, in whatever state a crash left its blocks; every other prepared branch
+of that batch is rolled back. Where the record is damaged nobody knows, and all of them stay in doubt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from xaqueue.batch import is_of_a_batch, key_of
+from xaqueue.core.engine.timeouts import sweep
+from xaqueue.core.model import layout, records
+from xaqueue.core.model.block_files import listed
+from xaqueue.core.model.branch import State
+from xaqueue.core.model.layout import BATCHES, FIRST, HEURISTIC
+from xaqueue.core.model.record_kinds import Named, Opening, RecordKind
+from xaqueue.core.recovery.prepared import PreparedBranch
+from xaqueue.core.storage.fs import discard
+from xaqueue.errors import DamagedBlock, RetryLater
+from xaqueue.features.batches import batch_steps
+from xaqueue.features.batches.batch_steps import of_batch
+from xaqueue.xid import Xid
+
+
+class BatchKind(RecordKind):
+    directory = BATCHES
+
+    def find(self, opening: Opening) -> None:
+        """Which batches are decided. A record that was in the making is promised to nobody."""
+        space = opening.space
+        space.batches.found(listed(space.fs, BATCHES))
+        if space.read_only is not None:
+            return
+        for name in space.fs.list(BATCHES):
+            path = f"{BATCHES}/{name}"
+            if name.startswith("."):
+                discard(space.fs, path)
+            elif layout.parse_batch(name) is None:
+                opening.set_aside(path, "no record of a batch: its name is not <key>.<number>")
+        space.batches.found_lost(space.fs.list(layout.QUARANTINE))
+
+    def meet(self, opening: Opening, xids: Iterable[Xid], named: Named) -> None:
+        """Reads the decisions on their batches; also below the last of a query, where a crash came between the two."""
+        space = opening.space
+        for gtrid in sorted({xid.gtrid for xid in xids if is_of_a_batch(xid)}):
+            path = records.decision_path(gtrid)
+            try:
+                space.batches.recovered[gtrid] = records.read_decision(space.fs, path)
+            except FileNotFoundError:
+                continue
+            except DamagedBlock as damage:
+                opening.set_aside(path, f"the record of a batch, damaged: {damage}")
+                opening.note(f"the decision on batch {gtrid.decode()} was damaged: what is left of it stays in doubt")
+                if space.batches.has(gtrid):
+                    del space.batches.last[key_of(gtrid)]
+                space.batches.found_lost(space.fs.list(layout.QUARANTINE))
+
+    def commits(self, space: Any, found: PreparedBranch, files: Mapping[str, str]) -> bool:
+        """Whether a decision commits a branch of several blocks, some of which may have moved already."""
+        decision = space.batches.recovered.get(found.xid.gtrid)
+        if FIRST not in files or decision is None or found.xid not in decision.xids:
+            return False
+        return bool(found.list_path or len(files) > 1) and not space.fs.exists(f"{HEURISTIC}/{found.xid}")
+
+    def settle(self, opening: Opening) -> tuple[int, int]:
+        """Carries the decisions out."""
+        done = undone = 0
+        space = opening.space
+        for gtrid, decision in space.batches.recovered.items():
+            left = [branch for branch in of_batch(space, gtrid) if branch.base is State.PREPARED and not branch.decided]
+            committed = [branch for branch in left if branch.xid in decision.xids]
+            others = [branch for branch in left if branch.xid not in decision.xids]
+            for branch in committed:
+                branch.become(State.COMMITTING)
+                if branch.damage:
+                    lost = ", ".join(branch.damage)
+                    what = f"branch {branch.xid} is committed with {decision.batch} and lost {lost}"
+                    opening.note(f"{what}: the rest is committed")
+            try:
+                batch_steps.finish(space, gtrid, committed)
+                batch_steps.undo(space, gtrid, others)
+            except RetryLater as lack:
+                opening.note(f"{decision.batch} is decided and not carried out yet: {lack}")
+            done += sum(1 for branch in committed if branch.xid not in space.branches)
+            undone += sum(1 for branch in others if branch.xid not in space.branches)
+        space.batches.recovered.clear()
+        return done, undone + sweep(space)
+
+    def tidy(self, space: Any) -> None:
+        """A record below the last of its query is one that a crash has brought back. It goes once that is on disk, and
+        its branches are finished.
+        """
+        for name in space.fs.list(BATCHES):
+            key, number = layout.parse_batch(name) or ("", 0)
+            if number < space.batches.last.get(key, 0) and not of_batch(space, f"{key}:{number}".encode()):
+                discard(space.fs, layout.batch_path(key, number))

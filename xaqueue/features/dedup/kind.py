@@ -1,0 +1,46 @@
+"""What an open makes of the keys that queues have seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from xaqueue.core.model import layout, records
+from xaqueue.core.model.branch import Branch
+from xaqueue.core.model.layout import FIRST
+from xaqueue.core.model.record_kinds import Named, Opening, RecordKind
+from xaqueue.core.recovery.load import read_head
+from xaqueue.core.recovery.prepared import PreparedBranch
+from xaqueue.features.dedup import dedup
+from xaqueue.xid import Xid
+
+
+class KeyKind(RecordKind):
+    def find(self, opening: Opening) -> None:
+        space = opening.space
+        for queue in space.queues.values():
+            if queue.exists:
+                queue.keys.found(records.read_keys(space.fs, queue.name, opening.set_aside))
+
+    def meet(self, opening: Opening, xids: Iterable[Xid], named: Named) -> None:
+        """Before a branch goes that claims a key: its message may have moved, and not the record of the key."""
+        space = opening.space
+        for name, ids in named.items():
+            queue = space.queue(name)
+            for message_id, key in ids.items() if queue.definition.dedup_window_s else ():
+                entry = queue.index.find(message_id) if key else None
+                if entry is not None:
+                    path = layout.message_path(name, entry.seq, message_id, entry.tags)
+                    dedup.restore(space, queue, key, read_head(space.fs, path), space.fs.modified_ns(path) // 1000)
+
+    def adopt(self, space: Any, branch: Branch, found: PreparedBranch) -> None:
+        """Its list says which keys it claims; where that is lost, it is taken to claim all."""
+        heads = dict(found.blocks)
+        for written in branch.blocks:
+            if not written.path.endswith(f".{FIRST}"):
+                row = found.rows[written.number - 1] if found.rows else None
+                key = row.key if row is not None else dedup.key_of(heads[written.path])
+                dedup.recover_key(space, branch, written, key)
+
+    def places(self, space: Any) -> Iterable[str]:
+        return [path for name in space.queues if space.fs.is_dir(path := layout.keys_path(name))]

@@ -1,0 +1,42 @@
+"""What an open makes of tries that ended with a process, and of messages on their way to another queue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from xaqueue.core.model.block import NO_TRY, Head, Kind
+from xaqueue.core.model.branch import Branch
+from xaqueue.core.model.record_kinds import Opening, RecordKind
+from xaqueue.core.recovery.prepared import PreparedBranch
+from xaqueue.features.retries import moving, tries
+from xaqueue.features.retries.register import Register
+from xaqueue.xid import Xid
+
+
+class TriesKind(RecordKind):
+    """The register of tries."""
+
+    def adopt(self, space: Any, branch: Branch, found: PreparedBranch) -> None:
+        """What a branch takes from one queue and adds to another was moved, as far as its blocks tell."""
+        added = {row.message_id for row in found.rows if row.kind is Kind.ENQUEUE}
+        for written in branch.blocks:
+            if written.kind is Kind.DEQUEUE and written.message_id in added:
+                moving.leaves(branch, written, moving.MOVED)
+
+    def undone(self, space: Any, xid: Xid, heads: Sequence[Head]) -> None:
+        """What it held was tried."""
+        held = []
+        for head in heads if not moving.is_own(xid) else ():
+            if head.kind is Kind.DEQUEUE and NO_TRY not in head.properties.unknown:
+                entry = space.queue(head.properties.queue).index.find(head.message_id)
+                if entry is not None and not entry.locked and entry.tries <= head.properties.tries:
+                    entry.tries = head.properties.tries
+                    held.append((head.properties.queue, entry))
+        tries.count(space, str(xid), held)
+
+    def finish(self, opening: Opening) -> None:
+        space = opening.space
+        tries.count_killed(space, opening.set_aside)
+        if space.journal_log is not None:
+            space.journal_log.register = Register(space.room.unreserved, space.held)
