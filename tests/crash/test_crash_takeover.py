@@ -34,6 +34,7 @@ from xaqueue.core.storage.ids import fresh_id
 from xaqueue.core.storage.owner_file import OwnerFile
 from xaqueue.core.storage.scheduling import THREADS
 from xaqueue.errors import Error, ResourceFailed, SpaceError
+from xaqueue.features.opening import chores
 from xaqueue.features.pair import standby
 from xaqueue.features.pair.pair_fs import OWN
 from xaqueue.features.session import Session, attach
@@ -78,7 +79,7 @@ class Owner:
     def __init__(self, root: Path, lock: OwnerFile) -> None:
         self.lock = lock
         found = read_format(root)
-        self.attached: _Attached = owning._open(root, found, None, False, None, THREADS, lambda _: None, lock)
+        self.attached: _Attached = owning._open(root, found, chores, None, False, None, THREADS, lambda _: None, lock)
         self.space = self.attached.space
 
     def connect(self) -> Connection:
@@ -270,7 +271,7 @@ def play(root: Path, at: int, *, opens: bool = False) -> str:
 @pytest.fixture(autouse=True)
 def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owning, "DirectoryFileSystem", WatchedFileSystem)
-    monkeypatch.setattr(owning, "start_background", lambda space, **_: [])
+    monkeypatch.setattr(owning, "start_background", lambda *_, **__: [])
     monkeypatch.setattr(cleanup, "_making", threading.RLock())  # which two processes have one each of
 
 

@@ -46,6 +46,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         ("xaqueue.features.batches", "xaqueue.features.streams", "xaqueue.features.replica"),
     ),
     ("xaqueue.features.kinds",),
+    ("xaqueue.features.opening",),
+    ("xaqueue.features.snapshots.restoring",),
     ("xaqueue.offline",),
     ("xaqueue.tm",),
     *(

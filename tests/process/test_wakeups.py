@@ -13,7 +13,7 @@ from support.bare_space import DURABLE
 
 TRANSACTIONS = 200
 FEW = 20
-OF_TIMES = frozenset({"xaqueue-follow", "xaqueue-checkpoint", "xaqueue-watchdog"})
+OF_TIMES = frozenset({"xaqueue-follow", "xaqueue-chores", "xaqueue-watchdog"})
 """They come by at times of their own, however many transactions there are in between."""
 
 

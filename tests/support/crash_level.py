@@ -122,7 +122,7 @@ def open_space(
             now_ns=lambda: now_us() * 1000,
             on_branches=on_branches,
         )
-    if not space.counter_file.is_due:
+    if space.counter_file.left_s > 0:
         space.counter_file._due = float("inf")  # by the wall's time a slow machine makes a call more
     assert space.read_only is None, f"a mere crash damages no journal: {space.read_only}"
     return space

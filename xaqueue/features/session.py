@@ -10,7 +10,7 @@ from functools import wraps
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
 from xaqueue.core.engine import session as core
-from xaqueue.core.owner import open
+from xaqueue.features import opening
 from xaqueue.features.batches import verbs as batches
 from xaqueue.features.carry import verbs as carrying
 from xaqueue.features.leases import leases
@@ -92,4 +92,4 @@ def _whole(attach: Callable[P, core.Session]) -> Callable[P, Session]:
     return attached
 
 
-attach = _whole(open.attach)
+attach = _whole(opening.attach)

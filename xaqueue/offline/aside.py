@@ -21,12 +21,13 @@ from xaqueue.core.engine import quarantine
 from xaqueue.core.model.block_files import listed
 from xaqueue.core.model.layout import JOURNAL, PREPARED, QUARANTINE, REMOVED
 from xaqueue.core.owner.definitions_file import usable_definitions
-from xaqueue.core.owner.open import attach, is_owned
+from xaqueue.core.owner.open import is_owned
 from xaqueue.core.recovery.load import read_head
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.journal_reader import ARCHIVE
 from xaqueue.errors import DamagedBlock, InvalidArgument
+from xaqueue.features.opening import attach
 
 REASON = ".reason"
 LEAST_S = 3600

@@ -25,7 +25,7 @@ from xaqueue.core.model.block_files import listed, read_checked
 from xaqueue.core.model.format import read_format
 from xaqueue.core.model.layout import ACTIVE, BATCHES, CARRIERS, HEURISTIC, JOURNAL, PREPARED, QUARANTINE, STREAMS
 from xaqueue.core.owner.definitions_file import read_definitions
-from xaqueue.core.owner.open import attach, is_owned
+from xaqueue.core.owner.open import is_owned
 from xaqueue.core.owner.record import READ_ONLY, read_owner
 from xaqueue.core.recovery import prepared as survey
 from xaqueue.core.recovery.from_journal import check_end
@@ -38,6 +38,7 @@ from xaqueue.core.storage.journal_reader import ARCHIVE, Found, look, read_reada
 from xaqueue.errors import DamagedBlock, InvalidArgument, JournalDamaged, SpaceError
 from xaqueue.features.carry.carrier_note import decode_note
 from xaqueue.features.counters import counters
+from xaqueue.features.opening import attach
 from xaqueue.offline.check_committed import CommittedCheck
 from xaqueue.offline.findings import Finding, Looks, Severity, broken, damaged, leftover, note
 from xaqueue.offline.redo_view import RedoView, read_journal

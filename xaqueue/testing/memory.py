@@ -1,7 +1,8 @@
 """A queue space in memory: the real engine, on a file system that forgets at a crash what was not synced.
 
-Nothing is on a disk, and no thread runs until a message expires, is tried too often, or a branch has a time limit. It
-belongs to one process. A power loss ends the engine where it is; what may be left of the files is recovered as ever.
+Nothing is on a disk, and no thread does anything until a message expires, is tried too often, or a branch has a time
+limit. It belongs to one process. A power loss ends the engine where it is; what may be left of the files is recovered
+as ever.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from xaqueue.connection import Connection
 from xaqueue.core.model import definition_edits, layout
 from xaqueue.core.model import definitions as definitions_of
 from xaqueue.core.model.definitions import Definitions
+from xaqueue.core.owner.chores import Chores
 from xaqueue.core.owner.open import check_empty, hardening_of
-from xaqueue.core.owner.threads import Timekeeper
+from xaqueue.core.owner.threads import TimeLimits
 from xaqueue.core.recovery.recover import open_space
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.core.storage.ids import fresh_id
@@ -37,7 +39,7 @@ from xaqueue.errors import InvalidArgument, ResourceFailed
 from xaqueue.features.kinds import KINDS
 from xaqueue.features.replica.copying import NO_REPLICATION, NO_SNAPSHOTS
 from xaqueue.features.session import Session
-from xaqueue.features.streams.cleanup import Clearer
+from xaqueue.features.streams.cleanup import Clear
 from xaqueue.message import Message, check_queue_name
 from xaqueue.resource_manager import ResourceManager
 from xaqueue.rpc.client import reach
@@ -75,7 +77,7 @@ class MemorySpace:
         self._ahead_ns = 0
         self._epoch = 0
         self._is_closed = False
-        self._threads: list[Clearer | Timekeeper] = []
+        self._threads: list[_Chores] = []
         self._begin(Tree(dict.fromkeys(layout.DIRECTORIES)))
         self.place = f"{MEMORY}://{next(_numbers)}"
         """What ``xaqueue.connect`` takes for it, in this process, until it is closed."""
@@ -163,7 +165,7 @@ class MemorySpace:
             now_ns=lambda: time.time_ns() + self._ahead_ns,
         )
         engine.define, engine.undefine = self._define, self._undefine
-        self._threads = [_Clearer(engine), _Timekeeper(engine)]
+        self._threads = [_Chores(engine, [chore(engine)]) for chore in (Clear, TimeLimits)]
 
     def _stop(self) -> None:
         """Ends the engine where it is; nothing more is written."""
@@ -299,15 +301,7 @@ class _Cut:
         return call
 
 
-class _Clearer(Clearer):
-    """Ends with the power."""
-
-    def _run(self) -> None:
-        with suppress(Crashed):
-            super()._run()
-
-
-class _Timekeeper(Timekeeper):
+class _Chores(Chores):
     """Ends with the power."""
 
     def _run(self) -> None:

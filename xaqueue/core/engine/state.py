@@ -109,8 +109,6 @@ class Space(Memory):
         """Takes one; see ``xaqueue.features.snapshots.take``."""
         self.undefine: Callable[[str], None] = partial(_no_definitions, _=None)
         """Takes the definition of a queue that has no message away, durably."""
-        self.has_expiring: Callable[[], None] = lambda: None
-        """A message that may expire was published."""
         self.remembers_local = False
         """Whoever commits a local transaction may lose the answer and ask again."""
         self.waiters = 0
@@ -291,7 +289,7 @@ class Space(Memory):
 
         Raises ResourceFailed.
         """
-        counted = self.counted() if self.counter_file.is_due else None
+        counted = self.counted() if self.counter_file.left_s <= 0 else None
         journal = self.journal_log
         try:
             if journal is not None:
@@ -400,8 +398,6 @@ class Space(Memory):
         queue.pending.discard(entry.message_id)
         queue.shown = max(queue.shown, entry.seq)
         self.log.changed_queues[queue.name] = queue
-        if entry.expires_at is not None:
-            self.has_expiring()
 
     def finish_locked(self, branch: Branch, outcome: Outcome) -> None:
         """The branch is over and its files are gone."""

@@ -10,11 +10,6 @@ A call that works in a branch is never overtaken: it announces itself in ``branc
 to roll back, and that is there before anybody looks who is at work. So idle is only what nobody works in; a deadline
 that passes during a call is a reason at once, and the branch is rolled back after that call. A crash in the middle
 finds the branch in active/, where everything is rolled back.
-
-What dead queries leave goes by its age, too (``sweep``): branches that are prepared for a batch that nobody will
-decide, and decisions that nobody will ask for. Branches of a batch that may be decided in another space, and damaged
-ones, are left alone. A query's last decision stays for good: that is what it asks for when it comes back, however late.
-Only that of a query that had one batch, and said so, is forgotten after ``forget_after_s``.
 """
 
 from __future__ import annotations
@@ -23,27 +18,17 @@ import logging
 from contextlib import suppress
 from typing import NamedTuple
 
-from xaqueue.batch import ONE_SPACE, is_of_a_batch
 from xaqueue.core.engine import commit
 from xaqueue.core.engine.busy import Busy
 from xaqueue.core.engine.state import Space
-from xaqueue.core.model import records
 from xaqueue.core.model.branch import Branch, State
-from xaqueue.core.model.layout import batch_path
-from xaqueue.errors import DamagedBlock, RetryLater, RolledBack
-from xaqueue.features.batches import batch_steps
-from xaqueue.features.batches.batch_steps import of_batch
-from xaqueue.features.batches.batches import claimed
+from xaqueue.errors import RetryLater, RolledBack
 from xaqueue.xa import Code, Outcome
 
-FORGET_EVERY_US = 3600 * 1_000_000
-"""Between two looks for decisions that are to be forgotten."""
 LEFT_S = 180.0
 """Without a server that says so: what has been past its commit point, or rolled back, so long is nobody's any more."""
 LOOK_S = 1.0
 """What is late and at work is looked at again so soon."""
-SWEEP_S = 3600.0
-"""Batches that are not decided are looked at so often."""
 
 log = logging.getLogger("xaqueue")
 
@@ -74,14 +59,13 @@ def expire(space: Space, now: float, idle_s: float, left_s: float | None = None)
 
 
 def next_look(space: Space, now: float, idle_s: float) -> float:
-    """When ``expire`` or ``sweep`` may find something next; infinite: not before another branch may become late.
-    Called with the lock held.
-    """
+    """When ``expire`` may find something next; infinite: not before another branch may become late. Called with the
+    lock held."""
     limit = _Limit(now, idle_s, LEFT_S)
-    return min((_late_at(space, branch, limit) for branch in space.branches.values()), default=float("inf"))
+    return min((_late_at(branch, limit) for branch in space.branches.values()), default=float("inf"))
 
 
-def _late_at(space: Space, branch: Branch, limit: _Limit) -> float:
+def _late_at(branch: Branch, limit: _Limit) -> float:
     now, left_at = limit.now, branch.progress + limit.left_s
     match branch.base:
         case State.ACTIVE | State.ROLLBACK_ONLY:
@@ -92,8 +76,6 @@ def _late_at(space: Space, branch: Branch, limit: _Limit) -> float:
             return left_at if left_at > now else now + limit.left_s  # a session is in it still
         case State.COMMITTING if branch.xid.is_local:
             return left_at if left_at > now else now + LOOK_S
-        case State.PREPARED if branch.xid.format_id == ONE_SPACE:
-            return now + min(max(space.definitions.sweep_after_s, LOOK_S), SWEEP_S)
     return float("inf")
 
 
@@ -174,74 +156,3 @@ def _undo(space: Space, branch: Branch, now: float) -> bool:
     branch.progress = now
     log.warning("[branch-timeout] %s: it is rolled back", branch.rollback_reason)
     return True
-
-
-def sweep(space: Space) -> int:
-    """Rolls back what dead queries left prepared, and returns how many branches; now and then, forgets decisions too.
-
-    Of a batch all branches have to be old, and none at work. Raises ResourceFailed.
-    """
-    with space.lock:
-        if space.closed or space.read_only is not None:
-            return 0
-        branches = [branch for xid, branch in space.branches.items() if is_of_a_batch(xid)]
-        old = {branch.xid.gtrid for branch in branches if _is_left_by_query(space, branch)}
-        used = {branch.xid.gtrid for branch in branches if not _is_left_by_query(space, branch)}
-    swept = sum(_sweep(space, gtrid) for gtrid in old - used)
-    if space.now_us() >= space.batches.forget_us:
-        space.batches.forget_us = space.now_us() + FORGET_EVERY_US
-        _forget(space)
-    return swept
-
-
-def _is_left_by_query(space: Space, branch: Branch) -> bool:
-    """Whether it was prepared long ago, as far as anybody knows, for a batch that is decided here or nowhere."""
-    before_us = space.now_us() - space.definitions.sweep_after_s * 1_000_000
-    is_prepared = branch.xid.format_id == ONE_SPACE and branch.base is State.PREPARED
-    return is_prepared and 0 < branch.prepared_at < before_us
-
-
-def _sweep(space: Space, gtrid: bytes) -> int:
-    with claimed(space, gtrid) as claim:
-        with space.lock:
-            decided = space.batches.has(gtrid) or space.batches.is_lost(gtrid)
-            still = not decided and all(_is_left_by_query(space, branch) for branch in of_batch(space, gtrid))
-        waiting = [branch for branch in claim.prepared.values() if branch.base is State.PREPARED]
-        branches = [branch for branch in waiting if not branch.damage and not branch.is_for_operator]
-        if not still or not branches:
-            return 0
-        after_s = space.definitions.sweep_after_s
-        left = f"{len(branches)} branches of batch {gtrid.decode()}, not decided, were prepared over {after_s} s ago"
-        try:
-            batch_steps.undo(space, gtrid, branches)
-        except RetryLater as full:
-            log.warning("[no-room-yet] %s: they are rolled back later: %s", left, full)
-            return 0
-        log.warning("[batch-timeout] %s: they are rolled back", left)
-        return len(branches)
-
-
-def _forget(space: Space) -> None:
-    """Removes the old records of queries that had one batch."""
-    before_us = space.now_us() - space.definitions.forget_after_s * 1_000_000
-    with space.lock:
-        firsts = [key for key, number in space.batches.last.items() if number == 0]
-    old = [key for key in firsts if _is_over(space, batch_path(key, 0), before_us)]
-    try:
-        batch_steps.forget(space, old)
-    except RetryLater as full:
-        log.warning("[no-room-yet] decisions on batches are forgotten later: %s", full)
-        return
-    if old:
-        days = space.definitions.forget_after_s / 86_400
-        log.info("[batch-forgotten] %d queries, which wrote one batch over %g days ago, are forgotten", len(old), days)
-
-
-def _is_over(space: Space, path: str, before_us: int) -> bool:
-    try:
-        if space.fs.modified_ns(path) >= before_us * 1000:
-            return False
-        decided = records.read_decision(space.fs, path)
-    except (OSError, DamagedBlock):
-        return False  # it is no more, or cannot be read, which whoever asks for it is told
-    return decided.plan.once and decided.decided_at < before_us

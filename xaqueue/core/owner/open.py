@@ -13,7 +13,7 @@ import stat
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,6 +30,7 @@ from xaqueue.core.model.block import FORMAT_VERSION
 from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.model.format import Format, check_committed, check_new, checked_name, read_format
 from xaqueue.core.model.records import refusal
+from xaqueue.core.owner.chores import Chore, Chores, begin
 from xaqueue.core.owner.definitions_file import editing, keep_good, read_good, usable_definitions
 from xaqueue.core.owner.definitions_file import read_definitions as read_definitions
 from xaqueue.core.owner.record import (
@@ -46,7 +47,7 @@ from xaqueue.core.owner.record import (
     record_trouble,
     write_owner,
 )
-from xaqueue.core.owner.threads import Checkpointer, Follower, Scrubber, Snapshotter, Timekeeper, Watchdog
+from xaqueue.core.owner.threads import Checkpoints, Follower, TimeLimits, Watchdog
 from xaqueue.core.recovery.load import Progress
 from xaqueue.core.recovery.recover import open_space
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
@@ -68,7 +69,6 @@ from xaqueue.features.pair.pair import Pair
 from xaqueue.features.replica.replicas import check_replication, replication_now
 from xaqueue.features.snapshots import store
 from xaqueue.features.snapshots import take as snapshots
-from xaqueue.features.streams.cleanup import Clearer
 
 if TYPE_CHECKING:
     from xaqueue.core.owner.watches import DefinitionsWatch
@@ -83,7 +83,9 @@ order = "fifo"       # fifo, lifo or priority
 """
 
 log = logging.getLogger("xaqueue")
-Background = Clearer | Follower | Checkpointer | Timekeeper | Snapshotter | Scrubber
+Background = Chores | Follower
+ChoresOf = Callable[[Space, bool], Iterable[Chore]]
+"""What is to be done now and then in a space beside the core's own; whether that is to be open for long."""
 
 
 @dataclass(slots=True)
@@ -171,6 +173,7 @@ def hardening_of(flags: str | None, definitions: Definitions) -> Hardening:
 def attach(
     path: str | os.PathLike[str],
     *,
+    chores: ChoresOf,
     create_missing: bool = False,
     sync: str | None = None,
     name: str | None = None,
@@ -182,9 +185,9 @@ def attach(
 ) -> Session:
     """A session with the space in this directory, which this process opens if it has not yet.
 
-    sync: flags; see ``hardening_of``. name: must be the space's, where given. watch: whether queues.toml is reloaded
-    when it changes. waiting, on_branches: see ``Space``; where it is opened now. lock: that ``standby.wait`` has taken:
-    other standbys may take over from this owner. Closing the last session closes the space.
+    chores: of its features. sync: flags; see ``hardening_of``. name: must be the space's, where given. watch: whether
+    queues.toml is reloaded when it changes. waiting, on_branches: see ``Space``; where it is opened now. lock: that
+    ``standby.wait`` has taken: other standbys may take over from this owner. Closing the last session closes the space.
     Raises SpaceInUse, SpaceError, InvalidArgument; with ``lock`` ResourceFailed once another one has taken over.
     """
     root = Path(os.path.realpath(path))  # which raises nothing, whatever stands there
@@ -201,7 +204,7 @@ def attach(
             del _attached[root]
             attached = None
         if attached is None:
-            attached = _attached[root] = _open(root, found, sync, watch, progress, waiting, on_branches, lock)
+            attached = _attached[root] = _open(root, found, chores, sync, watch, progress, waiting, on_branches, lock)
         elif sync is not None and Hardening.parse(sync) != attached.space.hardening:
             raise InvalidArgument(f"the space is open with {attached.space.hardening} in this process, not {sync}")
         attached.users += 1
@@ -211,6 +214,7 @@ def attach(
 def _open(
     root: Path,
     found: Format,
+    chores: ChoresOf,
     sync: str | None,
     watch: bool,
     progress: Progress | None,
@@ -288,7 +292,7 @@ def _open(
         space.define = partial(_redefine, root, space)
         space.undefine = partial(_undefine, root, space)
         watching = _watch(root, space) if watch else None
-        background = start_background(space, lasting=watch)
+        background = start_background(space, chores, lasting=watch)
         if space.read_only is None:
             watchdog = Watchdog(space, files, lambda why: record_trouble(files, lock, owner, why))
     except BaseException as error:
@@ -328,20 +332,14 @@ def _begun(then: Callable[[Space], object], space: Space) -> None:
     then(space)
 
 
-def start_background(space: Space, *, lasting: bool = False) -> list[Background]:
-    """The threads by which the directories follow: the journal, and what streams have consumed; what ends late branches
-    where no server does. lasting: it is to be open for long, so snapshots and scrubs are made when they are due.
-    """
+def start_background(space: Space, chores: ChoresOf, *, lasting: bool = False) -> list[Background]:
+    """What is done beside the sessions: the directories follow the journal, late branches end where no server sees to
+    it, and the features' chores. lasting: it is to be open for long."""
     if space.read_only is not None:
         return []
-    log, found = space.journal_log, list[Background]([Clearer(space)])
-    if space.waiting is THREADS:
-        found.append(Timekeeper(space))
-    if lasting and space.definitions.snapshots.interval_min:
-        found.append(Snapshotter(space))
-    if lasting and space.definitions.scrub_days:
-        found.append(Scrubber(space))
-    return found if log is None else [*found, Follower(log, space.fence), Checkpointer(space, log)]
+    own = [Checkpoints(space), TimeLimits(space)] if space.waiting is THREADS else [Checkpoints(space)]
+    found = list[Background](begin(space, [*own, *chores(space, lasting)]))
+    return found if space.journal_log is None else [*found, Follower(space.journal_log, space.fence)]
 
 
 def _watch(root: Path, space: Space) -> DefinitionsWatch:

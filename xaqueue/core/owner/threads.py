@@ -1,12 +1,11 @@
-"""The threads of an owner that look after its space: one follows the journal, one makes checkpoints, one ends branches
-that are late, and one fences the space where the disk hangs.
+"""What an owner does in the background: one thread follows the journal, one fences the space where the disk hangs; of
+the chores (``chores``) those that are the core's.
 
-Without the first two a space is just as durable, and its journal grows until the space is closed.
+Without the follower and checkpoints a space is just as durable, and its journal grows until the space is closed.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -15,29 +14,17 @@ from contextlib import suppress
 from xaqueue.core.engine import timeouts
 from xaqueue.core.engine.journal_log import LAG_S, RETRY_S, JournalLog
 from xaqueue.core.engine.state import Space
+from xaqueue.core.owner.chores import NEVER, Chore, Chores
 from xaqueue.core.storage.fs import NO_ROOM
 from xaqueue.core.storage.layers import OwnerFileSystem
-from xaqueue.errors import Error, ResourceFailed, RetryLater
-from xaqueue.features.scrub import scrub
-from xaqueue.features.snapshots import store
-
-log = logging.getLogger("xaqueue")
+from xaqueue.errors import ResourceFailed
 
 LOOK_S = 1.0
-"""How often the checkpointer looks whether there is something to do."""
+"""How often is looked whether a checkpoint is due."""
 NEW_FILES = 16 * 1024
 """With more since the last checkpoint, the next one is due."""
 WATCH_S = 5.0
 """The watchdog looks at least so often; where the deadline is short, four times within it."""
-SWEEP_S = 60.0
-"""Between two looks of one thread for what dead queries left."""
-RETRY_SNAPSHOT_S = 600.0
-"""After a snapshot that could not be taken."""
-SCRUB_LOOK_S = 60.0
-"""A scrub looks at least so often whether it is due."""
-PAUSE = 9
-"""Who reads all that is there waits so many times as long as it worked."""
-DAY_S = 86_400
 LOCK_S = 1.0
 """Who holds the space's lock for longer is the one that hangs."""
 
@@ -58,21 +45,6 @@ class _BackgroundThread:
         self._stopped.set()
         self._due.set()
         self._thread.join()
-
-
-class _ReadingThread(_BackgroundThread):
-    """One that reads what the space has, for a tenth of its time."""
-
-    def __init__(self, space: Space, name: str) -> None:
-        self._space = space
-        self._paused_at = time.monotonic()
-        super().__init__(name)
-
-    def _is_over(self) -> bool:
-        """Waits, so that others have the disk and the processor meanwhile."""
-        is_stopped = self._stopped.wait((time.monotonic() - self._paused_at) * PAUSE)
-        self._paused_at = time.monotonic()
-        return is_stopped or self._space.closed
 
 
 class Follower(_BackgroundThread):
@@ -104,168 +76,71 @@ class Follower(_BackgroundThread):
                     self._stopped.wait(RETRY_S)
 
 
-class Checkpointer(_BackgroundThread):
-    """Makes one when a segment of the journal is full, when the directories have so many new files that an open after
-    a kill would take long to make them anew, and now and then while there is work.
-    """
-
-    def __init__(self, space: Space, log: JournalLog) -> None:
-        self._space = space
-        self._log = log
-        self.checkpoints = 0
-        self.seconds = 0.0
-        """The last checkpoint took so long."""
-        super().__init__("checkpoint")
-        log.journal.switched = self._due.set
-
-    def _run(self) -> None:
-        journal_log, journal = self._log, self._log.journal
-        covered, made, last = journal.position, journal_log.made, time.monotonic()
-        while True:
-            due = self._due.wait(LOOK_S)
-            self._due.clear()
-            if self._stopped.is_set():
-                return
-            started = time.monotonic()
-            due = due or started > last + self._space.definitions.checkpoint_s or journal_log.made > made + NEW_FILES
-            if not due or journal.position == covered:
-                continue
-            try:
-                self._space.checkpoint()
-                if self._space.shipping is not None and not self._space.shipping.copying:
-                    store.prune_for(self._space.fs, self._space.definitions)
-            except ResourceFailed:
-                return  # which is logged
-            except OSError as error:
-                log.warning("[archive-unread] the journal that is kept for replicas is not looked through: %s", error)
-            covered, made, last = journal.position, journal_log.made, time.monotonic()
-            self.checkpoints += 1
-            self.seconds = last - started
-
-
-class Snapshotter(_ReadingThread):
-    """Takes a snapshot when the newest is as old as ``[snapshots] interval_min`` says, and reads it, for a tenth of its
-    time; the log has what is damaged there, as ``snapshot list`` does."""
-
-    def __init__(self, space: Space) -> None:
-        super().__init__(space, "snapshot")
-
-    def _run(self) -> None:
-        while not self._stopped.wait(self._left_s()):
-            try:
-                taken = self._space.take_snapshot(True)
-                self._check(taken.number)
-            except ResourceFailed:
-                return  # which is logged
-            except (Error, OSError) as error:
-                log.warning("[snapshot-failed] no snapshot was taken: %s", error)
-                if self._stopped.wait(RETRY_SNAPSHOT_S):
-                    return
-
-    def _check(self, number: int) -> None:
-        self._paused_at = time.monotonic()
-        next_at = self._paused_at + self._left_s()
-
-        def pause() -> None:
-            if self._is_over() or time.monotonic() > next_at:
-                raise RetryLater("the next one is due")
-
-        try:
-            problems = store.check(self._space.fs, number, self._space.now_us(), pause)
-        except (RetryLater, OSError) as error:
-            if not self._is_over():
-                log.warning("[snapshot-unread] snapshot %d was not read to its end: %s", number, error)
-        else:
-            if problems:
-                text = "[snapshot-damaged] snapshot %d has %d problems, the first: %s"
-                log.error(text, number, len(problems), problems[0])
-
-    def _left_s(self) -> float:
-        """Until the next one is due; much of it, since the clock may be set."""
-        interval_s = self._space.definitions.snapshots.interval_min * 60
-        if not interval_s:
-            return threading.TIMEOUT_MAX
-        last_us = max((one.taken_at for one in store.listed(self._space.fs)), default=0)
-        return max(last_us / 1e6 + interval_s - self._space.now_us() / 1e6, 0.0)
-
-
-class Scrubber(_ReadingThread):
-    """Reads every message once in ``scrub_days``, for a tenth of its time; status and the log have what it found."""
-
-    def __init__(self, space: Space) -> None:
-        super().__init__(space, "scrub")
-
-    def _run(self) -> None:
-        while not self._stopped.wait(self._wait_s()):
-            if self._wait_s():
-                continue
-            self._paused_at = time.monotonic()
-            try:
-                scrub.scrub(self._space, self._is_over)
-            except ResourceFailed:
-                return  # the space says so itself
-            except (RetryLater, OSError) as error:
-                log.warning("[scrub-broken-off] the scrub was broken off, and begins anew: %s", error)
-                self._stopped.wait(SCRUB_LOOK_S)
-
-    def _wait_s(self) -> float:
-        """Until the next one, but not longer than what may be changed meanwhile is to wait."""
-        days, last = self._space.definitions.scrub_days, scrub.last_scrub(self._space.fs)
-        if not days:
-            return SCRUB_LOOK_S
-        left_s = (last[0] - self._space.now_us()) / 1e6 + days * DAY_S if last is not None else 0
-        return min(max(left_s, 0), SCRUB_LOOK_S)
-
-
-class Timekeeper:
-    """Ends branches that are late, in a space that no server looks after; see ``timeouts``.
-
-    Its thread begins with the first branch that may become late, and sleeps until one is.
+class Checkpoints(Chore):
+    """One is made when a segment of the journal is full, when the directories have so many new files that an open after
+    a kill would take long to make them anew, and now and then while there is work. Without a journal it is what counts
+    that is written.
     """
 
     def __init__(self, space: Space) -> None:
-        self._space = space
-        self._stopped = False
-        self._due = threading.Event()
-        self._thread: threading.Thread | None = None
-        with space.lock:  # under which alone the thread begins
-            space.has_late = self._wake
-            space.look_by(timeouts.next_look(space, time.monotonic(), self._idle_s))
+        super().__init__(space)
+        self._covered = self._made = 0
+        self._last = time.monotonic()
+        self._is_full = False
+        log = space.journal_log
+        if log is not None:
+            self._covered, self._made = log.journal.position, log.made
+            log.journal.switched = self._switched
 
-    def stop(self) -> None:
-        with self._space.lock:
-            self._stopped = True
-        self._due.set()
-        if self._thread is not None:
-            self._thread.join()
+    def _switched(self) -> None:
+        self._is_full = True
+        self.wake()
+
+    def left_s(self) -> float:
+        log, space = self.space.journal_log, self.space
+        if log is None:
+            return space.counter_file.left_s
+        if log.journal.position == self._covered:
+            return LOOK_S
+        if self._is_full or log.made > self._made + NEW_FILES:
+            return 0.0
+        return min(self._last + space.definitions.checkpoint_s - time.monotonic(), LOOK_S)
+
+    def run(self, turn: Chores) -> float:
+        self._is_full, log = False, self.space.journal_log
+        self.space.checkpoint()
+        if log is not None:
+            self._covered, self._made, self._last = log.journal.position, log.made, time.monotonic()
+        return 0.0
+
+
+class TimeLimits(Chore):
+    """Ends branches that are late, in a space that no server looks after; see ``timeouts``."""
+
+    thread = "timeouts"
+
+    def __init__(self, space: Space) -> None:
+        super().__init__(space)
+        with space.lock:
+            space.has_late = self.wake
+            self._look(time.monotonic())
+
+    def _look(self, now: float) -> None:
+        self.space.looks_at = timeouts.next_look(self.space, now, self._idle_s)
 
     @property
     def _idle_s(self) -> float:
-        return self._space.definitions.branch_idle_s or float("inf")
+        return self.space.definitions.branch_idle_s or NEVER
 
-    def _wake(self) -> None:
-        self._due.set()
-        if self._thread is None and not self._stopped:
-            self._thread = threading.Thread(target=self._run, name="xaqueue-timeouts", daemon=True)
-            self._thread.start()
+    def left_s(self) -> float:
+        return self.space.looks_at - time.monotonic()
 
-    def _run(self) -> None:
-        space, swept_at = self._space, float("-inf")
-        while not self._stopped:
-            self._due.clear()
-            try:
-                now = time.monotonic()
-                timeouts.expire(space, now, self._idle_s, timeouts.LEFT_S)
-                if now - swept_at > SWEEP_S:
-                    swept_at = now
-                    timeouts.sweep(space)
-            except ResourceFailed:
-                return  # the space says so itself
-            now = time.monotonic()
-            with space.lock:
-                space.looks_at = at = timeouts.next_look(space, now, self._idle_s)
-            if at > now:
-                self._due.wait(None if at == float("inf") else at - now)
+    def run(self, turn: Chores) -> float:
+        timeouts.expire(self.space, time.monotonic(), self._idle_s, timeouts.LEFT_S)
+        now = time.monotonic()
+        with self.space.lock:
+            self._look(now)
+        return 0.0
 
 
 class Watchdog(_BackgroundThread):
@@ -302,8 +177,6 @@ class Watchdog(_BackgroundThread):
             if space.failure is None:
                 with suppress(ResourceFailed):  # who only waits looks at nothing
                     space.check_owner()
-                    if space.journal_log is None and space.counter_file.is_due:
-                        space.has_consumed()  # who clears writes the counters, too
                     continue
                 self._wake()
             failure = space.failure

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from xaqueue.batch import is_of_a_batch, key_of
-from xaqueue.core.engine.timeouts import sweep
 from xaqueue.core.model import layout, records
 from xaqueue.core.model.block_files import listed
 from xaqueue.core.model.branch import State
@@ -21,6 +20,7 @@ from xaqueue.core.storage.fs import discard
 from xaqueue.errors import DamagedBlock, RetryLater
 from xaqueue.features.batches import batch_steps
 from xaqueue.features.batches.batch_steps import of_batch
+from xaqueue.features.batches.sweep import sweep
 from xaqueue.xid import Xid
 
 

@@ -59,8 +59,9 @@ class CounterFile:
         """Messages that queues had when the space was closed; empty where its last owner crashed."""
 
     @property
-    def is_due(self) -> bool:
-        return time.monotonic() >= self._due
+    def left_s(self) -> float:
+        """Until it is due."""
+        return self._due - time.monotonic()
 
     def load(self, epoch: int, now_us: int, note: Callable[[str], object]) -> Counted:
         """What this owner goes on from."""

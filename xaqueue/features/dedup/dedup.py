@@ -211,7 +211,6 @@ def _put_of(space: Space, queue: str, seen: Seen) -> Op:
 
 def _publish_locked(space: Space, queue: str, seen: Seen) -> None:
     space.queues[queue].keys.add(seen)
-    space.has_expiring()
 
 
 def restore(space: Space, queue: Queue, key: bytes, head: Head, when_us: int) -> None:

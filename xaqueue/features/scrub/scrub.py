@@ -20,6 +20,7 @@ from xaqueue.core.model.block import Kind
 from xaqueue.core.model.block_files import read_checked
 from xaqueue.core.model.branch import Branch, Written
 from xaqueue.core.model.entry import Entry
+from xaqueue.core.owner.chores import Chore, Chores
 from xaqueue.core.storage.fs import FileSystem, replace_file
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import DamagedBlock, RetryLater
@@ -28,6 +29,9 @@ from xaqueue.xid import Xid
 PIECE = 64
 """Messages between two looks whether it is to stop."""
 BYTES = 4096
+LOOK_S = 60.0
+"""Is looked at least so often whether one is due."""
+DAY_S = 86_400
 
 log = logging.getLogger("xaqueue")
 Stopped = Callable[[], bool]
@@ -131,3 +135,27 @@ def _is_set_aside(space: Space, name: str, found: Entry) -> bool:
 
 def _path(name: str, entry: Entry) -> str:
     return layout.message_path(name, entry.seq, entry.message_id, entry.tags)
+
+
+class Scrub(Chore):
+    """Reads every message once in ``scrub_days``, for a tenth of its time, in a thread of its own: a read may hang."""
+
+    thread = "scrub"
+
+    def run(self, turn: Chores) -> float:
+        wait_s = self.wait_s()
+        if not wait_s:
+            try:
+                scrub(self.space, turn.rest)
+            except (RetryLater, OSError) as error:
+                log.warning("[scrub-broken-off] the scrub was broken off, and begins anew: %s", error)
+                return LOOK_S
+        return wait_s
+
+    def wait_s(self) -> float:
+        """Until the next one, but not longer than what may be changed meanwhile is to wait."""
+        days, last = self.space.definitions.scrub_days, last_scrub(self.space.fs)
+        if not days:
+            return LOOK_S
+        left_s = (last[0] - self.space.now_us()) / 1e6 + days * DAY_S if last is not None else 0
+        return min(max(left_s, 0), LOOK_S)

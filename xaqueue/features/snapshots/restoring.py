@@ -14,12 +14,12 @@ from xaqueue.core.engine.session import Session
 from xaqueue.core.model import layout
 from xaqueue.core.model.format import is_lost, parse
 from xaqueue.core.owner.definitions_file import usable_definitions
-from xaqueue.core.owner.open import attach
 from xaqueue.core.owner.record import find_group, format_owner, in_use, open_to, read_owner
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.modes import PRIVATE
 from xaqueue.core.storage.owner_file import OwnerFile
 from xaqueue.errors import InvalidArgument, OperationalError, SpaceError
+from xaqueue.features.opening import attach
 from xaqueue.features.snapshots import restore as restoring
 from xaqueue.features.snapshots.restore import Done
 

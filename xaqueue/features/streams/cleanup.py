@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -24,6 +25,7 @@ from xaqueue.core.model.entry import Entry
 from xaqueue.core.model.layout import RANGE_BITS
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.model.records import StreamRecord, files_of
+from xaqueue.core.owner.chores import Chore, Chores
 from xaqueue.core.storage.fs import NO_ROOM, FileSystem, remove_all
 from xaqueue.core.storage.regular import NO_DIRECTORY
 from xaqueue.errors import ResourceFailed, RetryLater
@@ -262,69 +264,38 @@ def _is_there(fs: FileSystem, directory: str) -> bool:
     return fs.exists(directory) and fs.is_dir(directory)
 
 
-class Clearer:
-    """A thread that clears whenever something was consumed or found expired, until ``stop`` or until the space fails.
-
-    Where messages may expire, it looks for those that have every ``cleanup_interval_s``, and when the space is opened.
-    """
+class Clear(Chore):
+    """Clears whenever something was consumed or found expired, and looks for what has expired every
+    ``cleanup_interval_s``."""
 
     def __init__(self, space: Space) -> None:
-        self._space = space
-        self._stopped = False
-        self._due = threading.Event()
-        self._pause = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._starting = threading.Lock()
-        space.has_consumed = self._wake
-        space.has_expiring = self._begin
-        if any(
+        super().__init__(space)
+        self._looked_at = time.monotonic()
+        self._is_asked = any(
             queue.consumed_through or queue.index.has_to_leave or queue.keys.ends for queue in space.queues.values()
-        ):
-            self._wake()
+        )
+        space.has_consumed = self.ask
 
-    def stop(self) -> None:
-        """What is left is for the next owner, but for ranges in which nothing is left."""
-        self._stopped = True
-        self._due.set()
-        self._pause.set()
-        if self._thread is not None:
-            self._thread.join()
-        with suppress(ResourceFailed, RetryLater):  # the space says so itself
-            _remove_every_spent(self._space)
+    def ask(self) -> None:
+        """There is something to do."""
+        self._is_asked = True
+        self.wake()
 
-    def _wake(self) -> None:
-        """Begins the thread with the first that there is to do."""
-        self._due.set()
-        self._begin()
+    def left_s(self) -> float:
+        since_s = time.monotonic() - self._looked_at
+        return 0.0 if self._is_asked else self.space.definitions.cleanup_interval_s - since_s
 
-    def _begin(self) -> None:
-        if self._thread is not None:
-            return
-        with self._starting:
-            if self._thread is None and not self._stopped:
-                self._thread = threading.Thread(target=self._run, name="xaqueue-clear", daemon=True)
-                self._thread.start()
-
-    def _run(self) -> None:
-        while not self._stopped:
-            self._due.wait(self._space.definitions.cleanup_interval_s)
-            self._due.clear()
+    def run(self, turn: Chores) -> float:
+        self._is_asked, self._looked_at = False, time.monotonic()
+        is_stuck = False
+        for work in (clear, moving.move_exhausted, expire, dedup.clear):
             try:
-                is_stuck = [self._is_stuck(work) for work in (clear, moving.move_exhausted, expire, dedup.clear)]
-                if self._space.journal_log is None:
-                    self._space.checkpoint()
-            except ResourceFailed:
-                return  # the space says so itself
-            if any(is_stuck):
-                self._pause.wait(RETRY_S)
-                self._due.set()
+                self._is_asked |= not work(self.space, turn.is_over)
+            except RetryLater:
+                self._is_asked = is_stuck = True
+        return RETRY_S if is_stuck else 0.0
 
-    def _is_stuck(self, work: Callable[[Space, Stopped], bool]) -> bool:
-        try:
-            work(self._space, self._is_over)
-        except RetryLater:
-            return True
-        return False
-
-    def _is_over(self) -> bool:
-        return self._stopped or self._space.closed
+    def finish(self) -> None:
+        """What is left is for the next owner, but for ranges in which nothing is left."""
+        with suppress(ResourceFailed, RetryLater):  # the space says so itself
+            _remove_every_spent(self.space)

@@ -27,12 +27,13 @@ from typing import Any
 from xaqueue.access import Identity
 from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
-from xaqueue.core.engine.timeouts import expire, sweep
+from xaqueue.core.engine.timeouts import expire
 from xaqueue.core.model.layout import SOCKET
 from xaqueue.core.owner.open import announce
 from xaqueue.core.storage.group_commit import Unacknowledged
 from xaqueue.core.storage.owner_file import OwnerFile
 from xaqueue.errors import InvalidArgument, ResourceFailed, SpaceError, SpaceInUse
+from xaqueue.features.batches.sweep import sweep
 from xaqueue.features.snapshots.restoring import attach_or_restore
 from xaqueue.rpc import wire
 from xaqueue.rpc.methods import service

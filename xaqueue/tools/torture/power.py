@@ -25,6 +25,7 @@ from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.errors import DiskFull, Error
 from xaqueue.features.kinds import KINDS
+from xaqueue.features.opening import start_background
 from xaqueue.features.session import Session
 from xaqueue.testing.forgetful import ForgetfulFileSystem, Tree
 from xaqueue.tools.torture.ledger import CrashTally, Ledger, Statement
@@ -95,7 +96,7 @@ class _Play:
     def run(self) -> None:
         """Raises DiskFull where that is what ended it."""
         threads = [threading.Thread(target=self._work, args=(worker,)) for worker in self.workers]
-        followers = open.start_background(self.space)
+        followers = start_background(self.space)
         self.port.lose_power_after(self.calls)
         try:
             for thread in threads:

@@ -187,7 +187,7 @@ def test_an_opening_without_room_to_go_forward_says_so_and_a_later_one_does(
     with monkeypatch.context() as patch:
         patch.setattr(open, "DirectoryFileSystem", NoDescriptors)
         with pytest.raises(SpaceError, match="cannot be opened"):
-            open.attach(bare.root, sync=DURABLE, watch=False)
+            attach(bare.root, sync=DURABLE, watch=False)
     with Connection(attach(bare.root, sync=DURABLE, watch=False), lambda: bytes(16)) as connection:
         assert [message.body for message in connection.browse("out")] == [b"reply"]
         assert list(connection.browse("in")) == []

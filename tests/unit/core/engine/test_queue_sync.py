@@ -16,7 +16,7 @@ from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.core.owner import open as opening
 from xaqueue.core.storage.hardening import NOTHING
 from xaqueue.errors import InvalidArgument
-from xaqueue.features.session import Session
+from xaqueue.features.session import Session, attach
 from xaqueue.offline.reader import QueueReader
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
@@ -139,7 +139,7 @@ def test_what_the_space_does_not_have_is_refused(
     """By ``define``, by an edit of the file, and by the next open."""
     root = tmp_path / "s"
     opening.create(root, sync=level)
-    session = opening.attach(root)
+    session = attach(root)
     before = (root / "queues.toml").read_text()
     try:
         with refused(complaint):
@@ -156,7 +156,7 @@ def test_what_the_space_does_not_have_is_refused(
     with refused(complaint):
         opening.define(root, "b", {"order": "lifo"})
     with refused(complaint):
-        opening.attach(root).close()
+        attach(root).close()
 
 
 def refused(complaint: str) -> AbstractContextManager[object]:

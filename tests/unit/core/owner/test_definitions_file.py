@@ -19,6 +19,7 @@ from xaqueue.core.owner import definitions_file, open
 from xaqueue.core.owner.definitions_file import keep_good, usable_definitions
 from xaqueue.core.storage.owner_file import FileLock
 from xaqueue.errors import InvalidArgument, RetryLater
+from xaqueue.features.opening import attach
 from xaqueue.offline import inspect
 
 TEXT = '[queues.orders]\norder = "lifo"\n'
@@ -109,7 +110,7 @@ def test_a_crash_leaves_one_copy_or_the_other(root: Path, monkeypatch: pytest.Mo
 
 def test_what_is_defined_is_in_the_copy_at_once(root: Path) -> None:
     """Also where nobody watches the file: it may be lost before the next open."""
-    session = open.attach(root, sync="NONE", watch=False)
+    session = attach(root, sync="NONE", watch=False)
     session.define("later", {"order": "lifo"})
     assert (root / layout.GOOD_QUEUES).read_text() == (root / layout.QUEUES).read_text()
     session.close()

@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 
 from support.bare_space import ANY_QUEUE, DURABLE, BareSpace, bare_space
-from xaqueue.batch import ONE_SPACE, Batch
 from xaqueue.connection import Connection
 from xaqueue.core.engine import timeouts
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.branch import State
-from xaqueue.core.owner.threads import Timekeeper
+from xaqueue.core.owner.chores import Chores
+from xaqueue.core.owner.threads import TimeLimits
 from xaqueue.errors import RetryLater, RolledBack
 from xaqueue.features.session import Session, attach
-from xaqueue.xa import Code, Flag
+from xaqueue.xa import Code
 from xaqueue.xid import Xid
 
 X, Y = Xid(1, b"x", b""), Xid(1, b"y", b"")
@@ -37,14 +37,14 @@ def bare(tmp_path: Path) -> Iterator[BareSpace]:
 
 
 @pytest.fixture
-def keeper(bare: BareSpace) -> Iterator[Timekeeper]:
+def keeper(bare: BareSpace) -> Iterator[Chores]:
     with keeping_time(bare) as made:
         yield made
 
 
 @contextmanager
-def keeping_time(bare: BareSpace) -> Iterator[Timekeeper]:
-    made = Timekeeper(bare.space)
+def keeping_time(bare: BareSpace) -> Iterator[Chores]:
+    made = Chores(bare.space, [TimeLimits(bare.space)])
     yield made
     made.stop()
 
@@ -87,7 +87,7 @@ def test_an_earlier_deadline_wakes_who_sleeps(bare: BareSpace) -> None:
     assert bare.space.branches[X].base is State.ACTIVE
 
 
-def test_nothing_late_begins_no_thread(bare: BareSpace, keeper: Timekeeper) -> None:
+def test_nothing_late_begins_no_thread(bare: BareSpace, keeper: Chores) -> None:
     session = Session(bare.space)
     session.start(X)
     session.dequeue("q")
@@ -163,16 +163,3 @@ def test_an_open_space_keeps_its_own_time(tmp_path: Path) -> None:
         session.enqueue("q", b"never")
         wait_for(lambda: session.space.branches[X].base is State.UNDONE)
     assert threads() == []
-
-
-def test_batches_nobody_decides_are_swept(bare: BareSpace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Found prepared by an opening: so long ago that its query is taken for dead."""
-    of_batch = Xid(ONE_SPACE, Batch("query", 0).gtrid, b"1")
-    session = Session(bare.space)
-    session.start(of_batch)
-    session.enqueue("q", b"of a batch")
-    session.end(of_batch)
-    session.prepare(of_batch, Flag.NOFLAGS)
-    bare.space.branches[of_batch].prepared_at = 1
-    with keeping_time(bare):
-        wait_for(lambda: of_batch not in bare.space.branches)

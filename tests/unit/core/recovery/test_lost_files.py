@@ -20,6 +20,7 @@ from xaqueue.core.model import layout
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.core.owner import open
 from xaqueue.errors import ResourceFailed
+from xaqueue.features.opening import attach
 from xaqueue.features.streams import cleanup
 from xaqueue.offline.check import check
 from xaqueue.offline.findings import Severity
@@ -122,7 +123,7 @@ GONE = {"queue": "queue=orders", "range": "queue=orders/range=*", "message": "qu
 
 def opened(root: Path) -> list[str]:
     """What an open has to say; it is closed again."""
-    session = open.attach(root, watch=False)
+    session = attach(root, watch=False)
     session.close()
     return session.space.report.notes
 

@@ -15,11 +15,12 @@ from support.bare_space import ANY_QUEUE, DURABLE, BareSpace, bare_space, wall_c
 from support.contract_batches import PATIENCE_S, SCAN, batch, prepared
 from support.served import ServerThread
 from xaqueue.batch import ONE_SPACE, SEVERAL_SPACES, Batch, Plan
-from xaqueue.core.engine.timeouts import FORGET_EVERY_US, sweep
 from xaqueue.core.model import layout
 from xaqueue.core.model.definitions import Definitions, parse
 from xaqueue.core.owner import open as attach_room
+from xaqueue.core.owner.chores import Chores
 from xaqueue.errors import InvalidArgument, RetryLater
+from xaqueue.features.batches.sweep import FORGET_EVERY_US, Sweep, sweep
 from xaqueue.features.session import Session
 from xaqueue.rpc.client.manager import remote_manager
 from xaqueue.rpc.server import server as served
@@ -166,6 +167,18 @@ def test_its_age_is_defined(tmp_path: Path, clock: Clock) -> None:
         assert sweep(bare.space) == 1
         bare.space.close()
         assert sweep(bare.space) == 0
+
+
+def test_without_a_server_it_is_a_chore(tmp_path: Path) -> None:
+    """Of a branch that was prepared so long ago that its query is taken for dead."""
+    with bare_space(tmp_path / "space", definitions=replace(ANY_QUEUE, sweep_after_s=1)) as bare:
+        session, xid = Session(bare.space), prepared(Session(bare.space), "a", batch())
+        bare.space.branches[xid].prepared_at = 1
+        chore = Sweep(bare.space)
+        assert 0 < chore.left_s() <= 1, "the open has swept"
+        chores = Chores(bare.space, [chore])
+        eventually(lambda: session.outcome(xid) is Outcome.ROLLED_BACK)
+        chores.stop()
 
 
 def test_a_server_sweeps_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,10 @@ import pytest
 from support.bare_space import BareSpace, bare_space
 from support.damages import DAMAGES, LARGE, Damage, damaged, flip
 from xaqueue.core.model.definitions import Definitions
-from xaqueue.core.owner.threads import Scrubber
+from xaqueue.core.owner.chores import Chores
 from xaqueue.errors import UnknownQueue
 from xaqueue.features.scrub import scrub
-from xaqueue.features.scrub.scrub import last_scrub, scrub_queue
+from xaqueue.features.scrub.scrub import Scrub, last_scrub, scrub_queue
 from xaqueue.features.session import Session
 from xaqueue.offline import inspect
 
@@ -103,11 +103,12 @@ def test_what_was_found_is_written_down(bare: BareSpace, caplog: pytest.LogCaptu
 
 def test_the_thread_begins_where_one_is_due(tmp_path: Path) -> None:
     with bare_space(tmp_path / "space", definitions=Definitions(scrub_days=1)) as bare:
-        scrubber, until = Scrubber(bare.space), time.monotonic() + PATIENCE_S
+        chore, until = Scrub(bare.space), time.monotonic() + PATIENCE_S
+        scrubber = Chores(bare.space, [chore])
         while last_scrub(bare.fs) is None:
             assert time.monotonic() < until
             time.sleep(0.005)
-        assert scrubber._wait_s() > 0, "the next one is in a day"
+        assert chore.wait_s() > 0, "the next one is in a day"
         scrubber.stop()
         bare.space.definitions = Definitions()
-        assert scrubber._wait_s() > 0, "and never where it is not wanted"
+        assert chore.wait_s() > 0, "and never where it is not wanted"

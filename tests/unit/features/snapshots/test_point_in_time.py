@@ -19,10 +19,10 @@ from typer.testing import CliRunner
 import xaqueue
 from xaqueue.cli.main import app
 from xaqueue.core.model.layout import KEPT_JOURNAL
-from xaqueue.core.owner.threads import Snapshotter
 from xaqueue.core.storage.journal import time_entry
 from xaqueue.core.storage.journal_format import record_of, records_in
 from xaqueue.errors import InvalidArgument, SpaceError
+from xaqueue.features.snapshots.chores import TakeSnapshots
 from xaqueue.features.snapshots.restoring import restore
 from xaqueue.offline.check import check
 from xaqueue.offline.findings import Severity
@@ -96,7 +96,7 @@ def recorded(root: Path) -> History:
 @pytest.fixture(scope="module", autouse=True)
 def none_by_itself() -> Iterator[None]:
     """Snapshots are taken where a test says so."""
-    with mock.patch.object(Snapshotter, "_left_s", return_value=threading.TIMEOUT_MAX):
+    with mock.patch.object(TakeSnapshots, "left_of_interval_s", return_value=threading.TIMEOUT_MAX):
         yield
 
 

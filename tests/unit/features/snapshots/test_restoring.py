@@ -18,7 +18,6 @@ import xaqueue
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.core.model.format import read_format
-from xaqueue.core.owner.threads import Snapshotter
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.errors import (
     InvalidArgument,
@@ -31,6 +30,7 @@ from xaqueue.errors import (
 )
 from xaqueue.features.session import attach
 from xaqueue.features.snapshots import take as taking
+from xaqueue.features.snapshots.chores import TakeSnapshots
 from xaqueue.features.snapshots.restoring import restore
 from xaqueue.offline.check import check
 from xaqueue.offline.findings import Severity
@@ -348,7 +348,7 @@ def test_a_snapshot_is_not_opened_itself(root: Path) -> None:
 def test_one_is_taken_when_the_newest_is_old_and_few_stay(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (root / "queues.toml").read_text()
     (root / "queues.toml").write_text(text + "[snapshots]\ninterval_min = 1\nkeep = 2\n")
-    monkeypatch.setattr(Snapshotter, "_left_s", lambda _: 0.01)
+    monkeypatch.setattr(TakeSnapshots, "left_of_interval_s", lambda _: 0.0)
     session = attach(root)
     try:
         for _ in range(1000):
@@ -367,9 +367,8 @@ def test_how_long_it_is_until_the_next(root: Path) -> None:
     (root / "queues.toml").write_text(text + "[snapshots]\ninterval_min = 1\n")
     session = attach(root)
     try:
-        made = Snapshotter.__new__(Snapshotter)
-        made._space = session.space
-        assert 50 < made._left_s() <= 60
+        made = TakeSnapshots(session.space)
+        assert 50 < made.left_of_interval_s() <= 60
     finally:
         session.close()
 
@@ -394,7 +393,7 @@ def scheduled(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next one is due at once, and two stay."""
     text = (root / "queues.toml").read_text()
     (root / "queues.toml").write_text(text + "[snapshots]\ninterval_min = 1\nkeep = 2\npoint_in_time = false\n")
-    monkeypatch.setattr(Snapshotter, "_left_s", lambda _: 0.0)
+    monkeypatch.setattr(TakeSnapshots, "left_of_interval_s", lambda _: 0.0)
 
 
 def numbers(root: Path) -> list[str]:

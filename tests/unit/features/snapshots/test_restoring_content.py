@@ -21,10 +21,10 @@ from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.core.model import layout
 from xaqueue.core.model.format import read_format
-from xaqueue.core.owner.threads import Snapshotter
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.errors import RetryLater, SpaceError
 from xaqueue.features.snapshots import manifest, store
+from xaqueue.features.snapshots.chores import TakeSnapshots
 from xaqueue.features.snapshots.restoring import restore
 
 BODIES = [b"0", b"1", b"2", b"3"]
@@ -198,7 +198,7 @@ def test_who_closes_the_space_waits_for_no_look_at_every_block(root: Path, monke
 def test_one_that_was_due_is_read_and_the_log_says_what_is_damaged(
     root: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Snapshotter, "_left_s", lambda _: 60.0 if (root / "snapshots/3").exists() else 0.0)
+    monkeypatch.setattr(TakeSnapshots, "left_of_interval_s", lambda _: 60.0 if (root / "snapshots/3").exists() else 0.0)
     flipped(blocks(root)[1])
     (root / "queues.toml").write_text((root / "queues.toml").read_text() + "[snapshots]\ninterval_min = 1\nkeep = 9\n")
     with xaqueue.connect(root):

@@ -211,7 +211,7 @@ def test_whoever_waits_for_the_archive_keeps_no_thread_from_those_who_harden(
         make_dirs(fs, directory)
 
     monkeypatch.setattr(cleanup, "make_dirs", slow)
-    monkeypatch.setattr(cleanup.Clearer, "_wake", lambda _: None)  # so that release has it all to do
+    monkeypatch.setattr(cleanup.Clear, "ask", lambda _: None)  # so that release has it all to do
     open.create(tmp_path / "space", sync="JOURNAL", any_queue=True)
     server = ServerThread(tmp_path / "space", tmp_path / "socket")
     manager, released = remote_manager(server.url), threading.Event()

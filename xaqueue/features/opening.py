@@ -1,0 +1,31 @@
+"""A space is opened with all its features: what they bring is put together here, and handed to the core."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from xaqueue.core.engine.state import Space
+from xaqueue.core.owner import open
+from xaqueue.core.owner.chores import Chore
+from xaqueue.core.storage.scheduling import THREADS
+from xaqueue.features.batches.sweep import Sweep
+from xaqueue.features.scrub.scrub import Scrub
+from xaqueue.features.snapshots.chores import PruneJournal, TakeSnapshots
+from xaqueue.features.streams.cleanup import Clear
+
+
+def chores(space: Space, lasting: bool) -> Iterator[Chore]:
+    """See ``open.attach``."""
+    yield Clear(space)
+    yield PruneJournal(space)
+    if space.waiting is THREADS:  # else the server sees to it
+        yield Sweep(space)
+    if lasting and space.definitions.snapshots.interval_min:
+        yield TakeSnapshots(space)
+    if lasting and space.definitions.scrub_days:
+        yield Scrub(space)
+
+
+attach = partial(open.attach, chores=chores)
+start_background = partial(open.start_background, chores=chores)

@@ -1,0 +1,88 @@
+"""Snapshots that are taken when they are due, and what is kept of the journal for them and for replicas."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from xaqueue.core.engine.state import Space
+from xaqueue.core.owner.chores import NEVER, Chore, Chores
+from xaqueue.errors import Error, ResourceFailed, RetryLater
+from xaqueue.features.snapshots import store
+
+RETRY_S = 600.0
+"""After one that could not be taken."""
+
+log = logging.getLogger("xaqueue")
+
+
+class TakeSnapshots(Chore):
+    """Takes one when the newest is as old as ``[snapshots] interval_min`` says, and reads it, for a tenth of its time;
+    the log has what is damaged there, as ``snapshot list`` does. In a thread of its own: that takes long."""
+
+    thread = "snapshot"
+
+    def run(self, turn: Chores) -> float:
+        try:
+            left_s = self.left_of_interval_s()
+            if left_s:
+                return left_s
+            taken = self.space.take_snapshot(True)
+            turn.began = time.monotonic()
+            self._check(taken.number, turn)
+        except ResourceFailed:
+            raise
+        except (Error, OSError) as error:
+            log.warning("[snapshot-failed] no snapshot was taken: %s", error)
+            return RETRY_S
+        return 0.0
+
+    def _check(self, number: int, turn: Chores) -> None:
+        next_at = time.monotonic() + self.left_of_interval_s()
+
+        def pause() -> None:
+            if turn.rest() or time.monotonic() > next_at:
+                raise RetryLater("the next one is due")
+
+        try:
+            problems = store.check(self.space.fs, number, self.space.now_us(), pause)
+        except (RetryLater, OSError) as error:
+            if not turn.is_over():
+                log.warning("[snapshot-unread] snapshot %d was not read to its end: %s", number, error)
+        else:
+            if problems:
+                text = "[snapshot-damaged] snapshot %d has %d problems, the first: %s"
+                log.error(text, number, len(problems), problems[0])
+
+    def left_of_interval_s(self) -> float:
+        """Until the next one is due; much of it, since the clock may be set."""
+        interval_s = self.space.definitions.snapshots.interval_min * 60
+        if not interval_s:
+            return threading.TIMEOUT_MAX
+        last_us = max((one.taken_at for one in store.listed(self.space.fs)), default=0)
+        return max(last_us / 1e6 + interval_s - self.space.now_us() / 1e6, 0.0)
+
+
+class PruneJournal(Chore):
+    """Behind each checkpoint, where replicas follow: what none of them, and no snapshot, needs goes."""
+
+    def __init__(self, space: Space) -> None:
+        super().__init__(space)
+        self._seen = self._checkpoint
+
+    @property
+    def _checkpoint(self) -> int:
+        return self.space.journal_log.journal.checkpoint if self.space.journal_log is not None else 0
+
+    def left_s(self) -> float:
+        shipping = self.space.shipping
+        return 0.0 if shipping is not None and not shipping.copying and self._checkpoint != self._seen else NEVER
+
+    def run(self, turn: Chores) -> float:
+        self._seen = self._checkpoint
+        try:
+            store.prune_for(self.space.fs, self.space.definitions)
+        except OSError as error:
+            log.warning("[archive-unread] the journal that is kept for replicas is not looked through: %s", error)
+        return 0.0
