@@ -111,6 +111,19 @@ def test_a_server_that_comes_works_and_dies(screen: Screen, root: Path) -> None:
     assert screen.end() == ExitCode.OK
 
 
+def test_what_was_seen_stays_while_a_server_is_away(root: Path) -> None:
+    with Process(root, "--sync", "NONE") as server:
+        url, screen = f"xaq+unix://{server.path}", Screen("--interval", 0.1, "--space", f"xaq+unix://{server.path}")
+        screen.until(ENTERS, b"all is well", b"orders")
+    screen.until(b"it is tried again", b"orders")
+    with Process(root, "--sync", "NONE") as server:
+        assert f"xaq+unix://{server.path}" == url
+        screen.until(b"all is well")
+    screen.press(b"q")
+    assert screen.end() == ExitCode.OK
+    screen.close()
+
+
 def test_kill_leaves_the_terminal_as_it_was(screen: Screen) -> None:
     screen.until(ENTERS, b"orders")
     screen.process.terminate()

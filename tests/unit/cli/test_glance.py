@@ -27,7 +27,7 @@ from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.location import Location, remote
 from xaqueue.cli.main import app
 from xaqueue.core.owner.open import create, write_definitions
-from xaqueue.errors import AccessDenied, ConnectionLost
+from xaqueue.errors import AccessDenied
 from xaqueue.features.counters.values import Counters
 from xaqueue.offline.inspect import QueueStatus
 from xaqueue.rpc.methods.sessions import SessionStatus
@@ -186,9 +186,10 @@ def screen(
     return captured.get()
 
 
-def test_the_screen_has_queues_sessions_and_doubts(server: ServerThread) -> None:
-    with remote(server.url) as manager:
-        before, look = top.by_server(server.url, manager, set()), top.by_server(server.url, manager, set())
+def test_the_screen_has_queues_and_sessions(server: ServerThread) -> None:
+    looking = top.looks(Location(url=server.url))
+    before, look = next(looking), next(looking)
+    looking.close()
     look = look._replace(at=before.at + 2)
     lines = [line.split() for line in screen(look, before).splitlines()]
     assert lines[0][:2] == ["space", server.url]
@@ -196,8 +197,10 @@ def test_the_screen_has_queues_sessions_and_doubts(server: ServerThread) -> None
     assert ["queues:", "2"] in lines
     assert ["sessions:", "3"] in lines
     assert next(line for line in lines if line[0] == "replies")[:3] == ["replies", "0.0", "0.0"]
-    assert next(line for line in lines if line[0] == str(XID))[1:3] == ["in", "doubt"]
     assert any("replies," in line for line in lines), "who waits for it"
+    other = before._replace(found=replace(before.found, owner=None))
+    lines = [line.split() for line in screen(look, other).splitlines()]
+    assert next(line for line in lines if line[0] == "replies")[:3] == ["replies", "-", "-"], "it counts anew"
 
 
 def test_what_is_refused_is_not_asked_again(server: ServerThread) -> None:
@@ -216,8 +219,8 @@ def test_what_is_refused_is_not_asked_again(server: ServerThread) -> None:
     refused = set[str]()
     for _ in range(2):
         look = top.by_server(server.url, Guest(), refused)  # type: ignore[arg-type]
-        assert (look.found.in_doubt, look.sessions, look.doubts) == (1, [], [])
-    assert asked == ["sessions", "drain"]
+        assert (look.found.in_doubt, look.sessions) == (1, [])
+    assert asked == ["sessions"]
 
 
 def test_one_look_without_a_terminal(server: ServerThread) -> None:
@@ -238,37 +241,9 @@ def test_of_a_directory_only_files_are_read(root: Path) -> None:
     ]
 
 
-def test_a_space_that_is_none_or_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_space_that_is_none(tmp_path: Path) -> None:
     assert "no queue space" in fails("top", "--space", tmp_path, code=ExitCode.SPACE)
     assert "no server answers" in fails("top", "--space", "xaq+unix:///nowhere/socket", code=ExitCode.SPACE)
-    goes_on = threading.Event()
-
-    def hangs(directory: str) -> top.Look:
-        assert goes_on.wait(PATIENCE_S)
-        return by_files(directory)
-
-    by_files = top.by_files
-    monkeypatch.setattr(top, "ANSWER_S", 0.05)
-    monkeypatch.setattr(top, "by_files", hangs)
-    create(tmp_path / "space")
-    with top.Watch(Location(str(tmp_path / "space")), 0.01) as watch:
-        with pytest.raises(ConnectionLost, match="does not answer within"):
-            watch.first()
-        assert "does not answer since 0 s: it is still waited for" in watch.problem
-        goes_on.set()
-        until(lambda: watch.shown is not None)
-
-
-def test_a_watch_goes_on_when_a_server_comes_back(root: Path, tmp_path: Path) -> None:
-    thread = ServerThread(root, tmp_path / "s", sync="NONE")
-    with top.Watch(Location(url=thread.url), 0.01) as watch:
-        until(lambda: watch.before is not None)
-        thread.stop()
-        until(lambda: "tried again" in watch.problem)
-        assert watch.shown is not None, "what was seen last stays on the screen"
-        thread = ServerThread(root, tmp_path / "s", sync="NONE")
-        until(lambda: not watch.problem)
-    thread.stop()
 
 
 def until(is_so: Callable[[], bool]) -> None:
@@ -280,7 +255,7 @@ def until(is_so: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def plain(root: Path) -> top.Look:
-    return top.by_files(str(root))
+    return next(top.looks(Location(str(root))))
 
 
 def queue(name: str, enqueued: int = 0, dequeued: int = 0, **fields: int) -> QueueStatus:
@@ -318,7 +293,8 @@ def test_rates() -> None:
 def test_the_busiest_come_first_and_very_many_are_cut(plain: top.Look) -> None:
     many = [queue(f"q{number}", enqueued=number) for number in range(2000)]
     before = plain._replace(found=replace(plain.found, queues=[replace(one, counters=Counters()) for one in many]))
-    look = plain._replace(found=replace(plain.found, queues=many), at=plain.at + 1)
+    before = before._replace(url="xaq://x")
+    look = before._replace(found=replace(plain.found, queues=many), at=plain.at + 1)
     lines = screen(look, before, height=24).splitlines()
     assert len(lines) == 24
     shown = [line.split()[:2] for line in lines if line.startswith("q") and not line.startswith("queue")]
@@ -333,7 +309,7 @@ def test_the_screen_is_no_larger_than_the_terminal(server: ServerThread) -> None
     sessions = [SessionStatus(f"user:{number}" * 9, "", "unix", 1, 1, 1, number=number) for number in range(99)]
     queues, fenced = [queue("x" * number) for number in range(1, 99)], replace(look.found.owner, trouble="y" * 300)
     found = replace(look.found, queues=queues, low="no room", owner=fenced)
-    full = look._replace(sessions=sessions, found=found, doubts=look.doubts * 99)
+    full = look._replace(sessions=sessions, found=found)
     assert top.findings(full)[0][1][:20] == "fenced: the owner is"
     for width, height in product((40, 60, 80, 100, 250), (8, 16, 24, 80)):
         lines = screen(full, problem="it does not answer", width=width, height=height).splitlines()
