@@ -13,6 +13,7 @@ import os
 from typing import TYPE_CHECKING
 
 from xaqueue.connection import Connection
+from xaqueue.core.model import options as _options
 from xaqueue.delivery import Delivery
 from xaqueue.errors import (
     AccessDenied,
@@ -70,6 +71,15 @@ __version__: str
 
 apilevel = "2.0"
 threadsafety = 1
+
+
+def _known() -> _options.Known:
+    from xaqueue.features.options import KNOWN  # for who reads a queues.toml, and not before
+
+    return KNOWN
+
+
+_options.everything = _known
 
 
 def connect(

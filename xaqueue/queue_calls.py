@@ -34,7 +34,7 @@ class QueueCalls(OneCall):
     def define_topic(self, topic: str, /, *, description: str | None = None) -> None:
         """Defines a topic, to which queues may subscribe, or changes what it is for; as ``define``."""
         self._transaction.check_open()
-        self._manager.define(check_queue_name(topic), {"description": description}, True)
+        self._manager.define(check_queue_name(topic), {"description": description}, "topics")
 
     def subscribe(self, topic: str, queue: str, match: Mapping[str, str] | None = None) -> None:
         """From now on the queue gets what is published to the topic, also when nobody is connected.

@@ -140,8 +140,8 @@ class ResourceManager(Carrying, Leasing, Protocol):
     def browse(self, queue: str, limit: int | None = None, id_digits: str = "") -> Iterator[Message]:
         """Committed messages in the order of the queue, locking nothing; with hex digits those whose id begins so."""
 
-    def define(self, queue: str, settings: Mapping[str, Any], is_topic: bool = False) -> None:
-        """Defines a queue, or a topic, or changes its definition, at once and durably; see ``Connection.define``."""
+    def define(self, queue: str, settings: Mapping[str, Any], table: str = "queues") -> None:
+        """Defines a queue, or what has a name in another table of queues.toml, or changes that, at once and durably."""
 
     def undefine(self, queue: str) -> None:
         """Takes the definition of an empty queue away, at once and durably; see ``Connection.undefine``."""

@@ -24,7 +24,7 @@ from xaqueue.message import MessageId
 from xaqueue.xa import Code, Flag, Vote
 from xaqueue.xid import Xid
 
-ONCE = Definitions(default=QueueDefinition(dedup_window_s=10))
+ONCE = Definitions(default=QueueDefinition(options={"dedup_window_s": 10}))
 LATER_US = NOON_US + 10_000_000
 KEYS = {"one": "one", "two": "two", "list": "two", "batch": "batch"}
 """With the step that commits its message."""

@@ -15,7 +15,6 @@ from support.forgetful import Crashed, ForgetfulFileSystem, Tree
 from xaqueue.core.engine import timeouts
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
-from xaqueue.core.model.retry import RetryPolicy
 from xaqueue.delivery import Detail
 from xaqueue.errors import ResourceFailed
 from xaqueue.features.retries import tries
@@ -24,8 +23,8 @@ from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 
 HOUR_US = 3_600_000_000
-WAY = Definitions(default=QueueDefinition(retry=RetryPolicy(max_tries=9, delay_s=1), failure_queue="b"))
 DETAILS: dict[str, Detail] = {"nack": HOUR_US, "reject": "no such customer"}
+WAY = Definitions(default=QueueDefinition(options={"max_tries": 9, "retry_delay_s": 1, "failure_queue": "b"}))
 X, PUT = Xid(1, b"x", b""), Xid(1, b"put", b"")
 
 

@@ -22,7 +22,6 @@ from support.crash_story import EMPTY
 from support.forgetful import Crashed, ForgetfulFileSystem, Tree
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
-from xaqueue.core.model.retry import RetryPolicy
 from xaqueue.errors import ResourceFailed
 from xaqueue.features.retries import moving
 from xaqueue.features.session import Session
@@ -30,7 +29,7 @@ from xaqueue.features.streams import cleanup
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 
-WAY = Definitions(default=QueueDefinition(retry=RetryPolicy(max_tries=2, delay_s=1), failure_queue="b"))
+WAY = Definitions(default=QueueDefinition(options={"max_tries": 2, "retry_delay_s": 1, "failure_queue": "b"}))
 LATER_US = NOON_US + 10_000_000
 
 

@@ -15,15 +15,15 @@ from support.forgetful import Crashed, ForgetfulFileSystem, Tree
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.errors import ResourceFailed
-from xaqueue.features.replica.copying import Snapshots
 from xaqueue.features.session import Session
 from xaqueue.features.snapshots import restore
+from xaqueue.features.snapshots.options import Snapshots
 from xaqueue.features.snapshots.take import take_and_keep
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("quiet")]
-KEEPS = replace(ANY_QUEUE, snapshots=Snapshots(keep=2, point_in_time=True))
+KEEPS = replace(ANY_QUEUE, tables={"snapshots": Snapshots(keep=2, point_in_time=True)})
 LARGE = replace(CYCLING, name="JOURNAL, small segments that are kept")
 SMALL = replace(LAGGING, name="JOURNAL, one segment", left_bytes=None)
 FORMAT_LINE = b"xaqueue 1 orders 11111111-1111-1111-1111-111111111111"

@@ -22,8 +22,8 @@ from xaqueue.core.owner.record import Owner
 from xaqueue.core.storage.fs import replace_file
 from xaqueue.errors import ResourceFailed, SpaceError
 from xaqueue.features.replica import replicated
-from xaqueue.features.replica.copying import Replication
 from xaqueue.features.replica.journal_copy import JournalCopy
+from xaqueue.features.replica.options import Replication
 from xaqueue.features.replica.promote import take_place
 from xaqueue.features.replica.replicated import REPLICA, Replicated
 from xaqueue.features.replica.shipping import Shipping
@@ -32,7 +32,7 @@ from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("quiet")]
-SHIPS = replace(ANY_QUEUE, replication=Replication(is_on=True, keep_bytes=1 << 30))
+SHIPS = replace(ANY_QUEUE, tables={"replication": Replication(is_on=True, keep_bytes=1 << 30)})
 LARGE = replace(CYCLING, name="JOURNAL, small segments that are shipped")
 SMALL = replace(LAGGING, name="JOURNAL, one segment", left_bytes=None)
 State = dict[str, list[bytes]]

@@ -16,9 +16,9 @@ from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.model.layout import SNAPSHOTS
 from xaqueue.errors import ResourceFailed
-from xaqueue.features.replica.copying import Snapshots
 from xaqueue.features.session import Session
 from xaqueue.features.snapshots import restore, store
+from xaqueue.features.snapshots.options import Snapshots
 from xaqueue.features.snapshots.take import take, take_and_keep
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
@@ -240,7 +240,9 @@ def test_a_restore_may_be_cut_off_at_any_call(level: Level, exact: bool, killed:
 def test_one_that_is_copied_is_kept_by_nobody_and_removed_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a day: then whoever took it is gone."""
     fs, work = made(LEVELS[0])
-    monkeypatch.setattr(work.space, "definitions", replace(work.space.definitions, snapshots=Snapshots(keep=2)))
+    monkeypatch.setattr(
+        work.space, "definitions", replace(work.space.definitions, tables={"snapshots": Snapshots(keep=2)})
+    )
     held = take_and_keep(work.space, prunes=False).number
     for _ in range(4):
         take_and_keep(work.space)

@@ -17,7 +17,7 @@ from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 
 QUEUES = ["a", "b", "c", "d", "e"]
-WAY = Definitions({name: QueueDefinition(topic="t") for name in QUEUES}, topics={"t": ""})
+WAY = Definitions({name: QueueDefinition(options={"topic": "t"}) for name in QUEUES}, tables={"topics": {"t": {}}})
 BODY = b"news" * 500
 
 

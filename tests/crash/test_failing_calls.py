@@ -26,7 +26,6 @@ from xaqueue.core.engine import timeouts
 from xaqueue.core.model import layout
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.core.model.layout import SNAPSHOTS
-from xaqueue.core.model.retry import RetryPolicy
 from xaqueue.core.storage.fs import NO_ROOM
 from xaqueue.errors import (
     DecisionLogError,
@@ -52,10 +51,10 @@ HOUR_US = 3_600_000_000
 NOW_US = 1_700_000_000_000_000
 FORMAT_LINE = b"xaqueue 1 orders 11111111-1111-1111-1111-111111111111"
 WAY = Definitions(
-    default=QueueDefinition(retry=RetryPolicy(max_tries=9), failure_queue="dead"),
+    default=QueueDefinition(options={"max_tries": 9, "failure_queue": "dead"}),
     queues={
-        "once": QueueDefinition(retry=RetryPolicy(max_tries=1), failure_queue="dead"),
-        "slow": QueueDefinition(retry=RetryPolicy(max_tries=9, delay_s=1)),
+        "once": QueueDefinition(options={"max_tries": 1, "failure_queue": "dead"}),
+        "slow": QueueDefinition(options={"max_tries": 9, "retry_delay_s": 1}),
     },
 )
 QUEUES = ("a", "c", "dead", "g", "once", "slow")

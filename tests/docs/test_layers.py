@@ -39,13 +39,15 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("xaqueue.core.engine",),
     ("xaqueue.core.recovery",),
     ("xaqueue.core.owner",),
+    ("xaqueue.features.snapshots.options",),
+    ("xaqueue.features.replica.options",),
     *(
         ("xaqueue.features.dedup", "xaqueue.features.groups", "xaqueue.features.limits", "xaqueue.features.counters"),
         ("xaqueue.features.carry", "xaqueue.features.topics", "xaqueue.features.scrub", "xaqueue.features.pair"),
         ("xaqueue.features.retries", "xaqueue.features.snapshots"),
         ("xaqueue.features.batches", "xaqueue.features.streams", "xaqueue.features.replica"),
     ),
-    ("xaqueue.features.kinds",),
+    ("xaqueue.features.kinds", "xaqueue.features.options"),
     ("xaqueue.features.opening",),
     ("xaqueue.features.snapshots.restoring",),
     ("xaqueue.offline",),
@@ -89,6 +91,7 @@ PURE = {
     ),
     *("xaqueue.core.model.message_name", "xaqueue.core.model.packed_index"),
     *("xaqueue.features.counters.values", "xaqueue.core.model.delays", "xaqueue.core.model.retry"),
+    *("xaqueue.features.retries.policy", "xaqueue.features.limits.limits"),
     *("xaqueue.rpc.wire", "xaqueue.rpc.client.branch", "xaqueue.tm.gtrid", "xaqueue.tm.voting"),
 }
 """Vocabulary and logic, which know nothing of the world and import nothing that does."""

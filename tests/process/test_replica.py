@@ -24,6 +24,7 @@ from xaqueue.core.owner.open import write_definitions
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.errors import ConnectionLost, OutcomeUnknown, ResourceFailed, RolledBack, SpaceError, SpaceInUse
 from xaqueue.features.replica import follower, replicated
+from xaqueue.features.replica.options import policy_of
 from xaqueue.features.replica.promote import promote, tell_former
 from xaqueue.features.replica.replicated import Replicated
 from xaqueue.features.snapshots import restored, store
@@ -267,7 +268,7 @@ def test_without_a_replica_the_outcome_is_unknown(tmp_path: Path, serve: Serve, 
     put(source.url, b"before")
     replica.stop()
     write_definitions(root, text("replica", 0.5))
-    until(lambda: source.space.definitions.replication.timeout_s == 0.5)
+    until(lambda: policy_of(source.space.definitions).timeout_s == 0.5)
     with suppress(ResourceFailed, RolledBack), xaqueue.connect(source.url) as connection:
         connection.enqueue("orders", b"unknown")
         with pytest.raises(OutcomeUnknown, match=r"no replica has acknowledged this for 0\.5 s"):

@@ -24,7 +24,7 @@ from xaqueue.xa import Code, Flag, Vote
 from xaqueue.xid import Xid
 
 WINDOW_S = 10
-ONCE = Definitions(default=QueueDefinition(dedup_window_s=WINDOW_S))
+ONCE = Definitions(default=QueueDefinition(options={"dedup_window_s": WINDOW_S}))
 SECOND_US = 1_000_000
 KEYS = st.sampled_from(["a", "a", "b"])
 OPEN = 3

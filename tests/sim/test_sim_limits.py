@@ -18,7 +18,6 @@ from support.simulating import simulate
 from xaqueue.core.model import layout
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.errors import QueueFull
-from xaqueue.features.limits.limits import Limits
 from xaqueue.features.session import Session
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
@@ -41,7 +40,7 @@ class Open:
 
 class Machine(RuleBasedStateMachine):
     level: Level
-    limits: Limits
+    limits: dict[str, int]
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +50,7 @@ class Machine(RuleBasedStateMachine):
         self._open()
 
     def _open(self) -> None:
-        queue = QueueDefinition(limits=self.limits)
+        queue = QueueDefinition(options=self.limits)
         self.space = open_space(self.fs, self.level, definitions=Definitions({"q": queue}))
 
     def _pick(self, number: int, *, prepared: bool) -> tuple[Xid, Open] | None:
@@ -138,7 +137,7 @@ class Machine(RuleBasedStateMachine):
             return
         assert len(queue.index) == self.committed <= MOST
         assert len(queue.pending) == sum(one.adds for one in self.branches.values())
-        if self.limits.max_bytes:
+        if "max_bytes" in self.limits:
             assert set(queue.sizes or ()) == queue.pending | {one.message_id for one in queue.index.entries(0)}
             assert queue.size_bytes == sum((queue.sizes or {}).values())
             self.space.settle()
@@ -149,8 +148,8 @@ class Machine(RuleBasedStateMachine):
 
 @pytest.mark.crash
 @pytest.mark.usefixtures("quiet")
-@pytest.mark.parametrize("limits", [Limits(MOST), Limits(max_bytes=MOST_BYTES)], ids=["messages", "bytes"])
+@pytest.mark.parametrize("limits", [{"max_messages": MOST}, {"max_bytes": MOST_BYTES}], ids=["messages", "bytes"])
 @pytest.mark.parametrize("level", [NONE, LAGGING, JOURNAL], ids=str)
-def test_any_order_of_work_and_kills(level: Level, limits: Limits) -> None:
+def test_any_order_of_work_and_kills(level: Level, limits: dict[str, int]) -> None:
     machine = type("OfThisLevel", (Machine,), {"level": level, "limits": limits})
     simulate(machine, sample=15, steps=40)

@@ -24,10 +24,8 @@ from support.simulating import simulate
 from xaqueue.core.engine import timeouts
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.core.model.index import Order
-from xaqueue.core.model.retry import RetryPolicy
 from xaqueue.errors import LeaseExpired, QueueFull, ResourceFailed, RetryLater, RolledBack
 from xaqueue.features.dedup import dedup
-from xaqueue.features.limits.limits import Limits
 from xaqueue.features.retries import moving
 from xaqueue.features.session import Session
 from xaqueue.features.streams import cleanup
@@ -41,17 +39,21 @@ DEFINED = Definitions(
     {
         "work": QueueDefinition(
             Order.PRIORITY,
-            retry=RetryPolicy(TRIES, DELAY_US / 1e6, multiplier=1),
-            failure_queue="failed",
-            dedup_window_s=WINDOW_US / 1e6,
-            limits=Limits(ROOM["work"]),
-            topic="news",
-            match={"kind": "hot*"},
+            options={
+                "max_tries": TRIES,
+                "retry_delay_s": DELAY_US / 1e6,
+                "retry_multiplier": 1,
+                "failure_queue": "failed",
+                "dedup_window_s": WINDOW_US / 1e6,
+                "max_messages": ROOM["work"],
+                "topic": "news",
+                "match": {"kind": "hot*"},
+            },
         ),
-        "failed": QueueDefinition(limits=Limits(ROOM["failed"])),
-        "other": QueueDefinition(topic="news"),
+        "failed": QueueDefinition(options={"max_messages": ROOM["failed"]}),
+        "other": QueueDefinition(options={"topic": "news"}),
     },
-    topics={"news": ""},
+    tables={"topics": {"news": {}}},
 )
 LEVELS = (STRICT, level_of("FSYNC;DSYNC"), LAGGING, FILLING)
 TO = {"enqueue": ("work",), "several": ("other", "work"), "hot": ("other", "work"), "cold": ("other",)}

@@ -18,7 +18,6 @@ from support.forgetful import ForgetfulFileSystem
 from support.simulating import simulate
 from xaqueue.core.engine import timeouts
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
-from xaqueue.core.model.retry import RetryPolicy
 from xaqueue.errors import LeaseExpired
 from xaqueue.features.retries import moving
 from xaqueue.features.session import Session
@@ -29,7 +28,13 @@ from xaqueue.xid import Xid
 
 TRIES, DELAYS_S = 3, (10, 15)
 WORK = QueueDefinition(
-    retry=RetryPolicy(TRIES, DELAYS_S[0], max_s=DELAYS_S[1]), failure_queue="failed", expiry_queue="late"
+    options={
+        "max_tries": TRIES,
+        "retry_delay_s": DELAYS_S[0],
+        "retry_max_s": DELAYS_S[1],
+        "failure_queue": "failed",
+        "expiry_queue": "late",
+    }
 )
 DEFINED = Definitions({"work": WORK}, QueueDefinition())
 SECOND_US = 1_000_000

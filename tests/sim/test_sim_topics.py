@@ -18,7 +18,6 @@ from support.crash_story import EMPTY
 from support.forgetful import ForgetfulFileSystem
 from support.simulating import simulate
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
-from xaqueue.core.model.retry import RetryPolicy
 from xaqueue.features.retries import moving
 from xaqueue.features.session import Session
 from xaqueue.features.streams import cleanup
@@ -27,7 +26,7 @@ from xaqueue.xid import Xid
 
 TRIES = 2
 QUEUES = ("a", "b", "c", "dead")
-POLICY = QueueDefinition(retry=RetryPolicy(TRIES), failure_queue="dead")
+POLICY = QueueDefinition(options={"max_tries": TRIES, "failure_queue": "dead"})
 MATCHES: tuple[dict[str, str], ...] = ({}, {"kind": "paid"}, {"kind": "p*"}, {"kind": "p*", "land": "*"})
 HEADERS: tuple[dict[str, str], ...] = ({}, {"kind": "paid"}, {"kind": "post", "land": "eu"}, {"kind": "new"})
 BODY = b"news " * 200
@@ -59,8 +58,13 @@ class Machine(RuleBasedStateMachine):
 
     @property
     def definitions(self) -> Definitions:
-        topic = {name: replace(POLICY, topic="t", match=match) for name, match in self.matches.items()}
-        return Definitions({**dict.fromkeys("abc", POLICY), "dead": QueueDefinition(), **topic}, topics={"t": ""})
+        topic = {
+            name: replace(POLICY, options={**POLICY.options, "topic": "t", "match": match})
+            for name, match in self.matches.items()
+        }
+        return Definitions(
+            {**dict.fromkeys("abc", POLICY), "dead": QueueDefinition(), **topic}, tables={"topics": {"t": {}}}
+        )
 
     def _open(self) -> None:
         self.space = open_space(self.fs, self.level, definitions=self.definitions)

@@ -20,7 +20,6 @@ from support.served import ServerThread
 from xaqueue import metrics
 from xaqueue.cli.main import app
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
-from xaqueue.core.model.retry import RetryPolicy
 from xaqueue.core.owner.record import read_owner
 from xaqueue.features.retries import moving
 from xaqueue.features.streams import cleanup
@@ -30,7 +29,7 @@ from xaqueue.testing import MemorySpace
 from xaqueue.xid import Xid
 
 DEFINED = Definitions(
-    {"orders": QueueDefinition(retry=RetryPolicy(max_tries=2), failure_queue="failed"), "failed": QueueDefinition()}
+    {"orders": QueueDefinition(options={"max_tries": 2, "failure_queue": "failed"}), "failed": QueueDefinition()}
 )
 NOON_US = 1_800_000_000_000_000
 

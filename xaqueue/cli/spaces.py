@@ -17,11 +17,13 @@ from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.glance import counter_table, queue_document, queue_table, served_status
 from xaqueue.cli.location import JsonOption, SpaceOption, location_of, no_url, reached, remote, served_at
 from xaqueue.core.model import definition_edits, definitions, layout
+from xaqueue.core.model import options as takes
 from xaqueue.core.model.index import Order
 from xaqueue.core.owner import open
 from xaqueue.core.storage.hardening import DEFAULT, GRAMMAR, Hardening
 from xaqueue.errors import AccessDenied, ConnectionLost, InvalidArgument
 from xaqueue.features.counters.values import Counting
+from xaqueue.features.topics.options import TOPICS
 from xaqueue.message import check_queue_name
 from xaqueue.offline import inspect
 from xaqueue.offline.aside import Aside
@@ -194,17 +196,18 @@ def define(
     A topic, and a queue that subscribes to it: xaqueue define --topic events; xaqueue define audit topic=events
     """
     location, given = location_of(space), definitions.options_of(settings or ())
+    table = TOPICS.name if topic else "queues"
     options = {"order": order.value if order else None, "description": description}
     given |= {key: value for key, value in options.items() if value is not None}
     if location.url:
         with remote(location.url) as manager:
-            manager.define(queue, given, topic)
+            manager.define(queue, given, table)
         typer.echo(f"{'topic' if topic else 'queue'} {queue} is defined")
         return
     if url := served_at(location):  # which has it in force when it answers
         with suppress(ConnectionLost, AccessDenied), remote(url) as manager:
-            manager.define(queue, given, topic)
-    defined = open.define(location.directory, queue, given, topic)
+            manager.define(queue, given, table)
+    defined = open.define(location.directory, queue, given, table)
     if topic:
         typer.echo(f"topic {queue} is defined")
         return
@@ -212,7 +215,7 @@ def define(
     more = f", {output.one_line(made.description)}" if made.description else ""
     typer.echo(f"queue {queue}: {made.order.value}{more}")
     table = tomllib.loads(definitions.read(location.directory))["queues"][queue]
-    for key in [key for key in definitions.QUEUE_KEYS if key in table and key not in options]:
+    for key in [one.name for one in takes.everything().queue if one.name in table and one.name not in options]:
         value = table[key] if isinstance(table[key], str) else output.json_text(table[key])
         typer.echo(f"  {key}={output.one_line(value)}")
 

@@ -13,6 +13,7 @@ from xaqueue.cli.location import Location, connected
 from xaqueue.core.model.block import UNLIMITED, Kind, head_of, repacked
 from xaqueue.core.owner.definitions_file import usable_definitions
 from xaqueue.errors import QueueFull
+from xaqueue.features.limits.options import limits_of
 from xaqueue.message import Message
 from xaqueue.offline import inspect
 
@@ -57,7 +58,7 @@ class Target(ExitStack):
                     f"queue {queue} is full by {now.full}: nothing comes into it until others have taken some"
                 )
             return
-        limits = self._definitions.find(queue).limits
+        limits = limits_of(self._definitions.find(queue))
         if message is None:
             return
         _, packed = repacked(queue, message.properties)

@@ -10,8 +10,10 @@ from xaqueue.core.owner import open
 from xaqueue.core.owner.chores import Chore
 from xaqueue.core.storage.scheduling import THREADS
 from xaqueue.features.batches.sweep import Sweep
+from xaqueue.features.scrub.options import DAYS
 from xaqueue.features.scrub.scrub import Scrub
 from xaqueue.features.snapshots.chores import PruneJournal, TakeSnapshots
+from xaqueue.features.snapshots.options import policy_of
 from xaqueue.features.streams.cleanup import Clear
 
 
@@ -21,9 +23,9 @@ def chores(space: Space, lasting: bool) -> Iterator[Chore]:
     yield PruneJournal(space)
     if space.waiting is THREADS:  # else the server sees to it
         yield Sweep(space)
-    if lasting and space.definitions.snapshots.interval_min:
+    if lasting and policy_of(space.definitions).interval_min:
         yield TakeSnapshots(space)
-    if lasting and space.definitions.scrub_days:
+    if lasting and DAYS.of(space.definitions):
         yield Scrub(space)
 
 

@@ -37,6 +37,7 @@ from xaqueue.features.counters import counters
 from xaqueue.features.counters.values import Counters, Counting
 from xaqueue.features.replica import replicated
 from xaqueue.features.replica.replicated import ReplicationStatus
+from xaqueue.features.retries.options import limit_of
 from xaqueue.features.scrub import scrub
 from xaqueue.features.snapshots import restored
 from xaqueue.message import Message, MessageId
@@ -321,7 +322,7 @@ def _queue(
 ) -> QueueStatus:
     watermark, (order, description) = _watermark(fs, name), described(definitions, name)
     names, definition = prepared.message_names(fs, name), definitions.of(name)
-    limit = definition.retry.max_tries if definition is not None and definition.failure_queue != name else 0
+    limit = limit_of(name, definition) if definition is not None else 0
     seen = files.glance(name, names, held, limit)._asdict()
     try:
         record = records.read_stream(fs, name)

@@ -86,7 +86,7 @@ def salvage(path: str | os.PathLike[str]) -> Salvaged:
     """Goes on without what is lost. Raises SpaceInUse, SpaceError where the journal is sound, OSError."""
     read_format(path)
     definitions, _ = usable_definitions(path)
-    group = find_group(definitions.group)
+    group = find_group(definitions.readers)
     lock = OwnerFile(path)
     try:
         if not lock.hold():

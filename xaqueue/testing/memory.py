@@ -37,8 +37,9 @@ from xaqueue.core.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.endpoint import MEMORY
 from xaqueue.errors import InvalidArgument, ResourceFailed
 from xaqueue.features.kinds import KINDS
-from xaqueue.features.replica.copying import NO_REPLICATION, NO_SNAPSHOTS
+from xaqueue.features.replica import options as replica
 from xaqueue.features.session import Session
+from xaqueue.features.snapshots import options as snapshots
 from xaqueue.features.streams.cleanup import Clear
 from xaqueue.message import Message, check_queue_name
 from xaqueue.resource_manager import ResourceManager
@@ -191,9 +192,8 @@ class MemorySpace:
             raise InvalidArgument(f"the space in memory was made with {self._hardening}, not {sync}")
         return self.connect()
 
-    def _define(self, name: str, settings: Mapping[str, Any], is_topic: bool = False) -> None:
-        edit = definition_edits.with_topic if is_topic else definition_edits.with_queue
-        self._redefine(lambda text: edit(text, name, settings))
+    def _define(self, name: str, settings: Mapping[str, Any], table: str = "queues") -> None:
+        self._redefine(lambda text: definition_edits.with_queue(text, name, settings, table))
         self._engine.has_consumed()
 
     def _undefine(self, queue: str) -> None:
@@ -346,12 +346,10 @@ def text_of(queues: Queues) -> str:
 
 
 def _parsed(text: str) -> Definitions:
-    return replace(
-        definitions_of.parse(text),
-        journal_segment_bytes=SMALLEST_SEGMENT_BYTES,
-        snapshots=NO_SNAPSHOTS,
-        replication=NO_REPLICATION,
-    )
+    found = definitions_of.parse(text)
+    without = (snapshots.TABLE.name, replica.TABLE.name)
+    tables = {name: said for name, said in found.tables.items() if name not in without}
+    return replace(found, journal_segment_bytes=SMALLEST_SEGMENT_BYTES, tables=tables)
 
 
 def _after_fork() -> None:

@@ -20,6 +20,7 @@ from starlette.routing import BaseRoute, Route
 from xaqueue.connection import Connection
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import InvalidArgument, ResourceFailed
+from xaqueue.features.retries.options import FAILURE_QUEUE
 from xaqueue.message import Message, check_queue_name, id_digits_of, id_of
 from xaqueue.offline.health import findings
 from xaqueue.rpc.client.manager import RemoteManager
@@ -65,7 +66,7 @@ async def overview(request: Request) -> Response:
         }
 
     found = await ask(request, look)
-    failures = sorted({queue.failure_queue for queue in defined if queue.failure_queue})
+    failures = sorted({FAILURE_QUEUE.of(queue) for queue in defined} - {""})
     more = {"now": time.time_ns() // 1000, "acts": asker.acts, "failure_queues": failures}
     return answered(found | more)
 

@@ -216,12 +216,12 @@ class Session(Association):
         self.space.wait_until_loaded()
         return messages.browse(self.space, queue, limit, id_digits)
 
-    def define(self, queue: str, settings: Mapping[str, Any], is_topic: bool = False) -> None:
+    def define(self, queue: str, settings: Mapping[str, Any], table: str = "queues") -> None:
         self._check_open()
         if not isinstance(settings, Mapping):
             raise InvalidArgument(f"settings {settings!r} are refused: a map of keys of queues.toml is wanted")
         self.space.check()
-        self.space.waiting.run(partial(self.space.define, check_queue_name(queue), settings, bool(is_topic)))
+        self.space.waiting.run(partial(self.space.define, check_queue_name(queue), settings, table))
 
     def undefine(self, queue: str) -> None:
         self._check_open()

@@ -52,10 +52,8 @@ LOOK_S = 1.0
 log = logging.getLogger("xaqueue")
 
 
-def _no_definitions(name: str, _: object, is_topic: bool = False) -> None:
-    raise NotSupportedError(
-        f"{'topic' if is_topic else 'queue'} {name} is not defined here: the space has no queues.toml"
-    )
+def _no_definitions(name: str, _: object, table: str = "queues") -> None:
+    raise NotSupportedError(f"{table.removesuffix('s')} {name} is not defined here: the space has no queues.toml")
 
 
 def _no_snapshots(_: bool = True) -> SnapshotStatus:
@@ -103,7 +101,7 @@ class Space(Memory):
         """Somebody delivers what a database has carried."""
         self.has_consumed: Callable[[], None] = lambda: None
         """Files of what a stream has consumed, or of what has expired, are to be cleared."""
-        self.define: Callable[[str, Mapping[str, Any], bool], None] = _no_definitions
+        self.define: Callable[[str, Mapping[str, Any], str], None] = _no_definitions
         """Changes the definition of a queue, or of a topic, durably."""
         self.take_snapshot: Callable[[bool], SnapshotStatus] = _no_snapshots
         """Takes one; see ``xaqueue.features.snapshots.take``."""

@@ -7,31 +7,32 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from xaqueue.core.model.definitions import TARGETS, parse
-from xaqueue.core.model.tables import suggestion
+from xaqueue.core.model import options
+from xaqueue.core.model.definitions import parse, targets
+from xaqueue.core.model.options import suggestion
 from xaqueue.errors import InvalidArgument, UnknownQueue
 from xaqueue.message import check_queue_name
 
 
-def with_queue(text: str, name: str, options: Mapping[str, object]) -> str:
-    """The same queues.toml, comments and all, with a queue defined or redefined. Raises as ``parse`` does."""
+def with_queue(text: str, name: str, settings: Mapping[str, object], table: str = "queues") -> str:
+    """The same queues.toml, comments and all, with a queue defined or redefined. Raises as ``parse`` does.
+
+    table: another table that takes names, as that of the queues does.
+    """
     check_queue_name(name)
-    return _with(text, ("queues", name), options)
+    return _with(text, (table, name), settings)
 
 
 def without_queue(text: str, name: str) -> str:
     """The same queues.toml, comments and all, without a queue. Raises UnknownQueue, and InvalidArgument where others
     name it."""
     found, wanted = parse(text), tomllib.loads(text)
-    if name in found.topics:
-        raise InvalidArgument(
-            f"{name} is a topic: take [topics.{name}] out of queues.toml, once no queue subscribes to it"
-        )
+    for check in options.everything().undefining:
+        check(found, name)
     if name not in found.queues:
         raise UnknownQueue(f"queue {name!r} is not defined in queues.toml{suggestion(name, found.queues)}")
-    tables = {f"[queues.{other}]": queue for other, queue in found.queues.items() if other != name}
-    tables |= {"[default]": found.default} if found.default is not None else {}
-    named = [f"{where} {key}" for where, queue in tables.items() for key in TARGETS if getattr(queue, key) == name]
+    tables = [(where, queue) for where, queue in found.listed() if queue is not found.queues[name]]
+    named = [f"{where} {key.name}" for where, queue in tables for key in targets() if key.of(queue) == name]
     if named:
         raise InvalidArgument(f"queue {name} stays defined, for it is named by {', '.join(named)}: change these first")
     del wanted["queues"][name]
@@ -53,12 +54,6 @@ def _cuttings(text: str, name: str) -> Iterator[str]:
                     while end > first + 1 and lines[end - 1].lstrip()[:1] in ("", "#"):
                         end -= 1
                     yield "".join(lines[:first] + lines[end:])
-
-
-def with_topic(text: str, name: str, options: Mapping[str, object]) -> str:
-    """As ``with_queue``, of a topic."""
-    check_queue_name(name)
-    return _with(text, ("topics", name), options)
 
 
 def with_default(text: str, order: str) -> str:
@@ -89,7 +84,7 @@ def with_member(text: str, role: str, member: str, *, only: bool) -> str:
     return made
 
 
-def _with(text: str, path: Sequence[str], options: Mapping[str, object]) -> str:
+def _with(text: str, path: Sequence[str], settings: Mapping[str, object]) -> str:
     import tomlkit  # only writers need it, and it is slow to load
 
     parse(text)
@@ -98,8 +93,8 @@ def _with(text: str, path: Sequence[str], options: Mapping[str, object]) -> str:
     for key in path[:-1]:
         table = table.setdefault(key, tomlkit.table(is_super_table=True))
     table = table.setdefault(path[-1], tomlkit.table())
-    table.update({key: value for key, value in options.items() if value is not None})
-    for key in options.keys() - {key for key, value in options.items() if value is not None}:
+    table.update({key: value for key, value in settings.items() if value is not None})
+    for key in settings.keys() - {key for key, value in settings.items() if value is not None}:
         table.pop(key, None)
     defined = tomlkit.dumps(document)
     try:

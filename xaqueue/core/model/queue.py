@@ -11,7 +11,7 @@ import errno
 from collections.abc import Iterable
 from contextlib import suppress
 
-from xaqueue.core.model import layout
+from xaqueue.core.model import layout, options
 from xaqueue.core.model.definitions import QueueDefinition
 from xaqueue.core.model.entry import Entry
 from xaqueue.core.model.index import QueueIndex
@@ -78,17 +78,22 @@ class Queue:
         """Ranges whose directory is known to be there."""
 
     def define(self, definition: QueueDefinition) -> None:
-        """It behaves so from here on. Where it is its own failure queue, it tries for ever."""
+        """It behaves so from here on."""
         self.definition = definition
         self.index.reorder(definition.order)
-        limit = definition.retry.max_tries if definition.failure_queue != self.name else 0
+        for act in options.everything().acts:
+            act(self)
+
+    def limit_tries(self, limit: int) -> None:
+        """Who has had so many tries is delivered no more; 0: there is no limit."""
         if limit != self.index.max_tries:
             self.index.limit_tries(limit)
             self.is_to_be_searched = True
-        if definition.limits != self.limits:
-            self._limit(definition.limits)
 
-    def _limit(self, limits: Limits | None) -> None:
+    def limit(self, limits: Limits | None) -> None:
+        """It holds no more than that from here on."""
+        if limits == self.limits:
+            return
         self.limits = limits
         if limits is None or not limits.max_bytes:
             self.sizes, self.size_bytes = None, 0

@@ -96,7 +96,7 @@ def keep_good(path: str | os.PathLike[str], wrong: str = "", text: str | None = 
         with suppress(OSError, UnicodeDecodeError):
             if read_good(path) == text:
                 return
-        modes = for_group() if definitions.parse(text).group else PRIVATE
+        modes = for_group() if definitions.parse(text).readers else PRIVATE
         with closing(DirectoryFileSystem(path, modes=modes)) as fs:
             replace_file(fs, GOOD_QUEUES, text.encode())
     except FileNotFoundError:

@@ -225,7 +225,7 @@ def _open(
     if os.path.lexists(root / layout.MANIFEST):
         raise SpaceError(f"{root} is a snapshot: it is not opened, but put in its space's place by `xaqueue restore`")
     definitions, wrong = usable_definitions(root)
-    group = find_group(definitions.group)
+    group = find_group(definitions.readers)
     hardening = hardening_of(sync, definitions)
     definitions.check_sync(hardening)
     check_replication(root, definitions, hardening, waiting)
@@ -434,18 +434,17 @@ def define(
     path: str | os.PathLike[str],
     name: str,
     settings: Mapping[str, object],
-    is_topic: bool = False,
+    table: str = "queues",
     hardening: Hardening | None = None,
 ) -> Definitions:
     """Edits queues.toml, durably; an owner that watches it takes that. Returns what it says then.
 
-    settings: keys of a queue's table, or of a topic's; None takes one away. hardening: of the space, where that is
+    settings: keys of its table; None takes one away. table: see ``with_queue``. hardening: of the space, where that is
     open. Raises InvalidArgument, RetryLater, and nothing was changed; OSError.
     """
-    with_it = definition_edits.with_topic if is_topic else definition_edits.with_queue
 
     def edit(text: str) -> str:
-        changed = with_it(text, name, settings)
+        changed = definition_edits.with_queue(text, name, settings, table)
         parsed = definitions_of.parse(changed)
         parsed.check_sync(hardening or hardening_of(None, parsed))
         return changed
@@ -463,12 +462,12 @@ def edit_definitions(path: str | os.PathLike[str], edit: Callable[[str], str]) -
     return changed
 
 
-def _redefine(root: Path, space: Space, name: str, settings: Mapping[str, object], is_topic: bool) -> None:
+def _redefine(root: Path, space: Space, name: str, settings: Mapping[str, object], table: str) -> None:
     """Holds at once, also where nobody watches the file."""
     space.check_owner()
     try:
         with space.defining:
-            space.redefine(define(root, name, settings, is_topic, space.hardening))
+            space.redefine(define(root, name, settings, table, space.hardening))
             with suppress(InvalidArgument):  # somebody edits it just now
                 keep_good(root)
     except (OSError, UnicodeDecodeError) as error:

@@ -21,9 +21,8 @@ from watchdog.events import (
 from watchdog.observers import Observer
 
 from xaqueue.core.engine.state import Space
-from xaqueue.core.model import definitions, layout
+from xaqueue.core.model import definitions, layout, options
 from xaqueue.core.owner.definitions_file import keep_good
-from xaqueue.core.storage.scheduling import THREADS
 from xaqueue.errors import InvalidArgument
 
 _CHANGES = frozenset({"modified", "created", "moved", "closed"})
@@ -82,7 +81,8 @@ class DefinitionsWatch(FileSystemEventHandler):
             try:
                 text = definitions.read(self._path.parent)
                 parsed = definitions.parse(text).check_sync(self._space.hardening)
-                self._check_shipping(parsed)
+                for check in options.everything().reloading:
+                    check(self._space, parsed)
             except (OSError, InvalidArgument, UnicodeDecodeError) as error:
                 self.complaint = str(error)
                 log.warning("[definitions-refused] queues.toml is not taken, the old definitions hold: %s", error)
@@ -95,14 +95,6 @@ class DefinitionsWatch(FileSystemEventHandler):
             self._space.redefine(parsed)
         self._space.has_consumed()  # a new limit may be one that some messages have reached
         log.info("[definitions-reloaded] queues.toml reloaded: %d queues", len(parsed.queues))
-
-    def _check_shipping(self, parsed: definitions.Definitions) -> None:
-        """InvalidArgument where steps were to wait for a replica that nobody can follow here."""
-        if parsed.replication.waits and (self._space.shipping is None or self._space.waiting is THREADS):
-            raise InvalidArgument(
-                'queues.toml: [replication] acknowledge = "replica" holds from the next start of `xaqueue serve` on, '
-                "and no step waits for a replica before that: stop who has the space open, and start the server"
-            )
 
 
 class QueueWatch(FileSystemEventHandler):

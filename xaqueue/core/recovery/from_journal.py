@@ -54,16 +54,21 @@ def open_journal(
     suspect: bool,
     is_shared: bool = False,
     *,
+    keeps: bool = False,
+    is_timed: bool = False,
     clock: Callable[[], int] = lambda: time.time_ns() // 1000,
 ) -> tuple[Journal | None, Sequence[Record], list[str]]:
     """Makes the directories what the journal says. The journal, where steps are to be recorded; what it held, and of
-    what a checkpoint covers the steps of local branches; and what is worth a note. Raises JournalDamaged."""
+    what a checkpoint covers the steps of local branches; and what is worth a note. Raises JournalDamaged.
+
+    keeps: whether what a checkpoint covers is kept; is_timed: with the times of its rounds, by this clock.
+    """
     if not hardening.journal and not used and not fs.is_dir(layout.JOURNAL):
         return None, (), []
     fs.hold_dir("")
     used = used or (fs.exists(layout.JOURNAL) and not fs.is_dir(layout.JOURNAL))  # something stands for it
     size = segment_bytes(definitions, fs.room())
-    keeps = hardening.journal and (definitions.snapshots.point_in_time or definitions.replication.is_on)
+    keeps = keeps and hardening.journal
     journal = Journal(fs, layout.JOURNAL, segment_bytes=size, is_valid=change.is_valid, used=used, epoch=epoch)
     records, steps = journal.replay, [*filter(_is_local, journal.covered), *journal.replay]
     check_end(fs, records, journal.position)
@@ -75,7 +80,7 @@ def open_journal(
         fs.sync_dir("")
         clock = _rising(clock)
         journal.kept = layout.KEPT_JOURNAL
-        if definitions.snapshots.point_in_time:
+        if is_timed:
             journal.clock = clock
     notes: list[str] = []
     if records:
@@ -83,8 +88,7 @@ def open_journal(
         fs.sync_all()
     if journal.position or suspect or hardening.journal:
         carried = [checkpoint_entry(begun), time_entry(clock())] if keeps else []
-        is_elsewhere = is_shared or definitions.replication.waits
-        notes += journal.start(carried, is_shared=is_elsewhere)  # whoever had the old one may write, or read, there yet
+        notes += journal.start(carried, is_shared=is_shared)  # whoever had the old one may write, or read, there yet
     else:
         journal.tidy()
     if keeps and not begun:

@@ -46,7 +46,7 @@ from xaqueue.core.storage.journal import Journal
 from xaqueue.core.storage.journal_format import Record
 from xaqueue.core.storage.regular import DAMAGE, NO_FILE
 from xaqueue.errors import DamagedBlock, JournalDamaged, ResourceFailed, RetryLater
-from xaqueue.features.replica.copying import Replication
+from xaqueue.features.replica import options as copies
 from xaqueue.features.replica.shipping import Shipping
 from xaqueue.message import MessageId
 from xaqueue.xa import Outcome
@@ -73,7 +73,7 @@ def open_space(
     suspect: bool = False,
     is_shared: bool = False,
     on_branches: Callable[[Space], object] = lambda _: None,
-    replication: Callable[[], Replication] | None = None,
+    replication: Callable[[], copies.Replication] | None = None,
     **options: Any,
 ) -> Space:
     """Opens the directories behind ``fs``, which must exist, and recovers; for reading only where the journal is
@@ -91,15 +91,24 @@ def open_space(
     try:
         now_ns = options.get("now_ns", time.time_ns)
         journal, records, notes = open_journal(
-            fs, definitions, hardening, epoch, journalled, suspect, is_shared, clock=lambda: now_ns() // 1000
+            fs,
+            definitions,
+            hardening,
+            epoch,
+            journalled,
+            suspect,
+            is_shared or copies.waits(definitions),
+            keeps=copies.is_kept(definitions),
+            is_timed=copies.is_timed(definitions),
+            clock=lambda: now_ns() // 1000,
         )
     except JournalDamaged as damage:
         space = Space(fs, definitions, hardening=hardening, epoch=epoch, **options)
         open_for_reading(space, damage, kinds, progress)
         return space
     space = Space(fs, definitions, hardening=hardening, journal=journal, epoch=epoch, **options)
-    if journal is not None and definitions.replication.is_on:
-        _ship(space, journal, replication or (lambda: space.definitions.replication))
+    if journal is not None and copies.is_on(definitions):
+        _ship(space, journal, replication or (lambda: copies.policy_of(space.definitions)))
     _remember(space, records)
     try:
         space.report = _Recovery(space, kinds, suspect and journal is None).run(progress, lambda: on_branches(space))
@@ -125,7 +134,7 @@ def _remember(space: Space, records: Sequence[Record]) -> None:
             space.remember(xid, outcome)
 
 
-def _ship(space: Space, journal: Journal, policy: Callable[[], Replication]) -> None:
+def _ship(space: Space, journal: Journal, policy: Callable[[], copies.Replication]) -> None:
     """Replicas may follow the journal from here on."""
     log = space.journal_log
     assert log is not None

@@ -31,6 +31,7 @@ from xaqueue.core.model.change import DROP, PUT, Change, Op
 from xaqueue.core.model.change import Kind as Step
 from xaqueue.core.model.queue import Queue
 from xaqueue.errors import RetryLater, RolledBack
+from xaqueue.features.dedup.options import WINDOW_S
 from xaqueue.features.dedup.values import Seen, hash_of
 from xaqueue.message import MessageId
 from xaqueue.xa import Code
@@ -39,11 +40,15 @@ PIECE = 256
 """Records that are removed in one step."""
 
 
+def window_s(queue: Queue) -> float:
+    return WINDOW_S.of(queue.definition)
+
+
 def known(space: Space, branch: Branch, name: str, message_id: MessageId, key: bytes) -> MessageId | None:
     """The message of this key that is committed, or that the branch has added before; None: this one is to be added."""
     with space.lock:
         queue = space.queue(name)
-        if not queue.definition.dedup_window_s:
+        if not window_s(queue):
             return None
         claims = claims_of(branch)
         first = queue.keys.find(key, space.now_us()) or claims.keys.get((name, key))
@@ -61,7 +66,7 @@ def recover_key(space: Space, branch: Branch, written: Written, key: bytes) -> N
     """Of a block that was found, or handed in, and claims this: its branch has decided before. Called with the lock
     held, or alone."""
     queue = space.queue(written.queue)
-    if key and queue.definition.dedup_window_s:
+    if key and window_s(queue):
         claims = claims_of(branch)
         claims.numbers[written.number] = key
         claims.keys[queue.name, key] = written.message_id
@@ -200,8 +205,8 @@ def _transient(branch: Branch, why: str) -> RolledBack:
 
 def _until_us(queue: Queue, when_us: int) -> int:
     """The end of a window that begins then; 0 where the queue has none any more."""
-    window_s = queue.definition.dedup_window_s
-    return when_us + int(window_s * 1_000_000) if window_s else 0
+    length_s = window_s(queue)
+    return when_us + int(length_s * 1_000_000) if length_s else 0
 
 
 def _put_of(space: Space, queue: str, seen: Seen) -> Op:

@@ -27,7 +27,7 @@ class KeyKind(RecordKind):
         space = opening.space
         for name, ids in named.items():
             queue = space.queue(name)
-            for message_id, key in ids.items() if queue.definition.dedup_window_s else ():
+            for message_id, key in ids.items() if dedup.window_s(queue) else ():
                 entry = queue.index.find(message_id) if key else None
                 if entry is not None:
                     path = layout.message_path(name, entry.seq, message_id, entry.tags)

@@ -39,6 +39,7 @@ from xaqueue.endpoint import Endpoint, parse
 from xaqueue.errors import ConnectionLost, InvalidArgument, JournalDamaged, ResourceFailed, RetryLater, SpaceError
 from xaqueue.features.replica import replicated
 from xaqueue.features.replica.journal_copy import Diverged, JournalCopy
+from xaqueue.features.replica.options import policy_of
 from xaqueue.features.replica.replicated import REPLICA, Replicated
 from xaqueue.features.replica.shipping import Piece
 from xaqueue.features.snapshots import restore, store
@@ -242,7 +243,7 @@ class Follower:
     def _know(self, text: bytes) -> None:
         self._definitions, self._is_waited_for = text, True
         with suppress(InvalidArgument, UnicodeDecodeError):
-            self._is_waited_for = definitions.parse(text.decode()).replication.waits
+            self._is_waited_for = policy_of(definitions.parse(text.decode())).waits
 
     def _define(self, text: bytes) -> None:
         replace_file(self._fs, layout.QUEUES, text)

@@ -40,6 +40,7 @@ from xaqueue.errors import Error, InvalidArgument, SpaceError
 from xaqueue.features.replica import replicated
 from xaqueue.features.replica.follower import owned
 from xaqueue.features.replica.journal_copy import INCOMING, JournalCopy
+from xaqueue.features.replica.options import policy_of
 from xaqueue.features.replica.replicated import PROMOTED, REPLICA, Replicated
 from xaqueue.features.snapshots import restore, restored
 from xaqueue.features.snapshots.newer import branches_in
@@ -88,7 +89,7 @@ def promote(root: Path, now_us: int) -> Promoted:
         epoch = max(found.epoch, before.epoch if before is not None else 0)
         since = datetime.now(UTC).isoformat(timespec="seconds")
         here = Owner(epoch, socket.gethostname(), os.getpid(), since, "JOURNAL", space=read_format(root).line)
-        is_complete = usable_definitions(root)[0].replication.waits
+        is_complete = policy_of(usable_definitions(root)[0]).waits
         return take_place(fs, here, now_us, is_complete, partial(lock.write, fs))
 
 

@@ -25,7 +25,7 @@ from xaqueue.core.storage.journal_reader import content
 from xaqueue.core.storage.scheduling import THREADS, Threads
 from xaqueue.errors import InvalidArgument, SpaceError
 from xaqueue.features.replica import replicated
-from xaqueue.features.replica.copying import Replication
+from xaqueue.features.replica.options import Replication, policy_of
 from xaqueue.features.replica.replicated import Replicated
 
 
@@ -70,12 +70,12 @@ def check_replication(root: Path, definitions: Definitions, hardening: Hardening
         refused = replicated.refusal(replicated.read(fs), str(root))
     if refused:
         raise SpaceError(refused)
-    if definitions.replication.is_on and not hardening.journal:
+    if policy_of(definitions).is_on and not hardening.journal:
         raise InvalidArgument(
             "queues.toml: [replication] needs sync = JOURNAL, which is what replicas follow, and this space is to have "
             f"{hardening}"
         )
-    if definitions.replication.waits and waiting is THREADS:
+    if policy_of(definitions).waits and waiting is THREADS:
         raise SpaceError(
             f'{root} has [replication] acknowledge = "replica" in queues.toml, and only a server ships to a replica: '
             f"start `xaqueue serve --space {root}`, and work through it"
@@ -84,4 +84,4 @@ def check_replication(root: Path, definitions: Definitions, hardening: Hardening
 
 def replication_now(root: Path, opened: list[Space]) -> Replication:
     """What holds now. Until it is open nobody watches queues.toml."""
-    return (opened[0].definitions if opened else usable_definitions(root)[0]).replication
+    return policy_of(opened[0].definitions if opened else usable_definitions(root)[0])

@@ -26,7 +26,7 @@ from xaqueue.core.storage.journal_format import PREFIX_BYTES, SECTOR_BYTES, clai
 from xaqueue.core.storage.journal_places import Place, begin_of, places
 from xaqueue.core.storage.scheduling import Threads
 from xaqueue.errors import ProtocolError, ResourceFailed
-from xaqueue.features.replica.copying import Replication
+from xaqueue.features.replica.options import Replication
 from xaqueue.features.replica.replicated import SOURCE, ReplicationStatus
 
 PIECE_BYTES = 1024 * 1024

@@ -26,6 +26,7 @@ from xaqueue.delivery import REASON_LIMIT
 from xaqueue.errors import Error, InvalidArgument, MessageTooLarge, ResourceFailed, RetryLater
 from xaqueue.features.carry import carry
 from xaqueue.features.retries import tries
+from xaqueue.features.retries.options import EXPIRY_QUEUE, FAILURE_QUEUE
 from xaqueue.message import Message, MessageId, Origin, Properties, id_of
 from xaqueue.xid import LOCAL_FORMAT_ID, Xid
 
@@ -285,8 +286,8 @@ def _add(space: Space, branch: Branch, message: Message, properties: Properties,
 def _target(space: Space, queue: Queue, own: str, reason: str) -> str:
     """Where it goes: a failed message may name its own queue for that."""
     if reason == EXPIRED:
-        return queue.definition.expiry_queue
-    return own if own and own != queue.name and space.definitions.of(own) else queue.definition.failure_queue
+        return EXPIRY_QUEUE.of(queue.definition)
+    return own if own and own != queue.name and space.definitions.of(own) else FAILURE_QUEUE.of(queue.definition)
 
 
 def _forget(space: Space, branch: Branch) -> None:

@@ -25,6 +25,7 @@ from xaqueue.core.model.retry import Retry
 from xaqueue.core.storage.fs import NO_ROOM
 from xaqueue.core.storage.regular import DAMAGE, NO_DIRECTORY
 from xaqueue.errors import RetryLater
+from xaqueue.features.retries.options import policy_of
 from xaqueue.features.retries.register import LARGEST_BYTES, Taken, decode
 from xaqueue.xa import Code, Outcome
 from xaqueue.xid import LOCAL_FORMAT_ID, Xid
@@ -70,7 +71,7 @@ def hand_back(space: Space, branch: Branch, delay_us: int | None, reason: str = 
     (written,) = branch.blocks
     queue, entry = written.queue, written.entry
     assert entry is not None
-    policy = (space.definitions.of(queue) or UNDEFINED).retry
+    policy = policy_of(space.definitions.of(queue) or UNDEFINED)
     before = _before(entry)
     retry = policy.put_off(before, entry.message_id, space.now_us(), delay_us)
     retry = replace(retry, reason=sys.intern(reason) if reason else retry.reason)
@@ -101,7 +102,7 @@ def _failed(space: Space, held: Sequence[Held], reason: str) -> list[Failed]:
     now_us, reason = space.now_us(), sys.intern(reason)  # many fail for the same one
     found = []
     for queue, entry in held:
-        policy = (space.definitions.of(queue) or UNDEFINED).retry
+        policy = policy_of(space.definitions.of(queue) or UNDEFINED)
         found.append((queue, entry, policy.failed(_before(entry), entry.message_id, now_us, reason)))
     return found
 

@@ -24,6 +24,7 @@ from xaqueue.core.owner.chores import Chore, Chores
 from xaqueue.core.storage.fs import FileSystem, replace_file
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import DamagedBlock, RetryLater
+from xaqueue.features.scrub.options import DAYS
 from xaqueue.xid import Xid
 
 PIECE = 64
@@ -154,7 +155,7 @@ class Scrub(Chore):
 
     def wait_s(self) -> float:
         """Until the next one, but not longer than what may be changed meanwhile is to wait."""
-        days, last = self.space.definitions.scrub_days, last_scrub(self.space.fs)
+        days, last = DAYS.of(self.space.definitions), last_scrub(self.space.fs)
         if not days:
             return LOOK_S
         left_s = (last[0] - self.space.now_us()) / 1e6 + days * DAY_S if last is not None else 0

@@ -10,6 +10,7 @@ from xaqueue.core.engine.state import Space
 from xaqueue.core.owner.chores import NEVER, Chore, Chores
 from xaqueue.errors import Error, ResourceFailed, RetryLater
 from xaqueue.features.snapshots import store
+from xaqueue.features.snapshots.options import policy_of
 
 RETRY_S = 600.0
 """After one that could not be taken."""
@@ -57,7 +58,7 @@ class TakeSnapshots(Chore):
 
     def left_of_interval_s(self) -> float:
         """Until the next one is due; much of it, since the clock may be set."""
-        interval_s = self.space.definitions.snapshots.interval_min * 60
+        interval_s = policy_of(self.space.definitions).interval_min * 60
         if not interval_s:
             return threading.TIMEOUT_MAX
         last_us = max((one.taken_at for one in store.listed(self.space.fs)), default=0)

@@ -21,6 +21,7 @@ from xaqueue.core.storage.owner_file import OwnerFile
 from xaqueue.errors import InvalidArgument, OperationalError, SpaceError
 from xaqueue.features.opening import attach
 from xaqueue.features.snapshots import restore as restoring
+from xaqueue.features.snapshots.options import policy_of
 from xaqueue.features.snapshots.restore import Done
 
 log = logging.getLogger("xaqueue")
@@ -54,7 +55,7 @@ def restore(
     has_branches = (root / layout.PREPARED).is_dir()  # an open makes it
     with suppress(InvalidArgument):
         definitions, wrong = usable_definitions(root)
-        group = find_group(definitions.group)
+        group = find_group(definitions.readers)
         queues = "" if exact else layout.GOOD_QUEUES if wrong else layout.QUEUES
     if not exact and not at_us and not (root / restoring.READY).exists():
         with suppress(OperationalError, InvalidArgument):  # what is wrong with it, the restore mends
@@ -119,7 +120,7 @@ def attach_or_restore(path: str | os.PathLike[str], **options: Any) -> Session:
         why: BaseException = error
     else:
         damage = session.space.read_only
-        if damage is None or not session.space.definitions.snapshots.restores or options.get("lock") is not None:
+        if damage is None or not policy_of(session.space.definitions).restores or options.get("lock") is not None:
             return session
         session.close()
         why = damage
@@ -137,6 +138,6 @@ def _restores_itself(root: Path) -> bool:
     if not is_lost(root) and (root / layout.COMMITTED).is_dir():
         return False
     try:
-        return usable_definitions(root)[0].snapshots.restores
+        return policy_of(usable_definitions(root)[0]).restores
     except InvalidArgument:
         return False

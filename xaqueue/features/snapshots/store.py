@@ -21,8 +21,10 @@ from xaqueue.core.storage.fs import FileSystem, discard
 from xaqueue.core.storage.journal_format import parse_name
 from xaqueue.core.storage.journal_reader import headers
 from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError
+from xaqueue.features.replica import options as replica
 from xaqueue.features.snapshots import manifest
 from xaqueue.features.snapshots.manifest import Manifest
+from xaqueue.features.snapshots.options import policy_of
 from xaqueue.snapshot import SnapshotStatus
 
 MOST_CHECKED_BYTES = 64 * 1024
@@ -209,8 +211,8 @@ def prune_journal(fs: FileSystem, keep_bytes: int = 0, *, for_snapshots: bool = 
 
 def prune_for(fs: FileSystem, definitions: Definitions) -> None:
     """As queues.toml has it. Raises OSError."""
-    is_kept = definitions.snapshots.point_in_time or not definitions.replication.is_on
-    prune_journal(fs, definitions.replication.keep_bytes, for_snapshots=is_kept)
+    is_kept = policy_of(definitions).point_in_time or not replica.is_on(definitions)
+    prune_journal(fs, replica.policy_of(definitions).keep_bytes, for_snapshots=is_kept)
 
 
 def journal_epoch(fs: FileSystem) -> int:

@@ -29,6 +29,7 @@ from xaqueue.core.storage.regular import NO_FILE
 from xaqueue.errors import OperationalError, RetryLater
 from xaqueue.features.snapshots import manifest, store
 from xaqueue.features.snapshots.manifest import Manifest
+from xaqueue.features.snapshots.options import policy_of
 from xaqueue.snapshot import SnapshotStatus
 
 LINKED = (layout.PREPARED, layout.HEURISTIC, layout.BATCHES, layout.STREAMS, layout.CARRIERS, layout.QUARANTINE)
@@ -66,7 +67,7 @@ def take_and_keep(space: Space, prunes: bool = True) -> SnapshotStatus:
     """As ``take``. prunes: those go that are more than ``[snapshots] keep`` says, and what is kept of the journal for
     them; not where this one is held, and goes again itself."""
     taken = take(space, is_held=not prunes)
-    store.keep(space.fs, space.definitions.snapshots.keep if prunes else 0, space.now_us())
+    store.keep(space.fs, policy_of(space.definitions).keep if prunes else 0, space.now_us())
     if prunes:
         store.prune_for(space.fs, space.definitions)
     return taken.status

@@ -31,6 +31,7 @@ from xaqueue.core.storage.regular import NO_DIRECTORY
 from xaqueue.errors import ResourceFailed, RetryLater
 from xaqueue.features.dedup import dedup
 from xaqueue.features.retries import moving
+from xaqueue.features.retries.options import EXPIRY_QUEUE
 
 PIECE = 256
 """Files between two looks whether it is to stop; for so many the lock is held where they are kept."""
@@ -75,7 +76,7 @@ def expire(space: Space, stopped: Stopped = never) -> bool:
     """
     with space.lock:
         queues = list(space.queues.values())
-        kept = [queue for queue in queues if queue.definition.expiry_queue not in ("", queue.name)]
+        kept = [queue for queue in queues if EXPIRY_QUEUE.of(queue.definition) not in ("", queue.name)]
     stuck: RetryLater | None = None
     try:
         if not moving.move_all(space, kept, moving.EXPIRED, stopped):
@@ -100,7 +101,7 @@ def _expired(space: Space, queue: Queue) -> list[Entry]:
     """Some that are expired, and nobody else's any more."""
     with space.lock:
         space.check()
-        if queue.keeper is not None or queue.is_wanted or queue.definition.expiry_queue not in ("", queue.name):
+        if queue.keeper is not None or queue.is_wanted or EXPIRY_QUEUE.of(queue.definition) not in ("", queue.name):
             return []
         index = queue.index
         index.find_expired(space.now_us(), PIECE)

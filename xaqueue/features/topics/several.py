@@ -23,6 +23,7 @@ from xaqueue.errors import ConnectionLost, Error, InvalidArgument, RolledBack
 from xaqueue.features.dedup import dedup
 from xaqueue.features.dedup.values import hash_of
 from xaqueue.features.limits import queue_room
+from xaqueue.features.topics.options import subscribers
 from xaqueue.message import (
     PLAIN_OPTIONS,
     EnqueueOptions,
@@ -231,7 +232,7 @@ def _enqueue_to(space: Space, branch: Branch, names: Sequence[str], body: bytes,
 
 def _publish(space: Space, branch: Branch, topic: str, body: bytes, options: EnqueueOptions) -> MessageId:
     properties = properties_of("", 0, options)  # which is refused as well where nobody wants it
-    names = space.definitions.subscribers(check_queue_name(topic), properties.headers)
+    names = subscribers(space.definitions, check_queue_name(topic), properties.headers)
     if names:
         return _enqueue_to(space, branch, names, body, options)
     body_of(body)

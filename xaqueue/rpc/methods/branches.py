@@ -21,6 +21,7 @@ from xaqueue.errors import (
     RolledBack,
     UnknownXid,
 )
+from xaqueue.features.topics.options import TOPICS
 from xaqueue.rpc.client.branch import TRANSITIONS, Action, BranchProgress, RemoteBranch, Verb, unknown
 from xaqueue.rpc.client.link import Link
 from xaqueue.rpc.verb import method, methods
@@ -40,12 +41,16 @@ def recover(caller: Caller, count: Any = PAGE, flags: Flag = Flag.NOFLAGS) -> li
     return caller.session.recover(count, flags)
 
 
+def define(caller: Caller, queue: str, settings: Any, is_topic: Any = False) -> None:
+    caller.session.define(queue, settings, TOPICS.name if is_topic else "queues")
+
+
 BRANCH_METHODS = (
     *methods(TRANSACT_OR_LOCAL, Session.start, Session.end, Session.commit, Session.rollback, Session.explain),
     *methods(TRANSACT, Session.prepare, Session.harden),
     *methods(EITHER, Session.forget, recover),
     method(EITHER_OR_LOCAL, Session.outcome),
-    *methods(ADMIN, Session.define, Session.undefine),
+    *methods(ADMIN, define, Session.undefine),
 )
 
 # On the client
@@ -101,8 +106,8 @@ class BranchCalls(Link):
             with suppress(ConnectionLost):
                 self._pipeline("explain", xid, reason)
 
-    def define(self, queue: str, settings: Mapping[str, Any], is_topic: bool = False) -> None:
-        self.call("define", queue, dict(settings), *([True] if is_topic else []))
+    def define(self, queue: str, settings: Mapping[str, Any], table: str = "queues") -> None:
+        self.call("define", queue, dict(settings), *([True] if table == TOPICS.name else []))
 
     def undefine(self, queue: str) -> None:
         self.call("undefine", queue)

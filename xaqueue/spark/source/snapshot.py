@@ -27,8 +27,8 @@ from typing import Any, NamedTuple, TypeVar
 from xaqueue.core.model import records
 from xaqueue.core.model.format import check_recovered, read_format, why_behind
 from xaqueue.core.model.layout import FORMAT, stream_path
+from xaqueue.core.model.options import suggestion
 from xaqueue.core.model.records import StreamRecord
-from xaqueue.core.model.tables import suggestion
 from xaqueue.core.owner.open import read_definitions
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.errors import DamagedBlock, InvalidArgument, OperationalError, SpaceError, UnknownQueue

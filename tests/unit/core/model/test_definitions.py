@@ -16,11 +16,14 @@ from xaqueue.core.model.definitions import (
     parse,
 )
 from xaqueue.core.model.index import Order
-from xaqueue.core.model.retry import AT_ONCE, RetryPolicy
-from xaqueue.core.model.tables import suggestion
+from xaqueue.core.model.options import suggestion
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.errors import InvalidArgument, UnknownQueue
+from xaqueue.features.dedup.options import WINDOW_S
 from xaqueue.features.limits.limits import Limits
+from xaqueue.features.limits.options import limits_of
+from xaqueue.features.retries.options import EXPIRY_QUEUE, FAILURE_QUEUE, policy_of
+from xaqueue.features.retries.policy import RetryPolicy
 
 WHOLE = """\
 # limits
@@ -229,10 +232,10 @@ def test_with_queue_refuses_what_parse_refuses(text: str, name: str, options: di
 
 
 def test_a_group_alone_says_nothing_of_a_server() -> None:
-    assert parse("[access]\ngroup = 'readers'\n") == Definitions(group="readers")
+    assert parse("[access]\ngroup = 'readers'\n") == Definitions(readers="readers")
     assert parse("[access]\n").access == Policy(())
     both = parse("[access]\ngroup = 'readers'\n[access.roles.shop]\nmembers = ['user:www']\n")
-    assert (both.group, both.access) == ("readers", Policy((Role("shop", ("user:www",)),)))
+    assert (both.readers, both.access) == ("readers", Policy((Role("shop", ("user:www",)),)))
 
 
 def test_what_becomes_of_a_message_that_cannot_be_handled() -> None:
@@ -240,14 +243,15 @@ def test_what_becomes_of_a_message_that_cannot_be_handled() -> None:
         "[default]\n[queues.a]\nmax_tries = 5\nretry_delay_s = 0.5\nretry_multiplier = 3\nretry_max_s = 60\n"
         "retry_jitter = 0.1\nfailure_queue = 'f'\nexpiry_queue = 'e'\n"
     )
-    policy = RetryPolicy(5, 0.5, 3.0, 60.0, 0.1)
-    assert parse(text).queues["a"] == QueueDefinition(retry=policy, failure_queue="f", expiry_queue="e")
-    assert parse("[queues.a]\n").queues["a"].retry == RetryPolicy() == AT_ONCE
+    queue = parse(text).queues["a"]
+    assert policy_of(queue) == RetryPolicy(5, 0.5, 3.0, 60.0, 0.1)
+    assert (FAILURE_QUEUE.of(queue), EXPIRY_QUEUE.of(queue)) == ("f", "e")
+    assert policy_of(parse("[queues.a]\n").queues["a"]) == RetryPolicy()
 
 
 def test_a_window_is_in_seconds() -> None:
-    assert parse("[queues.a]\ndedup_window_s = 0.5\n").queues["a"] == QueueDefinition(dedup_window_s=0.5)
-    assert parse("[queues.a]\n").queues["a"].dedup_window_s == 0
+    assert parse("[queues.a]\ndedup_window_s = 0.5\n").queues["a"] == QueueDefinition(options={"dedup_window_s": 0.5})
+    assert WINDOW_S.of(parse("[queues.a]\n").queues["a"]) == 0
 
 
 def test_words_of_a_command_are_values_as_in_toml_or_plain_text() -> None:
@@ -274,6 +278,6 @@ def test_limits_of_a_queue() -> None:
         "[queues.a]\nmax_messages = 5\n[queues.b]\nmax_bytes = 7\nwhen_full = 'wait'\nfull_wait_s = 1.5\n[queues.c]\n"
     )
     queues = parse(text).queues
-    assert queues["a"].limits == Limits(5)
-    assert queues["b"].limits == Limits(0, 7, waits=True, wait_s=1.5)
-    assert queues["c"].limits is None
+    assert limits_of(queues["a"]) == Limits(5)
+    assert limits_of(queues["b"]) == Limits(0, 7, waits=True, wait_s=1.5)
+    assert limits_of(queues["c"]) is None

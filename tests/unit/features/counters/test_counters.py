@@ -16,7 +16,6 @@ from support.bare_space import DURABLE, BareSpace, bare_space
 from support.served import ServerThread
 from xaqueue.core.engine import heuristics
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
-from xaqueue.core.model.retry import RetryPolicy
 from xaqueue.core.owner import open, threads
 from xaqueue.features.counters import counters
 from xaqueue.features.counters.values import Counters, Counting, decode, encode
@@ -31,8 +30,8 @@ from xaqueue.rpc.methods.service import queue_list, status_of
 LEVELS = ["NONE", DURABLE, "JOURNAL"]
 NOON_US = 1_800_000_000_000_000
 SECOND_US = 1_000_000
-WORK = QueueDefinition(retry=RetryPolicy(max_tries=2), failure_queue="failed")
-LATE = QueueDefinition(expiry_queue="late")
+WORK = QueueDefinition(options={"max_tries": 2, "failure_queue": "failed"})
+LATE = QueueDefinition(options={"expiry_queue": "late"})
 DEFINED = Definitions({"work": WORK, "kept": LATE}, QueueDefinition())
 PATIENCE_S = 60.0
 

@@ -19,7 +19,6 @@ from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.errors import RetryLater, RolledBack
 from xaqueue.features.dedup import dedup
 from xaqueue.features.dedup.values import Keys, Seen, hash_of
-from xaqueue.features.limits.limits import Limits
 from xaqueue.features.session import Session
 from xaqueue.message import MessageId
 from xaqueue.offline.check import check
@@ -32,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("quiet")
 
 NOON_US = 1_800_000_000_000_000
 WINDOW_S = 60
-ONCE = Definitions(default=QueueDefinition(dedup_window_s=WINDOW_S), sweep_after_s=10**9)
+ONCE = Definitions(default=QueueDefinition(options={"dedup_window_s": WINDOW_S}), sweep_after_s=10**9)
 PLAIN = Definitions(default=QueueDefinition())
 LEVELS = ["NONE", DURABLE, "JOURNAL"]
 CARRIER = f"{1:016x}.ledger"
@@ -495,7 +494,7 @@ def test_a_message_of_several_queues_is_left_out_of_those_that_know_it(
 
 
 def test_what_is_known_needs_no_room(bare: BareSpace) -> None:
-    bare.space.redefine(Definitions(default=QueueDefinition(dedup_window_s=WINDOW_S, limits=Limits(max_messages=2))))
+    bare.space.redefine(Definitions(default=QueueDefinition(options={"dedup_window_s": WINDOW_S, "max_messages": 2})))
     one, two = Branch(bare, "one"), Branch(bare, "two")
     first = one.put()
     two.put()
@@ -522,7 +521,7 @@ def test_a_window_that_changes_holds_for_new_keys(bare: BareSpace, clock: Clock)
     three.commit()
     two.commit_at_once()
     assert bare.space.queue("q").keys.claims == {}
-    bare.space.redefine(Definitions(default=QueueDefinition(dedup_window_s=0.5)))
+    bare.space.redefine(Definitions(default=QueueDefinition(options={"dedup_window_s": 0.5})))
     short = put(bare, "third", "short")
     assert put(bare, "fourth") == first
     assert put(bare, "fifth", "prepared") != put(bare, "fifth", "open")
@@ -624,7 +623,7 @@ def test_keys_are_found_in_whatever_order() -> None:
 
 
 def test_a_move_is_never_left_out_and_claims_nothing(bare: BareSpace) -> None:
-    bare.space.redefine(Definitions({"q": QueueDefinition(dedup_window_s=WINDOW_S)}, QueueDefinition()))
+    bare.space.redefine(Definitions({"q": QueueDefinition(options={"dedup_window_s": WINDOW_S})}, QueueDefinition()))
     put(bare, "moved", queue="from")
     first = put(bare, "first")
     with bare.connect() as connection:
@@ -643,7 +642,7 @@ def test_a_move_is_never_left_out_and_claims_nothing(bare: BareSpace) -> None:
 
 
 def test_a_prepared_move_is_not_left_out_after_a_restart(bare: BareSpace) -> None:
-    bare.space.redefine(Definitions({"q": QueueDefinition(dedup_window_s=WINDOW_S)}, QueueDefinition()))
+    bare.space.redefine(Definitions({"q": QueueDefinition(options={"dedup_window_s": WINDOW_S})}, QueueDefinition()))
     moved = put(bare, "moved", queue="from")
     put(bare, "first")
     branch = Branch(bare, "x")
@@ -658,7 +657,7 @@ def test_a_prepared_move_is_not_left_out_after_a_restart(bare: BareSpace) -> Non
 @pytest.mark.parametrize("way", ["move", "restore"])
 @pytest.mark.parametrize("end", ["taken", "in doubt", "committed"])
 def test_what_claims_nothing_claims_nothing_after_a_crash(bare: BareSpace, way: str, end: str) -> None:
-    bare.definitions = Definitions({"q": QueueDefinition(dedup_window_s=WINDOW_S)}, QueueDefinition())
+    bare.definitions = Definitions({"q": QueueDefinition(options={"dedup_window_s": WINDOW_S})}, QueueDefinition())
     bare.space.redefine(bare.definitions)
     put(bare, "before", queue="from")
     (before,) = Session(bare.space).browse("from")

@@ -20,7 +20,6 @@ from xaqueue.core.model import layout
 from xaqueue.core.model.branch import State
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.core.model.index import Order
-from xaqueue.core.model.retry import RetryPolicy
 from xaqueue.delivery import ACK, MOST_MESSAGES, NACK, REJECT, Delivery
 from xaqueue.errors import (
     DiskLow,
@@ -34,7 +33,6 @@ from xaqueue.errors import (
     UnknownQueue,
 )
 from xaqueue.features.leases.leases import BQUAL
-from xaqueue.features.limits.limits import Limits
 from xaqueue.features.retries import moving
 from xaqueue.features.retries.tries import KILLED
 from xaqueue.features.session import Session
@@ -48,7 +46,7 @@ from xaqueue.xid import LOCAL_FORMAT_ID, Xid
 pytestmark = pytest.mark.usefixtures("quiet")
 
 NOON_US, SECOND_US = 1_800_000_000_000_000, 1_000_000
-ORDERS = QueueDefinition(retry=RetryPolicy(max_tries=3, delay_s=1), failure_queue="failed")
+ORDERS = QueueDefinition(options={"max_tries": 3, "retry_delay_s": 1, "failure_queue": "failed"})
 DEFINED = Definitions({"orders": ORDERS, "plain": QueueDefinition(), "failed": QueueDefinition(order=Order.FIFO)})
 
 
@@ -319,7 +317,7 @@ def test_a_reject_without_room_leaves_it_held(bare: BareSpace, user: Connection)
 def test_a_reject_into_a_full_queue_leaves_it_held(bare: BareSpace, user: Connection) -> None:
     bare.put("orders", b"poison")
     bare.put("failed", b"full")
-    full = QueueDefinition(limits=Limits(max_messages=1))
+    full = QueueDefinition(options={"max_messages": 1})
     bare.space.redefine(replace(DEFINED, queues={**DEFINED.queues, "failed": full}))
     held = one(user)
     for _ in range(2):

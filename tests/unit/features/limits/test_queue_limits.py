@@ -13,9 +13,7 @@ import pytest
 from support.bare_space import DURABLE, BareSpace, bare_space
 from xaqueue.connection import Connection
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
-from xaqueue.core.model.retry import RetryPolicy
 from xaqueue.errors import QueueFull, RetryLater, RolledBack
-from xaqueue.features.limits.limits import Limits
 from xaqueue.features.retries import moving
 from xaqueue.features.session import Session
 from xaqueue.features.streams import cleanup
@@ -24,14 +22,14 @@ from xaqueue.xid import Xid
 pytestmark = pytest.mark.usefixtures("quiet")
 
 PATIENCE_S = 30.0
-TWO = QueueDefinition(limits=Limits(max_messages=2))
-WAITS = QueueDefinition(limits=Limits(max_messages=2, waits=True, wait_s=PATIENCE_S))
-WORK = QueueDefinition(retry=RetryPolicy(max_tries=1), failure_queue="two")
+TWO = QueueDefinition(options={"max_messages": 2})
+WAITS = QueueDefinition(options={"max_messages": 2, "when_full": "wait", "full_wait_s": PATIENCE_S})
+WORK = QueueDefinition(options={"max_tries": 1, "failure_queue": "two"})
 DEFINED = Definitions({"two": TWO, "waits": WAITS, "work": WORK, "plain": QueueDefinition()})
 
 
 def sized(max_bytes: int) -> Definitions:
-    return replace(DEFINED, queues={**DEFINED.queues, "sized": QueueDefinition(limits=Limits(max_bytes=max_bytes))})
+    return replace(DEFINED, queues={**DEFINED.queues, "sized": QueueDefinition(options={"max_bytes": max_bytes})})
 
 
 @pytest.fixture(params=["NONE", DURABLE, "JOURNAL"])
@@ -154,7 +152,9 @@ def test_nobody_waits_for_what_its_own_branch_adds(bare: BareSpace) -> None:
     ("why", "said"), [("time", "also after 0"), ("deadline", "also after 0"), ("drained", "nobody waits while")]
 )
 def test_a_wait_ends(bare: BareSpace, why: str, said: str) -> None:
-    waits = QueueDefinition(limits=Limits(2, waits=True, wait_s=0.01 if why == "time" else PATIENCE_S))
+    waits = QueueDefinition(
+        options={"max_messages": 2, "when_full": "wait", "full_wait_s": 0.01 if why == "time" else PATIENCE_S}
+    )
     bare.space.redefine(replace(DEFINED, queues={**DEFINED.queues, "waits": waits}))
     bare.put("waits", b"1", b"2")
     session, xid = Session(bare.space), Xid(1, b"w", b"")
@@ -243,7 +243,7 @@ def test_a_limit_of_bytes_counts_what_was_there_before_it(bare: BareSpace) -> No
 
 
 def test_a_message_larger_than_the_queue_is_refused_at_once(bare: BareSpace) -> None:
-    waits = QueueDefinition(limits=Limits(max_bytes=1000, waits=True))
+    waits = QueueDefinition(options={"max_bytes": 1000, "when_full": "wait"})
     bare.space.redefine(replace(DEFINED, queues={**DEFINED.queues, "sized": waits}))
     with bare.connect() as connection, pytest.raises(QueueFull, match="does not wait"):
         connection.enqueue("sized", bytes(2000))

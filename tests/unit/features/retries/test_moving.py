@@ -12,7 +12,6 @@ import pytest
 from support.bare_space import DURABLE, BareSpace, bare_space
 from xaqueue.connection import Connection
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
-from xaqueue.core.model.retry import RetryPolicy
 from xaqueue.errors import DiskLow, RetryLater, UnknownQueue
 from xaqueue.features.retries import moving
 from xaqueue.features.retries.tries import KILLED
@@ -25,7 +24,9 @@ pytestmark = pytest.mark.usefixtures("quiet")
 
 NOON_US = 1_800_000_000_000_000
 SECOND_US = 1_000_000
-ORDERS = QueueDefinition(retry=RetryPolicy(max_tries=3, delay_s=1), failure_queue="failed", expiry_queue="expired")
+ORDERS = QueueDefinition(
+    options={"max_tries": 3, "retry_delay_s": 1, "failure_queue": "failed", "expiry_queue": "expired"}
+)
 DEFINED = Definitions({"orders": ORDERS}, QueueDefinition())
 
 
@@ -198,7 +199,7 @@ def test_without_room_it_stays_until_there_is_some(bare: BareSpace, clock: Clock
 def test_a_new_limit_holds_for_what_is_there(bare: BareSpace, clock: Clock) -> None:
     bare.put("orders", b"poison")
     exhaust(bare, clock, 2)
-    stricter = replace(ORDERS, retry=replace(ORDERS.retry, max_tries=2))
+    stricter = replace(ORDERS, options={**ORDERS.options, "max_tries": 2})
     bare.space.redefine(replace(DEFINED, queues={"orders": stricter}))
     move(bare)
     assert (bodies(bare, "failed"), bodies(bare, "orders")) == ([b"poison"], [])
@@ -354,7 +355,7 @@ def test_what_somebody_moves_or_removes_in_vain_is_no_try(
 
 
 def test_a_queue_that_is_stuck_holds_up_no_other(bare: BareSpace, clock: Clock) -> None:
-    others = replace(ORDERS, failure_queue="others.failed")
+    others = replace(ORDERS, options={**ORDERS.options, "failure_queue": "others.failed"})
     bare.space.redefine(
         Definitions(
             {"orders": ORDERS, "others": others, "plain": QueueDefinition(), "others.failed": QueueDefinition()}

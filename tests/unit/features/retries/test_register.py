@@ -23,7 +23,6 @@ from xaqueue.core.model.entry import Entry
 from xaqueue.core.model.layout import ACTIVE, TRIES
 from xaqueue.core.model.retry import Retry
 from xaqueue.errors import QueueFull, ResourceFailed, RetryLater
-from xaqueue.features.limits.limits import Limits
 from xaqueue.features.retries import register
 from xaqueue.features.session import Session
 from xaqueue.message import MessageId
@@ -327,7 +326,7 @@ def test_one_that_cannot_be_read_is_set_aside(journalled: BareSpace) -> None:
 @pytest.mark.parametrize("flags", ["NONE", DURABLE, "JOURNAL"])
 def test_a_move_that_is_refused_is_no_try(tmp_path: Path, flags: str) -> None:
     """Its message was taken for it, and is back before the process is killed."""
-    full = Definitions({"full": QueueDefinition(limits=Limits(1))}, QueueDefinition())
+    full = Definitions({"full": QueueDefinition(options={"max_messages": 1})}, QueueDefinition())
     with bare_space(tmp_path, flags, definitions=full) as bare:
         bare.put("full", b"1")
         bare.put("q", b"2")

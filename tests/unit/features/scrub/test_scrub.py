@@ -102,7 +102,7 @@ def test_what_was_found_is_written_down(bare: BareSpace, caplog: pytest.LogCaptu
 
 
 def test_the_thread_begins_where_one_is_due(tmp_path: Path) -> None:
-    with bare_space(tmp_path / "space", definitions=Definitions(scrub_days=1)) as bare:
+    with bare_space(tmp_path / "space", definitions=Definitions(options={"scrub_days": 1})) as bare:
         chore, until = Scrub(bare.space), time.monotonic() + PATIENCE_S
         scrubber = Chores(bare.space, [chore])
         while last_scrub(bare.fs) is None:

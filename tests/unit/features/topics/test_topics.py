@@ -16,9 +16,7 @@ from support.bare_space import BareSpace, bare_space
 from xaqueue.core.engine import journal_log, messages
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.core.model.layout import block_path
-from xaqueue.core.model.retry import RetryPolicy
 from xaqueue.errors import InvalidArgument, QueueFull, RolledBack, UnknownQueue
-from xaqueue.features.limits.limits import Limits
 from xaqueue.offline.check import check
 from xaqueue.offline.findings import WRONG, Severity
 from xaqueue.offline.verify import verify
@@ -27,14 +25,14 @@ from xaqueue.xid import Xid
 QUEUES = ("a", "b", "c")
 WAY = Definitions(
     {
-        "a": QueueDefinition(topic="t", retry=RetryPolicy(max_tries=1), failure_queue="dead"),
-        "b": QueueDefinition(topic="t"),
-        "c": QueueDefinition(topic="t", match={"kind": "p*"}),
-        "paid": QueueDefinition(topic="t", match={"kind": "paid", "from": "*"}),
+        "a": QueueDefinition(options={"topic": "t", "max_tries": 1, "failure_queue": "dead"}),
+        "b": QueueDefinition(options={"topic": "t"}),
+        "c": QueueDefinition(options={"topic": "t", "match": {"kind": "p*"}}),
+        "paid": QueueDefinition(options={"topic": "t", "match": {"kind": "paid", "from": "*"}}),
         "other": QueueDefinition(),
         "dead": QueueDefinition(),
     },
-    topics={"t": "", "empty": ""},
+    tables={"topics": {"t": {}, "empty": {}}},
 )
 
 
@@ -146,7 +144,9 @@ def test_each_subscriber_retries_by_itself(bare: BareSpace) -> None:
 
 
 def test_where_one_of_the_queues_is_full_none_gets_it(bare: BareSpace) -> None:
-    bare.space.redefine(replace(WAY, queues={**WAY.queues, "b": QueueDefinition(topic="t", limits=Limits(1))}))
+    bare.space.redefine(
+        replace(WAY, queues={**WAY.queues, "b": QueueDefinition(options={"topic": "t", "max_messages": 1})})
+    )
     with bare.connect() as connection:
         connection.publish("t", b"1")
         with pytest.raises(QueueFull, match="queue b is full"):
@@ -243,7 +243,9 @@ def test_a_hundred_subscriptions_cost_one_body(
 ) -> None:
     """All bytes that go to files, and to the journal. The larger one has no place in memory with what is of each."""
     written: Counter[str] = Counter()
-    definitions = Definitions({f"q{number}": QueueDefinition(topic="t") for number in range(100)}, topics={"t": ""})
+    definitions = Definitions(
+        {f"q{number}": QueueDefinition(options={"topic": "t"}) for number in range(100)}, tables={"topics": {"t": {}}}
+    )
     with bare_space(tmp_path, level, definitions=definitions) as made:
         create, write_at = made.fs.create, made.fs.write_at
 

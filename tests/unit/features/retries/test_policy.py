@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xaqueue.core.model.retry import AT_ONCE, Retry, RetryPolicy
+from xaqueue.core.model.retry import Retry
+from xaqueue.features.retries.policy import RetryPolicy
 from xaqueue.message import MessageId
 
 IDENTITY = MessageId(bytes(range(16)))
@@ -31,7 +32,7 @@ def delays_s(policy: RetryPolicy, tries: int) -> list[float]:
 
 def test_each_delay_is_longer_by_the_multiplier_up_to_the_longest() -> None:
     assert delays_s(RetryPolicy(delay_s=1, multiplier=3, max_s=20), 5) == [1, 3, 9, 20, 20]
-    assert delays_s(AT_ONCE, 3) == [0, 0, 0]
+    assert delays_s(RetryPolicy(), 3) == [0, 0, 0]
 
 
 @given(POLICIES, st.integers(1, 2**40))
@@ -53,5 +54,5 @@ def test_messages_that_failed_together_come_apart() -> None:
 
 @pytest.mark.parametrize("first", [0, 7])
 def test_it_is_remembered_when_it_failed_first_and_last_and_why(first: int) -> None:
-    retry = AT_ONCE.failed(Retry(2, None, first, first, "rolled back"), IDENTITY, NOW_US, "timeout")
+    retry = RetryPolicy().failed(Retry(2, None, first, first, "rolled back"), IDENTITY, NOW_US, "timeout")
     assert retry == Retry(3, None, first or NOW_US, NOW_US, "timeout")

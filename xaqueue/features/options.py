@@ -1,0 +1,27 @@
+"""All that a queues.toml takes: the core's keys and those of each feature, put together.
+
+A new option is a line in the ``options.py`` of its feature, and is acted on there. A new feature has a line here.
+"""
+
+from __future__ import annotations
+
+from xaqueue.core.model.definitions import ACCESS, OF_QUEUE, OF_SPACE
+from xaqueue.core.model.options import Known
+from xaqueue.features.dedup import options as dedup
+from xaqueue.features.limits import options as limits
+from xaqueue.features.replica import options as replica
+from xaqueue.features.retries import options as retries
+from xaqueue.features.scrub import options as scrub
+from xaqueue.features.snapshots import options as snapshots
+from xaqueue.features.topics import options as topics
+
+_ORDER, _DESCRIPTION, _SYNC = OF_QUEUE
+KNOWN = Known(
+    space=(*OF_SPACE[:-2], scrub.DAYS, *OF_SPACE[-2:]),
+    queue=(_ORDER, _DESCRIPTION, *retries.KEYS, *limits.KEYS, _SYNC, topics.TOPIC, topics.MATCH, dedup.WINDOW_S),
+    tables=(topics.TOPICS, ACCESS, snapshots.TABLE, replica.TABLE),
+    checks=(retries.check, limits.check, topics.check),
+    undefining=(topics.check_undefining,),
+    reloading=(replica.check_reloading,),
+    acts=(retries.act, limits.act),
+)
