@@ -30,9 +30,9 @@ from xaqueue.core.model.layout import MANIFEST, SNAPSHOTS
 from xaqueue.core.owner.definitions_file import usable_definitions
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.errors import InvalidArgument, OperationalError
+from xaqueue.features.carry.carrier_note import statuses as carriers_in
 from xaqueue.features.snapshots import manifest, store
 from xaqueue.features.snapshots.restoring import restore as restore_space
-from xaqueue.offline.inspect import carriers_in
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

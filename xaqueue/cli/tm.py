@@ -16,7 +16,7 @@ from xaqueue.cli.exit_codes import ExitCode, agreed
 from xaqueue.cli.location import JsonOption, remote
 from xaqueue.cli.tm_log import RECOVER_S, ParticipantConfig, TmConfig, load, opened
 from xaqueue.errors import JournalDamaged
-from xaqueue.offline.inspect import carriers_in
+from xaqueue.features.carry.carrier_note import statuses as carriers_in
 from xaqueue.offline.inspect_branches import in_doubt_in
 from xaqueue.offline.redo_view import look_into
 from xaqueue.rpc.methods.service import RemoteOperator, status_of

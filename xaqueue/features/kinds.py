@@ -4,10 +4,23 @@ from __future__ import annotations
 
 from xaqueue.core.model.record_kinds import RecordKind
 from xaqueue.features.batches.kind import BatchKind
-from xaqueue.features.carry.kind import CarrierKind
+from xaqueue.features.carry.carrier_note import CarrierKind
+from xaqueue.features.counters.kind import CounterKind
 from xaqueue.features.dedup.kind import KeyKind
+from xaqueue.features.replica.replicated import ReplicaKind
 from xaqueue.features.retries.kind import TriesKind
-from xaqueue.features.snapshots.kind import RestoredKind
+from xaqueue.features.scrub.scrub import ScrubKind
+from xaqueue.features.snapshots.restored import RestoredKind
 from xaqueue.features.streams.kind import StreamKind
 
-KINDS: tuple[RecordKind, ...] = (KeyKind(), StreamKind(), CarrierKind(), BatchKind(), RestoredKind(), TriesKind())
+KINDS: tuple[RecordKind, ...] = (
+    CounterKind(),
+    KeyKind(),
+    TriesKind(),
+    BatchKind(),
+    StreamKind(),
+    CarrierKind(),
+    RestoredKind(),
+    ScrubKind(),
+    ReplicaKind(),
+)

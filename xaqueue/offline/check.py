@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from xaqueue.carried import CarrierState, checked_carrier
 from xaqueue.core.engine import heuristics, quarantine, redo
 from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
-from xaqueue.core.model import change, layout, records
+from xaqueue.core.model import change, layout
 from xaqueue.core.model.block import Head, Kind
-from xaqueue.core.model.block_files import listed, read_checked
+from xaqueue.core.model.block_files import listed
 from xaqueue.core.model.format import read_format
-from xaqueue.core.model.layout import ACTIVE, BATCHES, CARRIERS, HEURISTIC, JOURNAL, PREPARED, QUARANTINE, STREAMS
+from xaqueue.core.model.layout import ACTIVE, JOURNAL, PREPARED, QUARANTINE
+from xaqueue.core.model.record_kinds import Looking, RecordKinds
 from xaqueue.core.owner.definitions_file import read_definitions
 from xaqueue.core.owner.open import is_owned
 from xaqueue.core.owner.record import READ_ONLY, read_owner
@@ -36,8 +36,7 @@ from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.journal_format import parse_name
 from xaqueue.core.storage.journal_reader import ARCHIVE, Found, look, read_readable
 from xaqueue.errors import DamagedBlock, InvalidArgument, JournalDamaged, SpaceError
-from xaqueue.features.carry.carrier_note import decode_note
-from xaqueue.features.counters import counters
+from xaqueue.features.kinds import KINDS
 from xaqueue.features.opening import attach
 from xaqueue.offline.check_committed import CommittedCheck
 from xaqueue.offline.findings import Finding, Looks, Severity, broken, damaged, leftover, note
@@ -55,7 +54,12 @@ class Repaired:
 
 
 def check(
-    path: str | os.PathLike[str], progress: Progress | None = None, *, live: bool | None = None, queue: str = ""
+    path: str | os.PathLike[str],
+    progress: Progress | None = None,
+    *,
+    live: bool | None = None,
+    queue: str = "",
+    kinds: RecordKinds = KINDS,
 ) -> Iterator[Finding]:
     """All findings, as they are found. Raises SpaceError where the directory is no space of a known format.
 
@@ -64,7 +68,7 @@ def check(
     """
     if not os.path.lexists(Path(path) / layout.FORMAT):
         read_format(path)
-    looked = SpaceCheck(path, is_owned(path) if live is None else live)
+    looked = SpaceCheck(path, is_owned(path) if live is None else live, kinds=kinds)
     yield from looked.one(queue, progress) if queue else looked.run(progress)
 
 
@@ -107,8 +111,16 @@ def _forget(space: Space, path: str) -> None:
 class SpaceCheck:
     """Everything that is checked in one space. Where an owner is at work, what looks wrong is looked at twice."""
 
-    def __init__(self, path: str | os.PathLike[str], live: bool, *, messages: bool = True) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        live: bool,
+        *,
+        messages: bool = True,
+        kinds: RecordKinds = KINDS,
+    ) -> None:
         """messages: as of ``CommittedCheck``."""
+        self._kinds = (heuristics.KIND, *kinds)
         self._root = Path(path)
         self._owner = read_owner(self._root)
         self.bare = DirectoryFileSystem(self._root, keep_unsynced=False)
@@ -139,7 +151,23 @@ class SpaceCheck:
         list(self.journal.run())  # which finds what the next open makes again
         self.committed.only = queue
         yield from map(self.journal.judged, self.committed.run(progress))
-        yield from self._looks.at(partial(self._records, queue))
+        yield from self._queue(queue)
+
+    def _queue(self, queue: str) -> Iterator[Finding]:
+        for kind in self._kinds:
+            yield from self._at(kind.check_queue, queue)
+
+    def _at(self, check: Callable[..., None], *arguments: str) -> list[Finding]:
+        """What a kind finds."""
+
+        def probe() -> list[Finding]:
+            found: list[Finding] = []
+            epoch = self._owner.epoch if self._owner is not None else 0
+            says = (lambda *what, say=say: found.append(say(*what)) for say in (damaged, broken, leftover, note))
+            check(Looking(self._fs, self._looks.live, epoch, self.committed.holds, *says), *arguments)
+            return found
+
+        return self._looks.at(probe)
 
     def _show_records(self) -> None:
         try:
@@ -149,19 +177,15 @@ class SpaceCheck:
 
     def _directories(self, progress: Progress | None) -> Iterator[Finding]:
         yield from self.committed.run(progress)
-        yield from self._gone()
+        for kind in self._kinds:
+            yield from self._at(kind.check_space)
         for queue in self.committed.queues:
-            yield from self._looks.at(partial(self._records, queue))
+            yield from self._queue(queue)
         yield from self._prepared()
         yield from self._active()
-        for directory, probe in (
-            (HEURISTIC, self._decision),
-            (BATCHES, self._batch),
-            (STREAMS, self._stream),
-            (CARRIERS, self._carrier),
-        ):
-            for name in listed(self._fs, directory):
-                yield from self._looks.at(partial(probe, name, f"{directory}/{name}"))
+        for kind in self._kinds:
+            for name in listed(self._fs, kind.directory) if kind.directory else ():
+                yield from self._at(kind.check, name, f"{kind.directory}/{name}")
         for name in listed(self._fs, QUARANTINE):
             if not name.endswith(".reason"):
                 yield note(f"{QUARANTINE}/{name}", self._reason(name))
@@ -176,24 +200,10 @@ class SpaceCheck:
         except InvalidArgument as error:
             yield broken(layout.QUEUES, str(error))
         names = set(self._fs.list(""))
-        if layout.COUNTERS in names and counters.read(self.bare) is None:
-            yield leftover(layout.COUNTERS, "cannot be read: the next open begins to count anew")
         for name in sorted(names - layout.OWN_NAMES):
             yield note(name, "is no part of a queue space; left alone")
         for name in sorted(set(layout.DIRECTORIES) - names):
             yield leftover(name, "the directory is missing: made by the next open")
-
-    def _gone(self) -> Iterator[Finding]:
-        """What was there when the space was closed, where nobody had it open since."""
-        counted, owner = counters.read(self.bare), self._owner
-        if counted is None or owner is None or self._looks.live:
-            return
-        counting = counted[0]
-        for queue, there in counting.messages.items() if counting.closed and counting.epoch == owner.epoch else ():
-            gone = there - len(survey.message_names(self._fs, queue))
-            if gone > 0:
-                problem = f"{gone:,} of {there:,} messages that were here when the space was closed are gone"
-                yield broken(layout.queue_path(queue), problem)
 
     def _prepared(self) -> Iterator[Finding]:
         found, foreign = survey.prepared(self._fs)
@@ -252,64 +262,6 @@ class SpaceCheck:
         """Whether the message that a block adds is in its queue."""
         queue = head.properties.queue
         return head.kind is Kind.ENQUEUE and queue != "" and self.committed.holds(queue, head.message_id)
-
-    def _decision(self, name: str, path: str) -> Iterator[Finding]:
-        xid = layout.parse_xid(name)
-        if xid is None:
-            yield damaged(path, "is no record of a decision: its name is no xid")
-            return
-        try:
-            decision = heuristics.read(self._fs, path)
-        except DamagedBlock as damage:
-            yield damaged(path, f"the record of a decision: {damage}")
-            return
-        if self._fs.exists(layout.block_path(PREPARED, name, layout.FIRST)):
-            yield leftover(path, f"{decision.outcome} by {decision.by} is decided and not yet carried out")
-
-    def _batch(self, name: str, path: str) -> Iterator[Finding]:
-        if layout.parse_batch(name) is None:
-            yield damaged(path, "is no record of a batch: its name is not <key>.<number>")
-            return
-        try:
-            batch = records.read_decision(self._fs, path).batch
-        except DamagedBlock as damage:
-            yield damaged(path, f"the record of a batch: {damage}")
-            return
-        if records.decision_path(batch.gtrid) != path:
-            yield damaged(path, f"is the record of {batch}, not of the batch that it is named after")
-
-    def _stream(self, name: str, path: str) -> Iterator[Finding]:
-        queue = layout.parse_queue_directory(name)
-        if queue is None:
-            yield damaged(path, "is no record of a stream: its name is not queue=<name>")
-            return
-        try:
-            records.read_stream(self._fs, queue)
-        except DamagedBlock as damage:
-            advice = f"the queue is kept for it until `xaqueue release {queue}`"
-            yield broken(path, f"the record of the stream that consumes queue {queue}: {damage}: {advice}")
-
-    def _carrier(self, name: str, path: str) -> Iterator[Finding]:
-        try:
-            carrier = decode_note(read_checked(self._fs, path), checked_carrier(name))
-        except InvalidArgument:
-            yield damaged(path, "is no note of a carrier: its name is not <node>.<participant>")
-        except DamagedBlock as damage:
-            advice = f"all queues wait until its database was asked, or `xaqueue release --carrier {name}`"
-            yield broken(path, f"the note of carrier {name}: {damage}: {advice}")
-        else:
-            if carrier.state is CarrierState.OPEN and not self._looks.live:
-                yield note(path, f"queues {', '.join(sorted(carrier.queues))} wait until its database was asked")
-
-    def _records(self, queue: str) -> Iterator[Finding]:
-        found: list[Finding] = []
-        known = records.read_retries(self._fs, queue, lambda path, why: found.append(damaged(path, why)))
-        records.read_keys(self._fs, queue, lambda path, why: found.append(damaged(path, why)))
-        yield from found
-        for seq, message_id in known:
-            if not self._looks.live and not self.committed.holds(queue, message_id):
-                path = layout.retry_path(queue, seq, message_id)
-                yield leftover(path, "the tries of a message that is gone: removed by the next open")
 
     def _reason(self, name: str) -> str:
         try:

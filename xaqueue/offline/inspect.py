@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from xaqueue.carried import CarrierState, CarrierStatus
+from xaqueue.carried import CarrierStatus
 from xaqueue.core.engine import disk_space
 from xaqueue.core.engine.messages import message_of
 from xaqueue.core.model import layout, message_name, records
@@ -32,13 +32,12 @@ from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.journal_format import parse_name
 from xaqueue.core.storage.regular import NO_FILE
 from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError
-from xaqueue.features.carry.carrier_note import decode_note
+from xaqueue.features.carry import carrier_note
 from xaqueue.features.counters import counters
 from xaqueue.features.counters.values import Counters, Counting
-from xaqueue.features.replica import replicated
+from xaqueue.features.kinds import KINDS
 from xaqueue.features.replica.replicated import ReplicationStatus
 from xaqueue.features.retries.options import limit_of
-from xaqueue.features.scrub import scrub
 from xaqueue.features.snapshots import restored
 from xaqueue.message import Message, MessageId
 from xaqueue.offline import aside
@@ -199,7 +198,7 @@ def status(path: str | os.PathLike[str]) -> Status:
         promise=hardening.promise,
         queues=queue_list_in(fs, definitions, waiting, owned=owned),
         active=len(prepared.unprepared(fs)),
-        carriers=carriers_in(fs, owned=owned),
+        carriers=carrier_note.statuses(fs, owned=owned),
         in_doubt=len(doubtful),
         damaged=sum(1 for branch in doubtful if branch.damage),
         committing=sum(1 for branch in waiting if branch.state == Verdict.COMMITTING.value),
@@ -225,23 +224,9 @@ def fields_of_files(
         "low": disk_space.refusal(definitions, left),
         "complaint": complaint(path),
         "aside": aside.totals(fs),
-        "scrubbed": scrub.last_scrub(fs),
         "journal": journal_status(fs, seen),
-        "replication": replicated.status(fs, time.time_ns() // 1000),
+        **{name: said for kind in KINDS for name, said in kind.view(fs).items()},
     }
-
-
-def carriers_in(fs: FileSystem, *, owned: bool) -> list[CarrierStatus]:
-    """By the notes; what an owner waits for, only it knows."""
-    found = []
-    for name in listed(fs, layout.CARRIERS):
-        try:
-            carrier = decode_note(read_checked(fs, layout.carrier_path(name)), name)
-        except (DamagedBlock, FileNotFoundError):
-            continue  # for ``check`` to tell
-        carrier.pending = not owned and carrier.state is not CarrierState.CLOSED
-        found.append(carrier.status)
-    return found
 
 
 def queue_list(path: str | os.PathLike[str]) -> list[QueueStatus]:
@@ -254,8 +239,8 @@ def queue_list_in(
     fs: FileSystem, definitions: Definitions, branches: Iterable[InDoubt], *, owned: bool
 ) -> list[QueueStatus]:
     """As ``queue_list``, of the space behind a port. branches: of ``in_doubt``."""
-    reserved = {queue for name in listed(fs, layout.STREAMS) if (queue := layout.parse_queue_directory(name))}
-    names = sorted({*queues_in(fs), *definitions.queues, *reserved})
+    kept = {queue for kind in KINDS for queue in kind.queues(fs)}
+    names = sorted({*queues_in(fs), *definitions.queues, *kept})
     held: dict[str, dict[str, bool]] = {}
     for branch in branches:
         for content in branch.held if branch.decision is None else ():
@@ -324,13 +309,9 @@ def _queue(
     names, definition = prepared.message_names(fs, name), definitions.of(name)
     limit = limit_of(name, definition) if definition is not None else 0
     seen = files.glance(name, names, held, limit)._asdict()
-    try:
-        record = records.read_stream(fs, name)
-    except (DamagedBlock, OSError) as error:
-        why = f"unknown: its record is damaged: {error}"
-        return QueueStatus(name, order, description, len(names), watermark, why, **seen)
-    stream, consumed = ("" if record.released else record.stream, record.consumed) if record is not None else ("", 0)
-    return QueueStatus(name, order, description, len(names), watermark, stream, consumed, **seen)
+    for kind in KINDS:
+        seen |= kind.view_queue(fs, name)
+    return QueueStatus(name, order, description, len(names), watermark, **seen)
 
 
 def _watermark(fs: FileSystem, queue: str) -> int | None:

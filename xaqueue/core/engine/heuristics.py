@@ -12,14 +12,16 @@ from dataclasses import dataclass
 
 from xaqueue.core.engine import blocks, commit, operator_log
 from xaqueue.core.engine.state import Space
+from xaqueue.core.model import layout
 from xaqueue.core.model.block import NO_MESSAGE, Block, Kind, decode, encode, pack_list
-from xaqueue.core.model.block_files import read_checked
+from xaqueue.core.model.block_files import listed, read_checked
 from xaqueue.core.model.branch import HEURISTICS, Branch, Decided, State
 from xaqueue.core.model.change import DROP, Change
 from xaqueue.core.model.change import Kind as Step
 from xaqueue.core.model.layout import HEURISTIC
+from xaqueue.core.model.record_kinds import Looking, Opening, RecordKind
 from xaqueue.core.storage.fs import FileSystem
-from xaqueue.errors import DamagedBlock, HeuristicOutcome, InvalidArgument, ProtocolError, UnknownXid
+from xaqueue.errors import DamagedBlock, HeuristicOutcome, InvalidArgument, ProtocolError, RetryLater, UnknownXid
 from xaqueue.message import Properties
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
@@ -170,3 +172,43 @@ def _record(space: Space, branch: Branch, decision: Decision) -> None:
     listed = pack_list(blocks.list_of(branch) if branch.blocks else [])
     head, *body = encode(Block(Kind.BRANCH, NO_MESSAGE, properties, listed, space.epoch))
     space.put(Step.DECISION, branch.name, f"{HEURISTIC}/{branch.xid}", head, b"".join(body))
+
+
+class DecisionKind(RecordKind):
+    directory = HEURISTIC
+
+    def settle(self, opening: Opening) -> tuple[int, int]:
+        """What was decided is carried out."""
+        space = opening.space
+        for name in listed(space.fs, HEURISTIC):
+            path, xid = f"{HEURISTIC}/{name}", layout.parse_xid(name)
+            try:
+                decision = read(space.fs, path) if xid else None
+            except DamagedBlock as damage:
+                opening.set_aside(path, f"the record of a decision, damaged: {damage}")
+                opening.note(f"the decision on branch {xid} was damaged: if it is in doubt, decide again")
+                continue
+            if xid is None or decision is None:
+                opening.set_aside(path, "no record of a decision: its name is no xid")
+                continue
+            try:
+                complete(space, xid, decision)
+            except RetryLater as lack:
+                opening.note(f"the decision on branch {xid} is not carried out yet: {lack}")
+            space.report.heuristic += 1
+        return 0, 0
+
+    def check(self, look: Looking, name: str, path: str) -> None:
+        if layout.parse_xid(name) is None:
+            look.damaged(path, "is no record of a decision: its name is no xid")
+            return
+        try:
+            decision = read(look.fs, path)
+        except DamagedBlock as damage:
+            look.damaged(path, f"the record of a decision: {damage}")
+            return
+        if look.fs.exists(layout.block_path(layout.PREPARED, name, layout.FIRST)):
+            look.leftover(path, f"{decision.outcome} by {decision.by} is decided and not yet carried out")
+
+
+KIND = DecisionKind()

@@ -14,15 +14,19 @@ An open, after the queues were found and before any message is loaded, comes to 
     hardened    which files are believed, so that their content must be on disk, and ``places`` whose names must be
     tidy        all of that is on disk
     finish      every message is loaded
+
+Who looks at a space that is open or not asks ``check`` what is wrong, and ``view`` what is to be told.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from xaqueue.core.model.block import Head
 from xaqueue.core.model.branch import Branch
+from xaqueue.core.storage.fs import FileSystem
 from xaqueue.message import MessageId
 from xaqueue.xid import Xid
 
@@ -30,16 +34,40 @@ Named = Mapping[str, Mapping[MessageId, bytes]]
 """By queue the messages that blocks of branches name, each with the key that is claimed with it."""
 
 
-class Opening(Protocol):
+@dataclass(frozen=True, slots=True)
+class Opening:
     """Of a space that is being opened; for reading only where ``space.read_only`` says why."""
 
     space: Any
+    set_aside: Callable[[str, str], object]
+    """What stands at a path is damaged or foreign, for a reason: quarantined, where anything may be changed."""
+    note: Callable[[str], object]
+    """What an operator is to know."""
 
-    def set_aside(self, path: str, reason: str) -> None:
-        """What is damaged or foreign goes into quarantine, where something may be changed. Raises OSError."""
 
-    def note(self, text: str) -> None:
-        """What an operator is to know."""
+Finds = Callable[[str, str], object]
+"""Of a path, with what is to be said of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Looking:
+    """Of who checks the files of a space, which an owner may be changing. ``fs`` has what the next open makes of them.
+
+    live: an owner is at work. epoch: of the last one. holds: whether a queue has a message.
+    """
+
+    fs: FileSystem
+    live: bool
+    epoch: int
+    holds: Callable[[str, MessageId], bool]
+    damaged: Finds
+    """The file itself is bad, and can be set aside."""
+    broken: Finds
+    """Something is bad that moving this file would not mend."""
+    leftover: Finds
+    """A crash has left it for the next open to finish."""
+    note: Finds
+    """Nothing is wrong."""
 
 
 class RecordKind:
@@ -83,6 +111,27 @@ class RecordKind:
 
     def finish(self, opening: Opening) -> None:
         pass
+
+    def check(self, look: Looking, name: str, path: str) -> None:
+        """Of a file in its directory."""
+
+    def check_queue(self, look: Looking, queue: str) -> None:
+        """Of what it has in the directory of a queue."""
+
+    def check_space(self, look: Looking) -> None:
+        """Of the rest."""
+
+    def view(self, fs: FileSystem) -> dict[str, Any]:
+        """By name the fields that it has in the status of a space, which only the directory tells."""
+        return {}
+
+    def view_queue(self, fs: FileSystem, queue: str) -> dict[str, Any]:
+        """Likewise, of one queue."""
+        return {}
+
+    def queues(self, fs: FileSystem) -> Iterable[str]:
+        """Those of which it has something, whether they have a directory or not."""
+        return ()
 
 
 RecordKinds = Sequence[RecordKind]

@@ -16,7 +16,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from xaqueue.core.engine import heuristics, quarantine, redo
 from xaqueue.core.engine.disk_space import segment_bytes
@@ -28,7 +27,7 @@ from xaqueue.core.model.change import Kind as Step
 from xaqueue.core.model.change import highest_numbers
 from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.model.message_name import parse_seq
-from xaqueue.core.model.record_kinds import RecordKinds
+from xaqueue.core.model.record_kinds import Opening, RecordKinds
 from xaqueue.core.recovery import prepared
 from xaqueue.core.recovery.load import Load, Progress
 from xaqueue.core.recovery.prepared import Verdict
@@ -169,19 +168,6 @@ def _what_can_be_read() -> Iterator[None]:
             raise
 
 
-@dataclass(slots=True)
-class _Looking:
-    """As ``record_kinds.Opening``: what is wrong is said, and stays where it is."""
-
-    space: Space
-
-    def set_aside(self, path: str, reason: str) -> None:
-        self.note(f"{path}: {reason}")
-
-    def note(self, text: str) -> None:
-        self.space.report.notes.append(text)
-
-
 def open_for_reading(space: Space, damage: JournalDamaged, kinds: RecordKinds, progress: Progress | None) -> None:
     """Fills the memory of a space, and its report, from what the directories hold, and fences it with the damage."""
     started, report = time.monotonic(), space.report
@@ -189,12 +175,12 @@ def open_for_reading(space: Space, damage: JournalDamaged, kinds: RecordKinds, p
     space.fs = ReadOnlyFileSystem(space.fs)
     space.log.end(ResourceFailed(f"the space is open for reading only: {damage}"))
     log.error("[read-only] the space is open for reading only: %s", damage)
-    looking = _Looking(space)
-    looking.note(str(damage))
+    report.notes.append(str(damage))
     space.begin_counting(lambda lost: None)
-    messages = Load(space, looking.set_aside, looking.note)
+    opening = Opening(space, lambda path, reason: report.notes.append(f"{path}: {reason}"), report.notes.append)
+    messages = Load(space, opening.set_aside, opening.note)
     for kind in kinds:
-        kind.find(looking)
+        kind.find(opening)
     messages.rest(progress)
     report.messages = sum(len(queue.index) for queue in space.queues.values())
     _prepared(space)

@@ -32,7 +32,7 @@ from xaqueue.core.storage.fs import FileSystem, discard, is_damage
 from xaqueue.errors import DamagedBlock
 from xaqueue.message import MessageId
 
-SetAside = Callable[[str, str], None]
+SetAside = Callable[[str, str], object]
 """Quarantines a path for a reason."""
 Progress = Callable[[int, int], None]
 """Called with messages found and, about, messages there, now and then."""
@@ -64,7 +64,7 @@ class Load:
     only messages that were placed, and give out numbers above all that are found.
     """
 
-    def __init__(self, space: Space, set_aside: SetAside, note: Callable[[str], None]) -> None:
+    def __init__(self, space: Space, set_aside: SetAside, note: Callable[[str], object]) -> None:
         """Finds the queues, their ranges and their numbers; of the messages it reads none."""
         self._space = space
         self._set_aside = set_aside
@@ -294,7 +294,7 @@ def _modified_us(fs: FileSystem, path: str) -> int:
 
 
 def _watermark(
-    space: Space, queue: Queue, used: bool, set_aside: SetAside, note: Callable[[str], None]
+    space: Space, queue: Queue, used: bool, set_aside: SetAside, note: Callable[[str], object]
 ) -> Watermark | None:
     """The queue's watermark. Where it is lost, one that is above every number that can have been used before."""
     path = layout.watermark_path(queue.name)

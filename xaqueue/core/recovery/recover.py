@@ -28,14 +28,13 @@ from xaqueue.core.engine.memory import RecoveryReport
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import change, layout
 from xaqueue.core.model.block import NO_MESSAGE, NO_TRY, Head, Kind
-from xaqueue.core.model.block_files import listed
 from xaqueue.core.model.branch import Branch, Damaged, State, Written
 from xaqueue.core.model.change import Kind as Step
 from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.model.entry import Entry
 from xaqueue.core.model.layout import ACTIVE, COMMIT, COMMITTED, DIRECTORIES, FIRST, PREPARED
 from xaqueue.core.model.message_name import tags_of
-from xaqueue.core.model.record_kinds import RecordKinds
+from xaqueue.core.model.record_kinds import Opening, RecordKinds
 from xaqueue.core.recovery import prepared
 from xaqueue.core.recovery.from_journal import open_for_reading, open_journal
 from xaqueue.core.recovery.load import Load, Progress, read_head
@@ -45,7 +44,7 @@ from xaqueue.core.storage.hardening import DEFAULT, Hardening
 from xaqueue.core.storage.journal import Journal
 from xaqueue.core.storage.journal_format import Record
 from xaqueue.core.storage.regular import DAMAGE, NO_FILE
-from xaqueue.errors import DamagedBlock, JournalDamaged, ResourceFailed, RetryLater
+from xaqueue.errors import DamagedBlock, JournalDamaged, ResourceFailed
 from xaqueue.features.replica import options as copies
 from xaqueue.features.replica.shipping import Shipping
 from xaqueue.message import MessageId
@@ -111,7 +110,7 @@ def open_space(
         _ship(space, journal, replication or (lambda: copies.policy_of(space.definitions)))
     _remember(space, records)
     try:
-        space.report = _Recovery(space, kinds, suspect and journal is None).run(progress, lambda: on_branches(space))
+        _Recovery(space, kinds, suspect and journal is None).run(progress, lambda: on_branches(space))
         space.report.notes[:0] = notes
         space.measure()
         space.serve()
@@ -148,10 +147,11 @@ class _Recovery:
 
     def __init__(self, space: Space, kinds: RecordKinds, suspect: bool) -> None:
         self.space = space
-        self.kinds = kinds
+        self.kinds = (heuristics.KIND, *kinds)
+        self.opening = Opening(space, self._set_aside, self._note)
         self.fs = space.fs
         self.suspect = suspect
-        self.report = RecoveryReport()
+        self.report = space.report = RecoveryReport()
         self.lost: dict[Xid, list[str]] = {}
 
     def run(self, progress: Progress | None, answer: Callable[[], object]) -> RecoveryReport:
@@ -160,12 +160,12 @@ class _Recovery:
         for name in DIRECTORIES:
             if not self.fs.is_dir(name):
                 self.fs.make_dir(name)
-        self.space.begin_counting(self.note)
+        self.space.begin_counting(self._note)
         closed_with = self.space.counter_file.closed_with
         uncounted = {name: there - self.space.queue(name).counters.balance for name, there in closed_with.items()}
-        messages = Load(self.space, self.set_aside, self.note)
+        messages = Load(self.space, self._set_aside, self._note)
         for kind in self.kinds:
-            kind.find(self)
+            kind.find(self.opening)
         self._branches(messages)
         self.space.log.settle()
         self._harden()
@@ -178,7 +178,7 @@ class _Recovery:
         messages.rest(progress)
         self._tell_gone(uncounted)
         for kind in self.kinds:
-            kind.finish(self)
+            kind.finish(self.opening)
         if len(self.report.quarantined) > aside:
             self._sync_directories()
         if self.space.shipping is not None:
@@ -206,16 +206,15 @@ class _Recovery:
         if prepared_files:  # after a kill the disk may lack a move that is seen here; what follows must not outlive it
             self._sync_directories()
         for kind in self.kinds:
-            kind.meet(self, {**prepared_files, **self.lost}, wanted)
+            kind.meet(self.opening, {**prepared_files, **self.lost}, wanted)
         for xid in sorted({*prepared_files, *self.lost}, key=str):
             files = prepared_files.get(xid, {})
             earlier = active.pop(xid, {}) if COMMIT in files else {}
             self._prepared(xid, {**earlier, **files})
             if xid not in self.space.branches:
                 self._remove(earlier.values())
-        self._heuristic()
         for kind in self.kinds:
-            done, undone = kind.settle(self)
+            done, undone = kind.settle(self.opening)
             self.report.rolled_forward += done
             self.report.rolled_back += undone
         for xid, files in active.items():
@@ -227,14 +226,14 @@ class _Recovery:
             if name == redo.MAKING or name.startswith(STAGED):
                 path = f"{ACTIVE}/{name}"
                 if self.fs.is_dir(path):
-                    self.set_aside(path, "a directory where a file should be")
+                    self._set_aside(path, "a directory where a file should be")
                 else:
                     self.fs.unlink(path)
 
     def _blocks(self, directory: str) -> dict[Xid, dict[str, str]]:
         found, foreign = prepared.branches(self.fs, directory)
         for path in foreign:
-            self.set_aside(path, "no command block: its name is not <xid>.<number>")
+            self._set_aside(path, "no command block: its name is not <xid>.<number>")
         return found
 
     def _prepared(self, xid: Xid, files: dict[str, str]) -> None:
@@ -252,7 +251,7 @@ class _Recovery:
                 self.report.committed += 1
             case Verdict.INCOMPLETE:
                 for path, reason in found.broken:
-                    self.set_aside(path, reason)
+                    self._set_aside(path, reason)
                 if files:
                     self._roll_back(xid, files)
 
@@ -267,7 +266,7 @@ class _Recovery:
         """A branch in doubt: what it removes is locked, what is damaged is set aside and noted."""
         branch = Branch(found.xid, str(found.xid), base=State.PREPARED, prepared_at=found.prepared_at)
         for path, reason in found.broken:
-            self.set_aside(path, reason)
+            self._set_aside(path, reason)
         if damage := [path for path, _ in found.broken] + found.lost:
             branch.riders = (*branch.riders, Damaged(damage))
         self._add_each(branch, found, found.blocks)
@@ -303,15 +302,15 @@ class _Recovery:
         xid = found.xid
         branch = Branch(xid, str(xid), base=State.COMMITTING if COMMIT in files else State.PREPARED)
         for path, reason in found.broken:
-            self.set_aside(path, reason)
+            self._set_aside(path, reason)
             if path.endswith((f".{COMMIT}", f".{FIRST}")):
-                self.note(
+                self._note(
                     f"branch {xid} is committed but its list of blocks is damaged: what was found of it is committed"
                 )
             else:
                 number = path.rpartition(".")[2].lstrip("0")
                 lost = f"its block {number} was damaged and is in quarantine"
-                self.note(f"branch {xid} is committed, but {lost}: the rest is committed")
+                self._note(f"branch {xid} is committed, but {lost}: the rest is committed")
         self._add_each(branch, found, [block for block in found.blocks if not self._is_done(block[1])])
         self._number_again(branch, found)
         if found.list_path:
@@ -347,25 +346,6 @@ class _Recovery:
     def _is_taken(self, queue: str, seq: int) -> bool:
         directory, start = layout.range_path(queue, seq), f"{seq:016x}."
         return self.fs.is_dir(directory) and any(name.startswith(start) for name in self.fs.list(directory))
-
-    def _heuristic(self) -> None:
-        for name in listed(self.fs, layout.HEURISTIC):
-            path = f"{layout.HEURISTIC}/{name}"
-            xid = layout.parse_xid(name)
-            try:
-                decision = heuristics.read(self.fs, path) if xid else None
-            except DamagedBlock as damage:
-                self.set_aside(path, f"the record of a decision, damaged: {damage}")
-                self.note(f"the decision on branch {xid} was damaged: if it is in doubt, decide again")
-                continue
-            if xid is None or decision is None:
-                self.set_aside(path, "no record of a decision: its name is no xid")
-                continue
-            try:
-                heuristics.complete(self.space, xid, decision)
-            except RetryLater as lack:
-                self.note(f"the decision on branch {xid} is not carried out yet: {lack}")
-            self.report.heuristic += 1
 
     def _roll_back(self, xid: Xid, files: dict[str, str]) -> None:
         """Of a branch that is not prepared."""
@@ -413,8 +393,7 @@ class _Recovery:
         """Every name that is seen in them is on disk, and every one that is not is gone: targets of moves first."""
         places = [path for kind in self.kinds for path in kind.places(self.space)]
         queues = [path for queue in self.space.queues.values() for path in queue.directories()]
-        own = [layout.QUARANTINE, layout.HEURISTIC]
-        self.space.log.sync_names([*own, *places, *queues, COMMITTED, PREPARED, ACTIVE, ""])
+        self.space.log.sync_names([layout.QUARANTINE, *places, *queues, COMMITTED, PREPARED, ACTIVE, ""])
 
     def _remove(self, paths: Iterable[str]) -> None:
         """The files of a branch that is over, of which a journal may have only the names; what is no file was never a
@@ -430,15 +409,15 @@ class _Recovery:
             except OSError as error:
                 if error.errno not in NO_FILE:
                     raise
-                self.set_aside(path, f"no block: {error.strerror}")
+                self._set_aside(path, f"no block: {error.strerror}")
 
-    def set_aside(self, path: str, reason: str) -> None:
+    def _set_aside(self, path: str, reason: str) -> None:
         try:
             target = quarantine.move(self.fs, path, reason, self.space.now_us())
         except OSError as error:
             if error.errno not in DAMAGE:
                 raise
-            self.note(f"{path} is damaged ({reason}) and cannot be moved: {error.strerror}; it is left alone")
+            self._note(f"{path} is damaged ({reason}) and cannot be moved: {error.strerror}; it is left alone")
             return
         self.report.quarantined.append(f"{path}: {reason}")
         log.warning("[quarantined] %s as %s: %s", path, target, reason)
@@ -455,12 +434,12 @@ class _Recovery:
                 gone = queue.counters.balance + more - len(queue.index)
             gone -= sum(f"{place}/" in text for text in self.report.quarantined)
             if gone > 0:
-                self.note(
+                self._note(
                     f"{gone:,} messages of queue {name} are gone: they were in {place}/ when the space was closed. "
                     "Bring the directory back from a copy, with nobody at work, or send them again"
                 )
 
-    def note(self, text: str) -> None:
+    def _note(self, text: str) -> None:
         self.report.notes.append(text)
         log.warning("[recovery-note] %s", text)
 
@@ -469,7 +448,7 @@ class _Recovery:
         self.report.in_doubt = len(in_doubt)
         for branch in in_doubt:
             for damage in branch.damage:
-                self.note(f"branch {branch.xid} is in doubt and lost {damage}: decide with `xaqueue indoubt`")
+                self._note(f"branch {branch.xid} is in doubt and lost {damage}: decide with `xaqueue indoubt`")
 
 
 def _branch_block(path: str) -> Written:

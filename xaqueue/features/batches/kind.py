@@ -14,7 +14,7 @@ from xaqueue.core.model import layout, records
 from xaqueue.core.model.block_files import listed
 from xaqueue.core.model.branch import State
 from xaqueue.core.model.layout import BATCHES, FIRST, HEURISTIC
-from xaqueue.core.model.record_kinds import Named, Opening, RecordKind
+from xaqueue.core.model.record_kinds import Looking, Named, Opening, RecordKind
 from xaqueue.core.recovery.prepared import PreparedBranch
 from xaqueue.core.storage.fs import discard
 from xaqueue.errors import DamagedBlock, RetryLater
@@ -96,3 +96,15 @@ class BatchKind(RecordKind):
             key, number = layout.parse_batch(name) or ("", 0)
             if number < space.batches.last.get(key, 0) and not of_batch(space, f"{key}:{number}".encode()):
                 discard(space.fs, layout.batch_path(key, number))
+
+    def check(self, look: Looking, name: str, path: str) -> None:
+        if layout.parse_batch(name) is None:
+            look.damaged(path, "is no record of a batch: its name is not <key>.<number>")
+            return
+        try:
+            batch = records.read_decision(look.fs, path).batch
+        except DamagedBlock as damage:
+            look.damaged(path, f"the record of a batch: {damage}")
+            return
+        if records.decision_path(batch.gtrid) != path:
+            look.damaged(path, f"is the record of {batch}, not of the batch that it is named after")

@@ -7,13 +7,20 @@ that what was applied and what says so are one. It stays for ever: its numbers t
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import msgpack
 
-from xaqueue.carried import CarrierState
+from xaqueue.carried import CarrierState, CarrierStatus, checked_carrier
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import NO_MESSAGE, UNLIMITED, Block, Kind, decode, encode_with_checksum
+from xaqueue.core.model.block_files import listed, read_checked
 from xaqueue.core.model.change import PUT, Op
-from xaqueue.errors import DamagedBlock
+from xaqueue.core.model.layout import CARRIERS
+from xaqueue.core.model.record_kinds import Looking, Opening, RecordKind
+from xaqueue.core.storage.fs import FileSystem
+from xaqueue.errors import DamagedBlock, InvalidArgument
 from xaqueue.features.carry.carrier import Carrier
 from xaqueue.message import Properties
 
@@ -46,3 +53,57 @@ def decode_note(data: bytes, name: str) -> Carrier:
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise DamagedBlock(f"is no note of a carrier: {error!r}") from None
     return carrier
+
+
+def statuses(fs: FileSystem, *, owned: bool) -> list[CarrierStatus]:
+    """By the notes; what an owner waits for, only it knows."""
+    found = []
+    for name in listed(fs, layout.CARRIERS):
+        try:
+            carrier = decode_note(read_checked(fs, layout.carrier_path(name)), name)
+        except (DamagedBlock, FileNotFoundError):
+            continue  # for ``check`` to tell
+        carrier.pending = not owned and carrier.state is not CarrierState.CLOSED
+        found.append(carrier.status)
+    return found
+
+
+class CarrierKind(RecordKind):
+    directory = CARRIERS
+
+    def find(self, opening: Opening) -> None:
+        """Where a note is damaged it stays, and all queues wait: nobody knows which."""
+        space = opening.space
+        for name in listed(space.fs, CARRIERS):
+            path = f"{CARRIERS}/{name}"
+            try:
+                checked_carrier(name)
+            except InvalidArgument:
+                opening.set_aside(path, "no note of a carrier: its name is not <node>.<participant>")
+                continue
+            try:
+                carrier = decode_note(read_checked(space.fs, path), name)
+            except DamagedBlock as damage:
+                carrier = Carrier(name, CarrierState.OPEN, damage=str(damage))
+                opening.note(f"{path} is damaged ({damage}): no queue hands anything out until its database was asked")
+            carrier.pending = carrier.state is not CarrierState.CLOSED
+            space.carriers[name] = carrier
+            space.last_carried = max(space.last_carried, carrier.next - 1)
+            if carrier.is_awaited and not carrier.damage:
+                opening.note(f"queues {', '.join(sorted(carrier.queues))} wait for the database of carrier {name}")
+        space.find_awaited()
+
+    def hardened(self, space: Any) -> Iterable[str]:
+        return [layout.carrier_path(one.name) for one in space.carriers.values() if not one.damage]
+
+    def check(self, look: Looking, name: str, path: str) -> None:
+        try:
+            carrier = decode_note(read_checked(look.fs, path), checked_carrier(name))
+        except InvalidArgument:
+            look.damaged(path, "is no note of a carrier: its name is not <node>.<participant>")
+        except DamagedBlock as damage:
+            advice = f"all queues wait until its database was asked, or `xaqueue release --carrier {name}`"
+            look.broken(path, f"the note of carrier {name}: {damage}: {advice}")
+        else:
+            if carrier.state is CarrierState.OPEN and not look.live:
+                look.note(path, f"queues {', '.join(sorted(carrier.queues))} wait until its database was asked")

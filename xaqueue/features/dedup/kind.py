@@ -1,4 +1,4 @@
-"""What an open makes of the keys that queues have seen."""
+"""The keys that queues have seen, as an open and a look find them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from xaqueue.core.model import layout, records
 from xaqueue.core.model.branch import Branch
 from xaqueue.core.model.layout import FIRST
-from xaqueue.core.model.record_kinds import Named, Opening, RecordKind
+from xaqueue.core.model.record_kinds import Looking, Named, Opening, RecordKind
 from xaqueue.core.recovery.load import read_head
 from xaqueue.core.recovery.prepared import PreparedBranch
 from xaqueue.features.dedup import dedup
@@ -44,3 +44,6 @@ class KeyKind(RecordKind):
 
     def places(self, space: Any) -> Iterable[str]:
         return [path for name in space.queues if space.fs.is_dir(path := layout.keys_path(name))]
+
+    def check_queue(self, look: Looking, queue: str) -> None:
+        records.read_keys(look.fs, queue, look.damaged)

@@ -1,13 +1,14 @@
-"""What an open makes of tries that ended with a process, and of messages on their way to another queue."""
+"""Tries that ended with a process, and messages on their way to another queue, as an open and a look find them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from xaqueue.core.model import layout, records
 from xaqueue.core.model.block import NO_TRY, Head, Kind
 from xaqueue.core.model.branch import Branch
-from xaqueue.core.model.record_kinds import Opening, RecordKind
+from xaqueue.core.model.record_kinds import Looking, Opening, RecordKind
 from xaqueue.core.recovery.prepared import PreparedBranch
 from xaqueue.features.retries import moving, tries
 from xaqueue.features.retries.register import Register
@@ -40,3 +41,10 @@ class TriesKind(RecordKind):
         tries.count_killed(space, opening.set_aside)
         if space.journal_log is not None:
             space.journal_log.register = Register(space.room.unreserved, space.held)
+
+    def check_queue(self, look: Looking, queue: str) -> None:
+        known = records.read_retries(look.fs, queue, look.damaged)
+        for seq, message_id in () if look.live else known:
+            if not look.holds(queue, message_id):
+                path = layout.retry_path(queue, seq, message_id)
+                look.leftover(path, "the tries of a message that is gone: removed by the next open")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from typing import Any
 
 from xaqueue.core.engine import messages
 from xaqueue.core.engine.state import Space
@@ -20,6 +21,7 @@ from xaqueue.core.model.block import Kind
 from xaqueue.core.model.block_files import read_checked
 from xaqueue.core.model.branch import Branch, Written
 from xaqueue.core.model.entry import Entry
+from xaqueue.core.model.record_kinds import RecordKind
 from xaqueue.core.owner.chores import Chore, Chores
 from xaqueue.core.storage.fs import FileSystem, replace_file
 from xaqueue.core.storage.ids import fresh_id
@@ -160,3 +162,8 @@ class Scrub(Chore):
             return LOOK_S
         left_s = (last[0] - self.space.now_us()) / 1e6 + days * DAY_S if last is not None else 0
         return min(max(left_s, 0), LOOK_S)
+
+
+class ScrubKind(RecordKind):
+    def view(self, fs: FileSystem) -> dict[str, Any]:
+        return {"scrubbed": last_scrub(fs)}

@@ -17,6 +17,7 @@ from typing import Any
 
 from xaqueue.core.model.branch import Branch, Call, Rider
 from xaqueue.core.model.layout import RESTORED, parse_xid
+from xaqueue.core.model.record_kinds import Opening, RecordKind
 from xaqueue.core.storage.fs import FileSystem, is_damage
 from xaqueue.errors import RetryLater
 from xaqueue.xid import Xid
@@ -83,3 +84,18 @@ def read(fs: FileSystem) -> Restored:
         if not is_damage(fs, RESTORED, error):
             raise
     return Restored(DAMAGED)
+
+
+class RestoredKind(RecordKind):
+    def find(self, opening: Opening) -> None:
+        found = opening.space.restored = read(opening.space.fs)
+        if found.snapshot == DAMAGED:
+            opening.note(
+                f"the file {RESTORED} is damaged: every message passes for a possible duplicate, and what is in "
+                "doubt now is an operator's: put it back from a copy, or remove it once nothing of then is left"
+            )
+
+    def doubt(self, space: Any, branch: Branch) -> None:
+        snapshot = space.restored.of_branch(branch.xid)
+        if snapshot:
+            branch.riders = (*branch.riders, CameBack(snapshot))

@@ -1,4 +1,4 @@
-"""What an open makes of the records of streams: who consumes the queues, and how far."""
+"""The records of streams, as an open and a look find them: who consumes the queues, and how far."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 from xaqueue.core.model import layout, records
 from xaqueue.core.model.block_files import listed
 from xaqueue.core.model.layout import STREAMS
-from xaqueue.core.model.record_kinds import Opening, RecordKind
+from xaqueue.core.model.record_kinds import Looking, Opening, RecordKind
 from xaqueue.core.model.records import StreamRecord
+from xaqueue.core.storage.fs import FileSystem
 from xaqueue.errors import DamagedBlock
 from xaqueue.features.streams.cleanup import filled_archives
 
@@ -41,3 +42,26 @@ class StreamKind(RecordKind):
 
     def places(self, space: Any) -> Iterable[str]:
         return [*filled_archives(space), STREAMS]
+
+    def check(self, look: Looking, name: str, path: str) -> None:
+        queue = layout.parse_queue_directory(name)
+        if queue is None:
+            look.damaged(path, "is no record of a stream: its name is not queue=<name>")
+            return
+        try:
+            records.read_stream(look.fs, queue)
+        except DamagedBlock as damage:
+            advice = f"the queue is kept for it until `xaqueue release {queue}`"
+            look.broken(path, f"the record of the stream that consumes queue {queue}: {damage}: {advice}")
+
+    def view_queue(self, fs: FileSystem, queue: str) -> dict[str, Any]:
+        try:
+            record = records.read_stream(fs, queue)
+        except (DamagedBlock, OSError) as error:
+            return {"stream": f"unknown: its record is damaged: {error}"}
+        if record is None:
+            return {}
+        return {"stream": "" if record.released else record.stream, "consumed": record.consumed}
+
+    def queues(self, fs: FileSystem) -> Iterable[str]:
+        return [queue for name in listed(fs, STREAMS) if (queue := layout.parse_queue_directory(name))]
