@@ -34,7 +34,6 @@ from xaqueue.message import (
 )
 from xaqueue.message_calls import MessageCalls
 from xaqueue.one_call import alone
-from xaqueue.queue_calls import QueueCalls
 from xaqueue.times import FOREVER_S, check_seconds
 from xaqueue.transaction import Phase
 from xaqueue.xa import Flag, Outcome
@@ -50,7 +49,7 @@ REPLY_TTL_S = 86_400.0
 """A reply that nobody takes is gone after so long, unless its sender says otherwise."""
 
 
-class Connection(MessageCalls, QueueCalls):
+class Connection(MessageCalls):
     """Made by ``xaqueue.connect``. Errors are those of ``xaqueue.errors``, PEP 249's classes above them.
 
     As a block it commits at its end, rolls back on an exception, and is closed then; see ``__exit__``.

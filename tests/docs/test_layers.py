@@ -30,7 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     *(
         ("xaqueue.transaction", "xaqueue.awaited"),
         ("xaqueue.one_call",),
-        ("xaqueue.message_calls", "xaqueue.queue_calls"),
+        ("xaqueue.message_calls",),
     ),
     ("xaqueue.connection",),
     ("xaqueue.spans",),

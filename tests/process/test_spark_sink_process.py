@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import count
 from pathlib import Path
@@ -62,7 +62,8 @@ def test_a_server_that_dies_after_a_prepare(alone: Scene) -> None:
 
 def test_a_server_that_dies_while_a_task_writes(alone: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sink_task, "BRANCH_ROWS", 1)
-    prepare, calls = RemoteManager.prepare, count()
+    prepare: Callable[..., Vote] = RemoteManager.prepare
+    calls = count()
 
     def dying(self: RemoteManager, xid: Xid, flags: Flag = Flag.NOFLAGS) -> Vote:
         if next(calls) == 1:

@@ -27,9 +27,11 @@ T = TypeVar("T")
 
 class Verbs:
     """The same methods of a session in a space and of one with a server. A subclass says which half of a verb is its
-    own: ``perform``, or ``ask``."""
+    own: ``perform``, or ``ask``, and may have more."""
 
     _half: ClassVar[str]
+    verbs: ClassVar[dict[str, Verb[..., Any]]]
+    """By their names those of a class."""
 
     enqueue_many = several.enqueue_many
     enqueue_to = several.enqueue_to
@@ -60,7 +62,8 @@ class Verbs:
 
     def __init_subclass__(cls, half: str) -> None:
         cls._half = half
-        for name, verb in VERBS.items():
+        cls.verbs = VERBS | verbs_in(cls)
+        for name, verb in cls.verbs.items():
             setattr(cls, name, getattr(verb, half))  # at no cost of a call
 
     def do(self, verb: Verb[P, T], /, *arguments: P.args, **options: P.kwargs) -> T:
@@ -69,7 +72,11 @@ class Verbs:
         return result
 
 
-VERBS: dict[str, Verb[..., Any]] = {name: verb for name, verb in vars(Verbs).items() if isinstance(verb, Verb)}
+def verbs_in(kind: type) -> dict[str, Verb[..., Any]]:
+    return {name: verb for name, verb in vars(kind).items() if isinstance(verb, Verb)}
+
+
+VERBS = verbs_in(Verbs)
 
 
 class Session(core.Session, Verbs, half="perform"):

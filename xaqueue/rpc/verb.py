@@ -17,7 +17,18 @@ import inspect
 from collections.abc import Callable
 from functools import cached_property
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    NamedTuple,
+    ParamSpec,
+    TypeVar,
+    cast,
+    get_type_hints,
+)
 
 from xaqueue.access import Need
 from xaqueue.core.engine.session import Session
@@ -28,6 +39,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
+How = Literal["call", "call_with_retry", "work"]
 
 FORMS = {
     **{"xid": wire.xid_of, "flags": wire.flags_of, "timeout_s": wire.timeout_of, "queue": wire.queue_of},
@@ -66,24 +78,20 @@ def methods(need: Need, *calls: Callable[..., Any]) -> tuple[Method, ...]:
 
 
 class Verb(Generic[P, T]):
-    """Made by ``verb``."""
+    """Made by ``verb``, or for one of the core's session by ``verb_of``."""
 
-    def __init__(
-        self, perform: Callable[Concatenate[Session, P], T], need: Need, *, is_repeated: bool, waits_s: float
-    ) -> None:
+    def __init__(self, need: Need, perform: Callable[Concatenate[Session, P], T], how: How, waits_s: float) -> None:
         self.name, self.need, self.perform = perform.__name__, need, perform
-        self.ask: Callable[Concatenate[Link, P], T] = self._asker(is_repeated, waits_s)
         self.method = method(need, perform)
+        self.ask: Callable[Concatenate[Link, P], T] = self._asker(how, waits_s)
 
-    def server(self, call: Callable[..., Any]) -> Callable[..., Any]:
+    def server(self, call: Callable[..., Any]) -> None:
         """What a server does instead, for a Caller and with parameters of any type."""
         self.method = method(self.need, call, self.name)
-        return call
 
-    def client(self, ask: Callable[Concatenate[Link, P], T]) -> Callable[Concatenate[Link, P], T]:
+    def client(self, ask: Callable[Concatenate[Link, P], T]) -> None:
         """What a client does instead of a call by this name."""
         self.ask = ask
-        return ask
 
     def __call__(self, session: Any, /, *arguments: P.args, **options: P.kwargs) -> T:
         """Of any session, in a space or with a server."""
@@ -93,14 +101,13 @@ class Verb(Generic[P, T]):
     def __get__(self, session: Any, owner: type | None = None) -> Callable[P, T]:
         return MethodType(self, session)
 
-    def _asker(self, is_repeated: bool, waits_s: float) -> Callable[Concatenate[Link, P], T]:
+    def _asker(self, how: How, waits_s: float) -> Callable[Concatenate[Link, P], T]:
         """Asks for the method of this name, and makes of the answer what the function says that it returns."""
 
-        def ask(self_: Link, /, *arguments: P.args, **options: P.kwargs) -> T:
+        def ask(link: Link, /, *arguments: P.args, **options: P.kwargs) -> T:
             params = inspect.signature(self.perform).bind(None, *arguments, **options).args[1:]
-            asked = self_.call_with_retry if is_repeated else self_.call
-            result: T = wire.decode(self._answer, asked(self.name, *params, waits_s=waits_s))
-            return result
+            answer = getattr(link, how)(self.name, *params, waits_s=waits_s)
+            return cast(T, wire.decode(self._answer, answer))
 
         return ask
 
@@ -110,12 +117,21 @@ class Verb(Generic[P, T]):
 
 
 def verb(
-    need: Need, *, is_repeated: bool = False, waits_s: float = 0.0
+    need: Need, how: How = "call", waits_s: float = 0.0
 ) -> Callable[[Callable[Concatenate[Session, P], T]], Verb[P, T]]:
-    """is_repeated: a client calls it again where the answer is lost. waits_s: for how long it waits for it, beside the
-    time that any answer may take."""
+    """how: the method of ``Link`` by which a client asks for it. waits_s: for how long it waits for the answer, beside
+    the time that any may take."""
+    return lambda perform: Verb(need, perform, how, waits_s)
 
-    def made(perform: Callable[Concatenate[Session, P], T]) -> Verb[P, T]:
-        return Verb(perform, need, is_repeated=is_repeated, waits_s=waits_s)
+
+def verb_of(
+    need: Need, perform: Callable[Concatenate[Session, P], T]
+) -> Callable[[Callable[Concatenate[Link, P], T]], Verb[P, T]]:
+    """For what a client does."""
+
+    def made(ask: Callable[Concatenate[Link, P], T]) -> Verb[P, T]:
+        found = Verb(need, perform, "call", 0.0)
+        found.client(ask)
+        return found
 
     return made

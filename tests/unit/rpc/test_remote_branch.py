@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from xaqueue.errors import ConnectionLost, OutcomeUnknown, ResourceFailed, RolledBack
-from xaqueue.rpc.client.branch import TRANSITIONS, Action, BranchProgress, RemoteBranch, Verb
+from xaqueue.rpc.client.branch import TRANSITIONS, Action, BranchCall, BranchProgress, RemoteBranch
 from xaqueue.xid import Xid
 
 X = Xid(1, b"branch", b"")
@@ -16,7 +16,7 @@ LOST = ConnectionLost("gone")
 
 def test_every_verb_in_every_state() -> None:
     states = [progress for progress in BranchProgress if progress is not BranchProgress.NONE]
-    assert set(TRANSITIONS) == set(product(states, Verb))
+    assert set(TRANSITIONS) == set(product(states, BranchCall))
 
 
 def test_only_what_is_asked_changes_the_state() -> None:

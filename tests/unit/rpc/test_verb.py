@@ -41,7 +41,7 @@ class Length:
     messages: int
 
 
-@verb(CONSUME, is_repeated=True)
+@verb(CONSUME, "call_with_retry")
 def length(self: CoreSession, queue: str, times: int = 1) -> Length:
     """The toy: nothing else in the package knows of it."""
     return Length(queue, times * len(list(self.browse(queue))))

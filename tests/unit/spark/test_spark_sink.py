@@ -144,7 +144,8 @@ def test_what_the_server_refuses_fails_the_task_with_its_words(scene: Scene) -> 
 
 
 def test_a_lost_answer_to_prepare_is_written_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    prepare, lost = RemoteManager.prepare, iter([OutcomeUnknown("lost", Xid(1, b"", b"")), ConnectionLost("lost")])
+    prepare: Callable[..., Vote] = RemoteManager.prepare
+    lost = iter([OutcomeUnknown("lost", Xid(1, b"", b"")), ConnectionLost("lost")])
 
     def losing(self: RemoteManager, xid: Xid, flags: Flag = Flag.NOFLAGS) -> Vote:
         vote = prepare(self, xid, flags)

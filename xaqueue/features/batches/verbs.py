@@ -36,11 +36,7 @@ GROUP = 1000
 
 @verb(TRANSACT)
 def commit_all(
-    self: Session,
-    batch: Batch,
-    xids: Sequence[Xid],
-    others: Sequence[tuple[str, Xid]] = (),
-    plan: Plan | None = None,
+    self: Session, batch: Batch, xids: Sequence[Xid], others: Sequence[tuple[str, Xid]] = (), plan: Plan | None = None
 ) -> Decision:
     """Commits prepared branches of a batch in one step and rolls back all others of it.
 
@@ -65,11 +61,7 @@ def _(caller: Caller, query: Any, number: Any, branches: Any, others: Any = None
 
 @commit_all.client
 def _(
-    self: Link,
-    batch: Batch,
-    xids: Sequence[Xid],
-    others: Sequence[tuple[str, Xid]] = (),
-    plan: Plan | None = None,
+    self: Link, batch: Batch, xids: Sequence[Xid], others: Sequence[tuple[str, Xid]] = (), plan: Plan | None = None
 ) -> Decision:
     made = astuple(plan or Plan())
     return _decision_of(_decided(self, "commit_all", batch, _branches_to(xids), _others_to(others), made))

@@ -58,13 +58,7 @@ def carriers(self: Session) -> Carriers:
 
 @verb(TRANSACT)
 def deliver(
-    self: Session,
-    carrier: str,
-    secret: str,
-    changes: Sequence[bytes],
-    highest: int,
-    count: int,
-    more: bool = False,
+    self: Session, carrier: str, secret: str, changes: Sequence[bytes], highest: int, count: int, more: bool = False
 ) -> bool:
     """Hands over what stands in the database of earlier lives, which can add to it no more.
 
@@ -97,13 +91,7 @@ def _(caller: Caller, carrier: str, secret: Any, changes: Any, highest: Any, cou
 
 @deliver.client
 def _(
-    self: Link,
-    carrier: str,
-    secret: str,
-    changes: Sequence[bytes],
-    highest: int,
-    count: int,
-    more: bool = False,
+    self: Link, carrier: str, secret: str, changes: Sequence[bytes], highest: int, count: int, more: bool = False
 ) -> bool:
     return bool(self.call("deliver", carrier, secret, list(changes), highest, count, more))
 

@@ -185,7 +185,7 @@ def _(self: Link, queue: str, lease: bytes, how: str, detail: Detail = None) -> 
     raise OutcomeUnknown(f"{why}. Whether the delivery is settled is unknown: settle it again") from why
 
 
-@verb(CONSUME, is_repeated=True)
+@verb(CONSUME, "call_with_retry")
 def extend(self: Session, queue: str, lease: bytes, lease_s: float) -> None:
     """The lease ends so many seconds from now."""
     seconds = checked_lease_s(lease_s)
@@ -195,7 +195,7 @@ def extend(self: Session, queue: str, lease: bytes, lease_s: float) -> None:
         self.space.look_by(branch.deadline)
 
 
-@verb(CONSUME)
+@verb(CONSUME, "work")
 def accept(self: Session, queue: str, lease: bytes) -> None:
     """The message is one that the associated branch has taken, and the lease is over."""
     xid = _xid_of(lease)
@@ -206,12 +206,6 @@ def accept(self: Session, queue: str, lease: bytes) -> None:
     finally:
         branch.progress = time.monotonic()
         branch.working.discard(self.number)
-
-
-@accept.client
-def _(self: Link, queue: str, lease: bytes) -> None:
-    self._check_working()
-    self._ask("accept", queue, lease)
 
 
 def adopt(self: Session, lost: bytes) -> None:

@@ -12,11 +12,10 @@ from xaqueue.message import MessageId, check_queue_name, id_of
 from xaqueue.rpc.verb import verb
 
 if TYPE_CHECKING:
-    from xaqueue.rpc.client.link import Link
     from xaqueue.rpc.server.peer import Caller
 
 
-@verb(CONSUME)
+@verb(CONSUME, "work")
 def move(self: Session, queue: str, message_id: bytes, to: str | None = None) -> MessageId | None:
     """In the branch, takes a message from the queue and adds it to another, or to where it was before it was moved;
     see ``Connection.move``. None where it is not there, or locked."""
@@ -35,10 +34,3 @@ def _move(
 def _(caller: Caller, queue: str, message_id: Any, to: Any = None) -> bytes | None:
     """Whoever moves a message must be allowed to add it there."""
     return _move(caller.session, queue, message_id, None if to is None else check_queue_name(to), caller.check_adding)
-
-
-@move.client
-def _(self: Link, queue: str, message_id: bytes, to: str | None = None) -> MessageId | None:
-    self._check_working()
-    answer = self._ask("move", queue, message_id, to)
-    return None if answer is None else MessageId(answer)

@@ -32,7 +32,7 @@ from xaqueue.reservation import Reservation, check_stream
 from xaqueue.rpc.verb import verb
 
 
-@verb(CONSUME, is_repeated=True)
+@verb(CONSUME, "call_with_retry")
 def reserve(self: Session, queue: str, stream: str, after: int, upto: int) -> Reservation:
     """Keeps the queue for this stream, which is about to read (after, upto]. Idempotent.
 
@@ -71,7 +71,7 @@ def reserve(self: Session, queue: str, stream: str, after: int, upto: int) -> Re
             return _reservation_of(kept)
 
 
-@verb(CONSUME, is_repeated=True)
+@verb(CONSUME, "call_with_retry")
 def consume(self: Session, queue: str, stream: str, upto: int, archive: bool = False) -> Reservation:
     """Everything up to this number is consumed: removed, or moved to the archive. Cumulative and idempotent."""
     space = _opened(self)
@@ -123,7 +123,7 @@ def release(self: Session, queue: str) -> Reservation | None:
         return found
 
 
-@verb(NOTHING, is_repeated=True)
+@verb(NOTHING, "call_with_retry")
 def reservations(self: Session) -> list[Reservation]:
     """Of all queues, sorted by their names."""
     space = _opened(self)

@@ -37,7 +37,7 @@ class BranchProgress(_Key):
     COMMITTING = "its commit was asked for, and not answered"
 
 
-class Verb(_Key):
+class BranchCall(_Key):
     """What is called for the branch, beside work."""
 
     END = "end"
@@ -57,9 +57,9 @@ class Action(_Key):
     NOTHING = "there is nothing to be done"
 
 
-P, V, A = BranchProgress, Verb, Action
+P, V, A = BranchProgress, BranchCall, Action
 
-TRANSITIONS: dict[tuple[BranchProgress, Verb], tuple[Action, BranchProgress]] = {
+TRANSITIONS: dict[tuple[BranchProgress, BranchCall], tuple[Action, BranchProgress]] = {
     (P.OPEN, V.END): (A.ASK, P.OPEN),
     (P.OPEN, V.PREPARE): (A.ASK, P.PREPARING),
     (P.OPEN, V.COMMIT): (A.ASK, P.COMMITTING),

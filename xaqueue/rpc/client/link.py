@@ -322,6 +322,11 @@ class Link:
                 return self.call(method, *params, waits_s=waits_s)
         return self.call(method, *params, waits_s=waits_s)
 
+    def work(self, method: str, *params: Any, waits_s: float = 0.0) -> Any:
+        """A call that belongs to the branch."""
+        self._check_working()
+        return self._ask(method, *params, waits_s=waits_s)
+
     @property
     def space_id(self) -> str:
         return str(self.space.get("space", ""))

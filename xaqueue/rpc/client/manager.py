@@ -23,10 +23,9 @@ from xaqueue.endpoint import Endpoint, Scheme, parse
 from xaqueue.errors import AccessDenied, ConnectionLost, ProtocolError, ResourceFailed, RolledBack, UnknownXid
 from xaqueue.features.session import Verbs
 from xaqueue.rpc.client.branch import BranchProgress
-from xaqueue.rpc.client.link import CONNECT_S, ClientSocket, Connected, PlainSocket, keep_alive
+from xaqueue.rpc.client.link import CONNECT_S, ClientSocket, Connected, Link, PlainSocket, keep_alive
 from xaqueue.rpc.credentials import client_context, explain, is_refusal, read_token
-from xaqueue.rpc.methods.branches import BranchCalls
-from xaqueue.rpc.methods.messages import MessageCalls
+from xaqueue.rpc.methods import branches, messages
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
 
@@ -44,8 +43,28 @@ PAIR_CONNECT_S, PAIR_LEAST_S = 60.0, 10.0
 """For how long several are tried, until one has taken over; and at least, whoever asks."""
 
 
-class RemoteManager(BranchCalls, MessageCalls, Verbs, half="ask"):
+class RemoteManager(Verbs, Link, half="ask"):
     """A ResourceManager over a socket; used by one thread at a time."""
+
+    start = branches.start
+    end = branches.end
+    prepare = branches.prepare
+    commit = branches.commit
+    rollback = branches.rollback
+    explain = branches.explain
+    harden = branches.harden
+    recover = branches.recover
+    forget = branches.forget
+    outcome = branches.outcome
+
+    enqueue = messages.enqueue
+    dequeue = messages.dequeue
+    remove = messages.remove
+    restore = messages.restore
+    browse = messages.browse
+
+    define = branches.define
+    undefine = branches.undefine
 
     def status(self) -> dict[str, Any]:
         """What ``xaqueue status`` shows of a served space."""

@@ -1,4 +1,4 @@
-"""The methods of messages: enqueue, dequeue, publish, move, browse, alone and many at once.
+"""The verbs of messages, one at a time: enqueue, dequeue, remove, restore, browse.
 
 Options are a map; a browse is answered in pages, under a cursor as long as there are more. On the client what a branch
 adds is pipelined where nothing can be wrong with it, and what it takes is asked.
@@ -27,32 +27,84 @@ from xaqueue.message import (
     restored,
 )
 from xaqueue.rpc import wire
-from xaqueue.rpc.client.link import Link
-from xaqueue.rpc.verb import method, methods
+from xaqueue.rpc.verb import methods, verb, verb_of
 from xaqueue.rpc.wire import PAGE, PAGE_BYTES
 from xaqueue.times import check_seconds
 
 if TYPE_CHECKING:
+    from xaqueue.rpc.client.link import Link
     from xaqueue.rpc.server.peer import Caller
 
 DEQUEUE_OPTIONS = ("wait_s", "message_id", "correlation_id")
 CURSORS = 16
 """Open browses of one session, at most."""
 
-# On the server: what is more than the same call of a session
+
+remove = verb(CONSUME, "work")(Session.remove)
 
 
-def enqueue(caller: Caller, queue: str, body: Any, options: Any = None) -> bytes:
+@verb_of(PRODUCE, Session.enqueue)
+def enqueue(self: Link, queue: str, body: bytes, **options: Unpack[EnqueueOptions]) -> MessageId:
+    if self._closed or self._branch.why is not None:
+        self._check_working()
+    checked = properties_of(queue, 0, options)
+    if not isinstance(body, bytes) or not self._is_known(queue):
+        return MessageId(self._ask("enqueue", queue, body, options))  # the server says what is wrong
+    if options:
+        pack_properties(checked)  # raises MessageTooLarge
+    self._check_size(len(body))
+    given = options.get("message_id")
+    if checked.dedup_key is not None and given is None:  # the server may know the first one of its key
+        return MessageId(self._ask("enqueue", queue, body, options))
+    if given is not None:
+        return MessageId(self._ask("enqueue", queue, body, {**options, "message_id": id_of(given)}))
+    message_id = MessageId(fresh_id())
+    self._pipeline("enqueue", queue, body, {**options, "message_id": message_id})
+    return message_id
+
+
+@enqueue.server
+def _(caller: Caller, queue: str, body: Any, options: Any = None) -> bytes:
     return caller.session.enqueue(queue, body, **caller.options_to_add("enqueue", options))
 
 
-def dequeue(caller: Caller, queue: str, options: Any = None) -> Any:
+@verb_of(CONSUME, Session.dequeue)
+def dequeue(
+    self: Link,
+    queue: str,
+    *,
+    wait_s: float | None = 0.0,
+    message_id: bytes | None = None,
+    correlation_id: bytes | str | None = None,
+) -> Message | None:
+    if self._closed or self._branch.why is not None:
+        self._check_working()
+    limit_s = check_seconds("wait_s", wait_s)
+    if limit_s or message_id is not None or correlation_id is not None:
+        options = {"wait_s": limit_s, "message_id": message_id, "correlation_id": correlation_id}
+        given = {name: value for name, value in options.items() if value is not None and value != 0}
+        answer = self._ask("dequeue", queue, given, waits_s=limit_s)
+    else:
+        answer = self._ask("dequeue", queue)
+    return None if answer is None else wire.message_of(answer)
+
+
+@dequeue.server
+def _(caller: Caller, queue: str, options: Any = None) -> Any:
     given = {} if options is None else wire.options_of(options, "dequeue", DEQUEUE_OPTIONS)
     message = caller.session.dequeue(queue, **given)
     return None if message is None else wire.message_to(message)
 
 
-def restore(caller: Caller, queue: str, message_id: Any, properties: Any, body: Any) -> bool:
+@verb_of(PRODUCE, Session.restore)
+def restore(self: Link, queue: str, message: Message) -> bool:
+    self._check_working()
+    properties, _ = repacked(queue, message.properties)
+    return bool(self._ask("restore", queue, message.message_id, property_map(properties), message.body))
+
+
+@restore.server
+def _(caller: Caller, queue: str, message_id: Any, properties: Any, body: Any) -> bool:
     """Whoever adds a message that says where it was must be allowed to add it there, where a requeue brings it."""
     if not isinstance(properties, dict):
         raise InvalidArgument("properties are refused: a map, as in a command block, is wanted")
@@ -61,17 +113,6 @@ def restore(caller: Caller, queue: str, message_id: Any, properties: Any, body: 
     if message.origin is not None and message.origin.queue:
         caller.check_adding(check_queue_name(message.origin.queue))
     return caller.session.restore(queue, message)
-
-
-def browse(caller: Caller, queue: str, limit: Any = None, id_digits: Any = "") -> tuple[int | None, list[Any]]:
-    if limit is not None and (type(limit) is not int or limit < 0):
-        raise InvalidArgument(f"limit {limit!r} is refused: a number from 0, or nil, is wanted")
-    found = caller.session.browse(queue, limit, id_digits_of(id_digits or None))
-    if len(caller.browses) >= CURSORS:
-        raise InvalidArgument(f"a session has {CURSORS} browses open at most: read one to its end")
-    caller.last_cursor += 1
-    caller.browses[caller.last_cursor] = found
-    return _page(caller, caller.last_cursor)
 
 
 def browse_next(caller: Caller, cursor: Any) -> tuple[int | None, list[Any]]:
@@ -99,80 +140,36 @@ def _page(caller: Caller, cursor: int) -> tuple[int | None, list[Any]]:
     return cursor, found
 
 
-MESSAGE_METHODS = (
-    *methods(PRODUCE, enqueue, restore),
-    *methods(CONSUME, dequeue, Session.remove),
-    method(BROWSE, browse),
-    *methods(NOTHING, browse_next, browse_end),
-)
-
-# On the client
+@verb_of(BROWSE, Session.browse)
+def browse(self: Link, queue: str, limit: int | None = None, id_digits: str = "") -> Iterator[Message]:
+    return _pages(self, *self.call("browse", queue, limit, id_digits))
 
 
-class MessageCalls(Link):
-    """The part of a RemoteManager that is about messages."""
+@browse.server
+def _(caller: Caller, queue: str, limit: Any = None, id_digits: Any = "") -> tuple[int | None, list[Any]]:
+    if limit is not None and (type(limit) is not int or limit < 0):
+        raise InvalidArgument(f"limit {limit!r} is refused: a number from 0, or nil, is wanted")
+    found = caller.session.browse(queue, limit, id_digits_of(id_digits or None))
+    if len(caller.browses) >= CURSORS:
+        raise InvalidArgument(f"a session has {CURSORS} browses open at most: read one to its end")
+    caller.last_cursor += 1
+    caller.browses[caller.last_cursor] = found
+    return _page(caller, caller.last_cursor)
 
-    def enqueue(self, queue: str, body: bytes, **options: Unpack[EnqueueOptions]) -> MessageId:
-        if self._closed or self._branch.why is not None:
-            self._check_working()
-        checked = properties_of(queue, 0, options)
-        if not isinstance(body, bytes) or not self._is_known(queue):
-            return MessageId(self._ask("enqueue", queue, body, options))  # the server says what is wrong
-        if options:
-            pack_properties(checked)  # raises MessageTooLarge
-        self._check_size(len(body))
-        given = options.get("message_id")
-        if checked.dedup_key is not None and given is None:  # the server may know the first one of its key
-            return MessageId(self._ask("enqueue", queue, body, options))
-        if given is not None:
-            return MessageId(self._ask("enqueue", queue, body, {**options, "message_id": id_of(given)}))
-        message_id = MessageId(fresh_id())
-        self._pipeline("enqueue", queue, body, {**options, "message_id": message_id})
-        return message_id
 
-    def dequeue(
-        self,
-        queue: str,
-        *,
-        wait_s: float | None = 0.0,
-        message_id: bytes | None = None,
-        correlation_id: bytes | str | None = None,
-    ) -> Message | None:
-        if self._closed or self._branch.why is not None:
-            self._check_working()
-        limit_s = check_seconds("wait_s", wait_s)
-        if limit_s or message_id is not None or correlation_id is not None:
-            options = {"wait_s": limit_s, "message_id": message_id, "correlation_id": correlation_id}
-            given = {name: value for name, value in options.items() if value is not None and value != 0}
-            answer = self._ask("dequeue", queue, given, waits_s=limit_s)
-        else:
-            answer = self._ask("dequeue", queue)
-        return None if answer is None else wire.message_of(answer)
+def _pages(self: Link, cursor: int | None, page: list[Any]) -> Iterator[Message]:
+    socket = self._socket
+    try:
+        while True:
+            yield from map(wire.message_of, page)
+            if cursor is None:
+                return
+            if self._socket is not socket:
+                raise ConnectionLost("the connection was lost while browsing: browse again")
+            cursor, page = self._ask("browse_next", cursor)
+    finally:
+        if cursor is not None and socket is not None:  # broken off; perhaps by the collector, anywhere
+            socket.pipeline("browse_end", (cursor,), later=True)
 
-    def remove(self, queue: str, message_id: bytes) -> bool:
-        self._check_working()
-        return bool(self._ask("remove", queue, message_id))
 
-    def restore(self, queue: str, message: Message) -> bool:
-        self._check_working()
-        properties, _ = repacked(queue, message.properties)
-        return bool(self._ask("restore", queue, message.message_id, property_map(properties), message.body))
-
-    def browse(self, queue: str, limit: int | None = None, id_digits: str = "") -> Iterator[Message]:
-        return self._pages(*self.call("browse", queue, limit, id_digits))
-
-    # Within
-
-    def _pages(self, cursor: int | None, page: list[Any]) -> Iterator[Message]:
-        socket = self._socket
-        try:
-            while True:
-                yield from map(wire.message_of, page)
-                if cursor is None:
-                    return
-                if self._socket is not socket:
-                    raise ConnectionLost("the connection was lost while browsing: browse again")
-                cursor, page = self._ask("browse_next", cursor)
-        finally:
-            if cursor is not None and socket is not None:  # broken off; perhaps by the collector, anywhere
-                socket.pipeline("browse_end", (cursor,), later=True)
+BROWSE_METHODS = methods(NOTHING, browse_next, browse_end)

@@ -20,10 +20,10 @@ import msgpack
 from xaqueue.access import Identity
 from xaqueue.core.engine.state import Space
 from xaqueue.errors import AccessDenied, Error, InvalidArgument, ResourceFailed, RolledBack
-from xaqueue.features.session import VERBS, Session
+from xaqueue.features.session import Session
 from xaqueue.rpc import wire
-from xaqueue.rpc.methods.branches import BRANCH_METHODS
-from xaqueue.rpc.methods.messages import MESSAGE_METHODS
+from xaqueue.rpc.client.manager import RemoteManager
+from xaqueue.rpc.methods.messages import BROWSE_METHODS
 from xaqueue.rpc.methods.replication import REPLICATION_METHODS, give_up_copy
 from xaqueue.rpc.methods.service import SERVICE_METHODS, hello
 from xaqueue.rpc.methods.sessions import SessionStatus
@@ -44,13 +44,13 @@ log = logging.getLogger("xaqueue.server")
 METHODS = {
     method.name: method
     for method in (
-        *BRANCH_METHODS,
-        *MESSAGE_METHODS,
+        *(verb.method for verb in RemoteManager.verbs.values()),
+        *BROWSE_METHODS,
         *SERVICE_METHODS,
         *REPLICATION_METHODS,
-        *(verb.method for verb in VERBS.values()),
     )
 }
+"""What a client may call, and the rest of the protocol."""
 
 
 def perform(caller: Caller, name: str, params: list[Any]) -> Any:
