@@ -5,12 +5,16 @@ Features add to it by their rules (``rules``): what hides a message, what refuse
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
-ACTIVE, IN_DOUBT, DONE_BY_HAND, UNDONE_BY_HAND = "active", "in doubt", "committed by hand", "rolled back by hand"
+from support.crash_level import Level
+from xaqueue.xid import Xid
+
+ACTIVE, IN_DOUBT, CARRIED = "active", "in doubt", "carried"
+DONE_BY_HAND, UNDONE_BY_HAND = "committed by hand", "rolled back by hand"
 
 
 @dataclass(eq=False)
@@ -41,6 +45,9 @@ class Branch:
     takes: list[Known] = field(default_factory=list)
     moves: list[Known] = field(default_factory=list)
     state: str = ACTIVE
+    xid: Xid = field(default_factory=lambda: Xid(1, b"", b""))
+    is_of_batch: bool = False
+    """It is decided with others."""
 
 
 class Rules:
@@ -48,8 +55,15 @@ class Rules:
 
     toml: Sequence[tuple[str, str]] = ()
     """Lines of queues.toml, each with its table."""
+    puts: Sequence[str] = ()
+    """Queues of its own, which get messages and are taken from as all are."""
+    is_prompt = False
+    """Its rules are asked when a message is put: nobody keeps it in his hands for a while first."""
     weights: ClassVar[Mapping[str, int]] = {}
     """The names of its verbs, methods that take the world, and how often each is drawn."""
+
+    def holds_at(self, level: Level) -> bool:
+        return True
 
     def options(self, world: Any) -> dict[str, Any]:
         """Of a message that is put into ``work``."""
@@ -57,6 +71,10 @@ class Rules:
 
     def stays(self, model: Model, one: Known) -> bool:
         """Whether it is given to anybody from this queue."""
+        return True
+
+    def is_shown(self, model: Model, one: Known) -> bool:
+        """Whether who browses sees it."""
         return True
 
     def is_free(self, model: Model, one: Known, here: list[Known], own: list[Known]) -> bool:
@@ -75,6 +93,13 @@ class Rules:
         """Before it is prepared, or committed at once; False: it is rolled back instead."""
         return True
 
+    def floor_us(self, model: Model) -> int:
+        """The clock of the wall is set back to no time before."""
+        return 0
+
+    def opened(self, world: Any) -> None:
+        """The space was opened, and nothing asked of it yet."""
+
     def committed(self, model: Model, branch: Branch) -> None: ...
 
     def failed(self, model: Model, one: Known) -> None:
@@ -82,8 +107,9 @@ class Rules:
 
     def crashed(self, model: Model, way: str) -> None: ...
 
-    def check(self, world: Any) -> None:
-        """Raises AssertionError where the space is not as the model is, in what only these rules know."""
+    def shows(self, world: Any) -> bool:
+        """Whether the space is as these rules have it, in what only they know."""
+        return True
 
 
 R = TypeVar("R", bound=Rules)
@@ -107,7 +133,9 @@ class Model:
         return deepcopy(self)
 
     def among(self, *states: str) -> list[int]:
-        return [number for number, branch in self.branches.items() if branch.state in states]
+        """Those that may be ended alone."""
+        found = self.branches.items()
+        return [number for number, branch in found if branch.state in states and not branch.is_of_batch]
 
     def held(self) -> list[Known]:
         taken = [one for branch in self.branches.values() for one in branch.takes]
@@ -118,6 +146,12 @@ class Model:
 
     def stays(self, one: Known) -> bool:
         return all(each.stays(self, one) for each in self.rules)
+
+    def shown(self, queue: str) -> list[Known]:
+        return [one for one in self.queue(queue) if all(each.is_shown(self, one) for each in self.rules)]
+
+    def all_shown(self) -> list[Known]:
+        return [one for name in self.queues() for one in self.shown(name)]
 
     def next(self, queue: str, own: list[Known]) -> Known | None:
         held = self.held()
@@ -176,11 +210,12 @@ class Model:
 
     def decide(self, number: int, commits: bool) -> None:
         """By hand."""
+        xid = self.branches[number].xid
         if commits:
             self._carry_out(number)
         else:
             self.rollback(number)
-        self.branches[number] = Branch(state=DONE_BY_HAND if commits else UNDONE_BY_HAND)
+        self.branches[number] = Branch(xid=xid, state=DONE_BY_HAND if commits else UNDONE_BY_HAND)
 
     def forget(self, number: int) -> None:
         del self.branches[number]
@@ -198,7 +233,7 @@ class Model:
     def after(self, way: str) -> Model:
         """What has not prepared is rolled back. With the power tries may go, and what was handed back may count one."""
         left = self.copy()
-        for number in left.among(ACTIVE):
+        for number in [number for number, branch in left.branches.items() if branch.state in (ACTIVE, CARRIED)]:
             left.rollback(number)
         for each in left.rules:
             each.crashed(left, way)
@@ -208,5 +243,9 @@ class Model:
                 one.least, one.most, one.is_loose = 0, one.tries + 1, False
         return left
 
-    def queues(self) -> Iterator[str]:
-        yield from sorted({line.split(".", 1)[1] for each in self.rules for line, _ in each.toml if "queues." in line})
+    def queues(self) -> list[str]:
+        return sorted({table.split(".", 1)[1] for each in self.rules for table, _ in each.toml if "queues." in table})
+
+    @property
+    def is_prompt(self) -> bool:
+        return any(each.is_prompt for each in self.rules)

@@ -16,10 +16,20 @@ from unittest import mock
 
 from sim import doors
 from sim.model import Model, Rules
+from sim.rules.batches import Batches
+from sim.rules.carry import Carry
 from sim.rules.core import Core
+from sim.rules.dedup import Dedup
+from sim.rules.delays import Delays
+from sim.rules.groups import Groups
+from sim.rules.leases import Leases
+from sim.rules.limits import Limits
+from sim.rules.retries import Retries
+from sim.rules.streams import Streams
+from sim.rules.topics import Topics
 from sim.world import STEPS, World
 
-FEATURES: tuple[type[Rules], ...] = ()
+FEATURES: tuple[type[Rules], ...] = (Retries, Limits, Dedup, Groups, Delays, Leases, Topics, Streams, Batches, Carry)
 SHRINK_S = 60.0
 
 

@@ -21,6 +21,7 @@ from sim.wire import Server
 from support.crash_level import Level
 from support.failing_disk import FailingFileSystem
 from support.forgetful import Crashed
+from xaqueue.core.model.definitions import Definitions
 from xaqueue.errors import ConnectionLost, Error, ResourceFailed, RetryLater, RolledBack
 from xaqueue.message import MessageId
 from xaqueue.resource_manager import ResourceManager
@@ -42,6 +43,7 @@ BECAME = {
 ALL = Flag.STARTRSCAN | Flag.ENDRSCAN
 
 T = TypeVar("T")
+Effect = Callable[[Model], object]
 
 
 class Over(Exception):
@@ -79,15 +81,25 @@ class World:
     lose: str | None = None
     """What the wire is to lose, once there is a session."""
     trace: list[str] = field(default_factory=list)
+    rows: list[bytes] = field(default_factory=list)
+    """What a database has, which is asked whenever the space is opened."""
 
     def __post_init__(self) -> None:
-        self.level = self.dice.choice(doors.LEVELS)
-        self.toml = toml_of(self.model.rules)
+        self.level = self.dice.choice(self.levels)
         self.fs = doors.new(self.level)
         self._open()
 
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """Those at which all rules hold."""
+        return tuple(level for level in doors.LEVELS if all(each.holds_at(level) for each in self.model.rules))
+
     def monotonic(self) -> float:
         return self.monotonic_s
+
+    @property
+    def defined(self) -> Definitions:
+        return doors.defined(toml_of(self.model.rules))
 
     # What verbs use
 
@@ -108,35 +120,63 @@ class World:
         number, is_near = self.numbers, self.dice.random() < 0.5
         seat = Seat(doors.session(self.space) if is_near else self.server.connect(), is_near)
         self.server.lose = self.lose
-        seat.manager.start(xid_of(number))
-        self.seats[number], self.model.branches[number] = seat, Branch()
+        self._begin(number, seat, Branch(xid=xid_of(number)))
         return number
+
+    def begin(self, branch: Branch) -> int:
+        """With a session of its own, here."""
+        self.numbers += 1
+        self._begin(self.numbers, Seat(doors.session(self.space), True), branch)
+        return self.numbers
+
+    def _begin(self, number: int, seat: Seat, branch: Branch) -> None:
+        seat.manager.start(branch.xid)
+        self.seats[number], self.model.branches[number] = seat, branch
 
     def seat(self, number: int) -> ResourceManager:
         """Who works in it, or anybody who knows its name."""
         return self.seats[number].manager if number in self.seats else doors.session(self.space)
 
     def attempt(
-        self, call: Callable[[], T], effect: Callable[[Model], object] = lambda _: None, number: int | None = None
+        self,
+        call: Callable[[], T],
+        effect: Effect = lambda _: None,
+        number: int | None = None,
+        partly: Sequence[Effect] = (),
     ) -> T:
-        """Does what has this effect, or none if the fault of this step comes in between. number: of its branch.
+        """Does what has this effect, or none if the fault of this step comes in between. number: of its branch. partly:
+        what it may have come to then beside these.
 
         Raises Over where it did, and the model is as the space is then.
         """
-        after = self.model.copy()
-        effect(after)
+        after = _with(self.model, effect)
         try:
             found = call()
         except (Crashed, ResourceFailed, ConnectionLost, RetryLater, RolledBack) as error:
-            self._survive(error, after, call, number)
+            self._survive(error, after, call, number, partly)
             raise Over from None
         self.model = after
         return found
 
-    def _survive(self, error: BaseException, after: Model, call: Callable[[], object], number: int | None) -> None:
+    def attempt_one_of(self, call: Callable[[], T], effects: Sequence[Effect], partly: Sequence[Effect] = ()) -> T:
+        """Where nobody can foresee which of them it has."""
+        before = self.model
+        found = self.attempt(call, effects[0], None, [*effects[1:], *partly])
+        self._explain([_with(before, effect) for effect in effects])
+        return found
+
+    def _survive(
+        self,
+        error: BaseException,
+        after: Model,
+        call: Callable[[], object],
+        number: int | None,
+        partly: Sequence[Effect],
+    ) -> None:
         self.trace.append(f"  {type(error).__name__}")
         if self.fs.crashed or self.fs.failed or (isinstance(error, ResourceFailed) and self.fs.struck):
-            self._reopen([self.model.after(self.way), after.after(self.way)])
+            found = [self.model, after, *(_with(self.model, effect) for effect in partly)]
+            self._reopen([model.after(self.way) for model in found])
         elif self.server.lost and not isinstance(error, ResourceFailed):
             self._lose(after, number)
         elif self.fs.struck:
@@ -160,8 +200,9 @@ class World:
         """There is room again: what was not done is done now, unless its branch is rolled back."""
         self.fs.heal()
         if isinstance(error, RolledBack) and number is not None:
-            with suppress(Error):
-                self.seat(number).rollback(xid_of(number))
+            for verb in ("end", "rollback"):
+                with suppress(Error):
+                    getattr(self.seat(number), verb)(self.model.branches[number].xid)
             self.seats.pop(number, None)
             for one in self.model.branches[number].takes:
                 one.is_loose = True
@@ -180,7 +221,7 @@ class World:
     def _adopt(self) -> None:
         """How often each was tried, and what it is put off for: with the power, that may go."""
         contents = self._seen()[0]
-        for one in self.model.known:
+        for one in self.model.all_shown():
             seq, tries = contents[one.queue][one.number]
             one.seq, one.is_loose, one.tries, one.least, one.most = seq, False, tries, tries, tries
             one.due_us = doors.due_us(self.space, one.queue, id_of(one.number))
@@ -207,7 +248,8 @@ class World:
         """A crash comes behind the step, if not before. before: how often each message was tried before the step."""
         self.fs.heal()
         for one in self.model.known if self.fs.struck else ():
-            one.is_loose = one.is_loose or one.tries > before.get((one.queue, one.number), 0)
+            is_tried = one.tries > before.get((one.queue, one.number), 0) or one in self.model.held()
+            one.is_loose = one.is_loose or is_tried
         self.fs.struck.clear()
         self.server.lose, self.server.lost, self.lose, self.fs.fail_after = None, False, None, None
         if self.fs.crash_after is not None or self.fs.crashed or self.fs.failed:
@@ -240,7 +282,7 @@ class World:
             is_closed, again = False, self.dice.random() < 0.3
             if way == "cut" and self.dice.random() < 0.7:
                 self._cut()
-        if self.level.hardening.journal == (level := self.dice.choice(doors.LEVELS)).hardening.journal or is_closed:
+        if self.level.hardening.journal == (level := self.dice.choice(self.levels)).hardening.journal or is_closed:
             self.level = level
         self._open(closed_well=is_closed)
         self._explain(allowed)
@@ -251,11 +293,13 @@ class World:
     def _open(self, *, closed_well: bool = False) -> None:
         self.fs.struck.clear()
         self.space = doors.open_space(
-            self.fs, self.level, doors.defined(self.toml), lambda: self.model.now_us, closed_well=closed_well
+            self.fs, self.level, self.defined, lambda: self.model.now_us, closed_well=closed_well
         )
         self.server = Server(self.space)
         self.seats: dict[int, Seat] = {}
         self.fs.failed = False
+        for each in self.model.rules:
+            each.opened(self)
 
     # What is seen
 
@@ -272,25 +316,24 @@ class World:
         return contents, {xid: session.outcome(xid) for xid in session.recover(1000, ALL)}
 
     def _wanted(self, model: Model) -> object:
-        return {name: model.queue(name) for name in model.queues()}, listed_in(model)
+        return {name: model.shown(name) for name in model.queues()}, listed_in(model)
 
     def _shows(self, model: Model) -> bool:
         contents, listed = self._seen()
         return (
-            all([*contents[name]] == [one.number for one in model.queue(name)] for name in model.queues())
-            and all(one.least <= contents[one.queue][one.number][1] <= one.most for one in model.known)
+            all([*contents[name]] == [one.number for one in model.shown(name)] for name in model.queues())
+            and all(one.least <= contents[one.queue][one.number][1] <= one.most for one in model.all_shown())
             and listed == listed_in(model)
-            and all(one.seq in (0, contents[one.queue][one.number][0]) for one in model.known)
+            and all(one.seq in (0, contents[one.queue][one.number][0]) for one in model.all_shown())
+            and all(each.shows(self) for each in model.rules)
         )
 
     def check(self) -> None:
         self.model.expect()
         assert self._shows(self.model), f"{self._seen()} is not {self._wanted(self.model)}"
         contents = self._seen()[0]
-        for one in self.model.known:
+        for one in self.model.all_shown():
             one.seq = contents[one.queue][one.number][0]
-        for each in self.model.rules:
-            each.check(self)
 
     # Steps
 
@@ -308,7 +351,14 @@ class World:
 
 
 def listed_in(model: Model) -> dict[Xid, Outcome]:
-    return {xid_of(number): BECAME[branch.state] for number, branch in model.branches.items() if branch.state in BECAME}
+    return {branch.xid: BECAME[branch.state] for branch in model.branches.values() if branch.state in BECAME}
+
+
+def _with(model: Model, effect: Effect) -> Model:
+    after = model.copy()
+    effect(after)
+    after.expect()
+    return after
 
 
 def number_of(message_id: bytes) -> int:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, cast
 
 from sim import doors
 from sim.model import ACTIVE, DONE_BY_HAND, IN_DOUBT, UNDONE_BY_HAND, Known, Model, Rules
-from sim.world import BODY, SECOND_US, WAYS, Over, World, id_of, xid_of
+from sim.world import BODY, SECOND_US, WAYS, Over, World, id_of
+from xaqueue.core.engine.state import Space
 from xaqueue.errors import DiskFull, RolledBack
 from xaqueue.message import MessageId
 from xaqueue.xa import Flag, Vote
@@ -29,17 +30,13 @@ class Core(Rules):
     }
 
     def put(self, world: World) -> None:
-        queue = world.dice.choice(("plain", "work", "work"))
-        number = world.at_work()
-        options: dict[str, Any] = {"priority": world.dice.choice((4, 4, 9))} if queue == "work" else {}
-        for each in world.model.rules if queue == "work" else ():
-            options |= each.options(world)
+        queue, number = any_queue(world), world.at_work()
         for _ in range(world.dice.choice((1, 1, 2))):
-            add(world, number, queue, options)
+            add(world, number, (queue,), drawn_options(world, queue))
         then(world, number)
 
     def take(self, world: World) -> None:
-        queue, number = world.dice.choice(("plain", "work", "work")), world.at_work()
+        queue, number = any_queue(world), world.at_work()
         for _ in range(world.dice.choice((1, 1, 3))):
             take(world, number, queue)
         then(world, number)
@@ -54,18 +51,21 @@ class Core(Rules):
     def by_hand(self, world: World) -> None:
         number, commits = world.pick(IN_DOUBT), world.dice.random() < 0.5
         world.attempt(
-            lambda: doors.decide(world.space, xid_of(number), commits), lambda model: model.decide(number, commits)
+            lambda: doors.decide(world.space, world.model.branches[number].xid, commits),
+            lambda model: model.decide(number, commits),
         )
 
     def forget(self, world: World) -> None:
         number = world.pick(DONE_BY_HAND, UNDONE_BY_HAND)
-        world.attempt(lambda: world.seat(number).forget(xid_of(number)), lambda model: model.forget(number))
+        world.attempt(
+            lambda: world.seat(number).forget(world.model.branches[number].xid), lambda model: model.forget(number)
+        )
 
     def leave(self, world: World) -> None:
         """A session is closed in the middle of its branch."""
         number = world.pick(ACTIVE)
-        seat = world.seats.pop(number).manager
-        world.attempt(lambda: seat.close(xid_of(number)), lambda model: model.rollback(number), number)
+        seat, xid = world.seats.pop(number).manager, world.model.branches[number].xid
+        world.attempt(lambda: seat.close(xid), lambda model: model.rollback(number), number)
 
     def restart(self, world: World) -> None:
         world.restart(world.dice.choice(WAYS))
@@ -74,45 +74,82 @@ class Core(Rules):
         """The clock of the wall goes on, or is set back; the directories come up with the journal."""
         what = world.dice.choice(("wait", "wait", "wait", "back", "follow", "checkpoint"))
         if what in ("follow", "checkpoint"):
-            world.attempt(lambda: getattr(doors, what)(world.space))
+            world.attempt(lambda: in_the_background(world, getattr(doors, what)))
             return
         seconds = world.dice.choice((1, 5, 10, 20)) * (1 if what == "wait" else -1)
-        world.model.now_us += seconds * SECOND_US
+        floor_us = max(each.floor_us(world.model) for each in world.model.rules)
+        world.model.now_us = max(world.model.now_us + seconds * SECOND_US, floor_us)
         world.monotonic_s += abs(seconds)
 
 
-def add(world: World, number: int, queue: str, options: dict[str, Any]) -> None:
+def in_the_background(world: World, call: Callable[[Space], object]) -> None:
+    """Where there is no room it is done another time."""
+    try:
+        call(world.space)
+    except OSError:
+        if not world.fs.struck:
+            raise
+
+
+def any_queue(world: World) -> str:
+    return world.dice.choice(("plain", "work", "work", *(name for each in world.model.rules for name in each.puts)))
+
+
+def drawn_options(world: World, queue: str) -> dict[str, Any]:
+    """Of a message; those that rules are about go into ``work``."""
+    options: dict[str, Any] = {}
+    if queue == "work":
+        options["priority"] = world.dice.choice((4, 4, 9))
+        for each in world.model.rules:
+            options |= each.options(world)
+    return options
+
+
+def add(
+    world: World, number: int, queues: Sequence[str], options: dict[str, Any], call: str = "enqueue", to: Any = None
+) -> None:
+    """call, to: the verb, and where to, of another one than a plain enqueue."""
     world.numbers += 1
-    one, branch = Known(world.numbers, queue, dict(options)), world.model.branches[number]
-    one.due_us = int(options.get("not_before", 0) or 0)
-    refused, first = world.model.refusal(branch, "put", queue), world.model.left_out(branch, one)
-    expected = id_of(one.number if first is None or not world.seats[number].is_near else first)
+    own, branch, seat = world.numbers, world.model.branches[number], world.seats[number]
+    ones = [Known(own, queue, dict(options), due_us=options.get("not_before") or 0) for queue in queues]
+    first = next((found for one in ones if (found := world.model.left_out(branch, one)) is not None), None)
+    ones = [one for one in ones if world.model.left_out(branch, one) is None]
+    refusals = (world.model.refusal(branch, "put", one.queue) for one in ones)
+    refused = next((one for one in refusals if one is not None), None)
+    expected = id_of(own if ones or first is None else first)
 
-    def effect(model: Model) -> None:
-        if first is None:
-            model.branches[number].adds.append(one)
+    def put() -> MessageId:
+        target = queues[0] if to is None else to
+        found = getattr(seat.manager, call)(target, BODY % own, message_id=id_of(own), **options)
+        if world.model.is_prompt:
+            seat.manager.flush()
+        return cast(MessageId, found)
 
-    def call() -> MessageId:
-        return world.seat(number).enqueue(queue, BODY % one.number, message_id=id_of(one.number), **options)
-
-    if refused is not None and first is None:
-        refuse(world, number, call, refused)
-    assert world.attempt(call, effect, number) == expected
+    if refused is not None:
+        refuse(world, number, put, refused)
+    assert world.attempt(put, lambda model: model.branches[number].adds.extend(ones), number) == expected
 
 
 def refuse(world: World, number: int, call: Callable[[], object], refused: type[Exception]) -> None:
     """Raises Over. Who is far is told by the next answer, and its branch is lost."""
-    try:
-        call()
-        world.seat(number).flush()
-    except refused:
-        raise Over from None
-    except RolledBack as error:
-        if isinstance(error.__cause__, refused):
-            end(world, number, "rollback")
-            raise Over from None
-        raise
-    raise AssertionError(f"{refused.__name__} was to be raised")
+
+    def perform() -> str:
+        try:
+            call()
+            world.seat(number).flush()
+        except refused:
+            return "refused"
+        except RolledBack as error:
+            if isinstance(error.__cause__, refused):
+                return "lost"
+            raise
+        return "done"
+
+    found = world.attempt(perform, lambda _: None, number)
+    assert found != "done", f"{refused.__name__} was to be raised"
+    if found == "lost":
+        end(world, number, "rollback")
+    raise Over
 
 
 def take(world: World, number: int, queue: str) -> None:
@@ -136,13 +173,14 @@ def then(world: World, number: int) -> None:
         end(world, number, verb)
 
 
-def end(world: World, number: int, verb: str) -> None:
+def end(world: World, number: int, verb: str, *, ended: bool = False) -> None:
     """Raises Over where its branch is refused, as the model has foreseen."""
-    branch, session, xid = world.model.branches[number], world.seat(number), xid_of(number)
+    branch, session = world.model.branches[number], world.seat(number)
+    xid = branch.xid
     flags = Flag.ONEPHASE if verb == "commit" and branch.state == ACTIVE else Flag.NOFLAGS
     is_refused = verb != "rollback" and branch.state == ACTIVE and not world.model.copy().would_vote(number)
 
-    ends = [session.end] if branch.state == ACTIVE else []
+    ends = [session.end] if branch.state == ACTIVE and not ended else []
 
     def call() -> object:
         while ends:

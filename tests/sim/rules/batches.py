@@ -1,0 +1,72 @@
+"""What a query writes at once is decided once: all branches of its batch, or none; asked again, it happens once."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from sim import doors
+from sim.model import ACTIVE, IN_DOUBT, Branch, Model, Rules
+from sim.rules.core import add, end, take
+from sim.world import World
+from xaqueue.batch import ONE_SPACE, Batch
+from xaqueue.xid import Xid
+
+
+class Batches(Rules):
+    weights: ClassVar = {"write": 4, "again": 3, "undo": 1}
+
+    def __init__(self) -> None:
+        self.number = 0
+        """Of the batch that is not decided."""
+        self.last: tuple[Batch, list[Xid]] | None = None
+        """That was committed, with its branches."""
+
+    def write(self, world: World) -> None:
+        """With what its query has prepared before, if it was cut off there."""
+        batch = Batch("query", self.number)
+        for _ in range(world.dice.choice((1, 2, 3))):
+            xid = Xid(ONE_SPACE, batch.gtrid, b"%d" % world.numbers)
+            number = world.begin(Branch(xid=xid, is_of_batch=True))
+            if world.dice.random() < 0.3:
+                take(world, number, "plain")
+            for _ in range(world.dice.choice((1, 1, 2))):
+                add(world, number, (world.dice.choice(("plain", "plain", "work")),), {})
+            end(world, number, "prepare")
+        self._commit(world, batch)
+
+    def again(self, world: World) -> None:
+        """Whose answer was lost, perhaps."""
+        if self.last is not None:
+            batch, xids = self.last
+            world.attempt(lambda: doors.session(world.space).commit_all(batch, xids))
+        elif branches_of(world.model, IN_DOUBT):
+            self._commit(world, Batch("query", self.number))
+
+    def undo(self, world: World) -> None:
+        batch = Batch("query", self.number)
+        for number in branches_of(world.model, ACTIVE):
+            end(world, number, "rollback")
+        world.attempt(lambda: doors.session(world.space).rollback_all(batch), roll_back)
+
+    def _commit(self, world: World, batch: Batch) -> None:
+        for number in branches_of(world.model, ACTIVE):
+            end(world, number, "rollback")
+        mine = branches_of(world.model, IN_DOUBT)
+        xids = [world.model.branches[number].xid for number in mine]
+
+        def effect(model: Model) -> None:
+            for number in mine:
+                model.commit(number)
+            known = model.of(Batches)
+            known.number, known.last = batch.number + 1, (batch, xids)
+
+        world.attempt(lambda: doors.session(world.space).commit_all(batch, xids), effect)
+
+
+def roll_back(model: Model) -> None:
+    for number in branches_of(model, IN_DOUBT):
+        model.rollback(number)
+
+
+def branches_of(model: Model, state: str) -> list[int]:
+    return [number for number, branch in model.branches.items() if branch.is_of_batch and branch.state == state]

@@ -1,0 +1,56 @@
+"""A second message of a key comes to nothing, from the commit of the first until its window is over."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from sim import doors
+from sim.model import CARRIED, IN_DOUBT, Branch, Known, Model, Rules
+from sim.world import SECOND_US, World
+
+WINDOW_S = 20
+
+
+class Dedup(Rules):
+    toml = (("queues.work", f"dedup_window_s = {WINDOW_S}"),)
+    is_prompt = True
+    weights: ClassVar = {"clear": 1}
+
+    def __init__(self) -> None:
+        self.seen: dict[str, tuple[int, int]] = {}
+        """Of each key the number of its message, and until when it is known."""
+
+    def options(self, world: World) -> dict[str, Any]:
+        return {"dedup_key": world.dice.choice((None, "k", "k", "l"))}
+
+    def first(self, model: Model, key: str | None) -> int | None:
+        number, until_us = self.seen.get(key or "", (0, 0))
+        return number if until_us > model.now_us else None
+
+    def leaves_out(self, model: Model, branch: Branch, one: Known) -> int | None:
+        key = key_of(one)
+        own = next((other.number for other in branch.adds if key is not None and key_of(other) == key), None)
+        return self.first(model, key) or own
+
+    def votes(self, model: Model, branch: Branch) -> bool:
+        """Who has a key that another one has prepared comes again later."""
+        others = (other for other in model.branches.values() if other.state in (IN_DOUBT, CARRIED))
+        claimed = {key_of(one) for other in others for one in other.adds} - {None}
+        if any(key_of(one) in claimed and self.first(model, key_of(one)) is None for one in branch.adds):
+            return False
+        branch.adds = [one for one in branch.adds if self.first(model, key_of(one)) is None]
+        return True
+
+    def committed(self, model: Model, branch: Branch) -> None:
+        until_us = model.now_us + WINDOW_S * SECOND_US
+        self.seen |= {key: (one.number, until_us) for one in branch.adds if (key := key_of(one)) is not None}
+
+    def clear(self, world: World) -> None:
+        world.attempt(lambda: doors.forget_keys(world.space), lambda model: model.of(Dedup).let_go(model))
+
+    def let_go(self, model: Model) -> None:
+        self.seen = {key: found for key, found in self.seen.items() if found[1] > model.now_us}
+
+
+def key_of(one: Known) -> str | None:
+    return one.options.get("dedup_key") if one.queue == "work" else None

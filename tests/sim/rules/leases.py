@@ -1,0 +1,85 @@
+"""A message on lease is nobody else's until it is settled, once; where its lease ends before, that is a try."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from sim import doors
+from sim.model import Branch, Known, Model, Rules
+from sim.rules.retries import Retries, left
+from sim.world import SECOND_US, Over, World, id_of
+from xaqueue.delivery import LONGEST_S
+from xaqueue.errors import LeaseExpired
+
+PUT_OFF_S = 20
+
+
+class Leases(Rules):
+    weights: ClassVar = {"receive": 3, "settle": 3, "accept": 1, "end_lease": 1}
+
+    def __init__(self) -> None:
+        self.held: dict[bytes, Known] = {}
+        """By its lease."""
+
+    def crashed(self, model: Model, way: str) -> None:
+        for one in self.held.values():
+            model.fail(one)
+        self.held.clear()
+
+    def receive(self, world: World) -> None:
+        wanted = world.model.next("work", [])
+        place = None if wanted is None else world.model.known.index(wanted)
+        found = world.attempt(lambda: doors.session(world.space).receive("work", 1, LONGEST_S))
+        assert [(one.message_id, one.tries) for _, one in found] == (
+            [] if wanted is None else [(id_of(wanted.number), wanted.tries)]
+        )
+        for lease, _ in found if place is not None else ():
+            world.model.of(Leases).held[lease] = world.model.known[place or 0]
+
+    def settle(self, world: World) -> None:
+        lease, how = self._any(world), world.dice.choice(("ack", "nack", "reject"))
+        if how == "reject" and (not world.model.has(Retries) or world.model.refusal(Branch(), "put", "failed")):
+            how = "ack"
+        detail = {"nack": PUT_OFF_S * SECOND_US, "reject": "no such customer"}.get(how)
+
+        def effect(model: Model) -> None:
+            one = model.of(Leases).held.pop(lease)
+            if how == "nack":
+                one.due_us = model.now_us + PUT_OFF_S * SECOND_US
+            elif how == "ack":
+                model.known.remove(one)
+            else:
+                left(model, one, "failed")
+
+        world.attempt(lambda: doors.session(world.space).settle("work", lease, how, detail), effect)
+
+    def accept(self, world: World) -> None:
+        lease, number = self._any(world), world.at_work()
+
+        def effect(model: Model) -> None:
+            model.branches[number].takes.append(model.of(Leases).held.pop(lease))
+
+        world.attempt(lambda: world.seat(number).accept("work", lease), effect, number)
+
+    def end_lease(self, world: World) -> None:
+        lease, session = self._any(world), doors.session(world.space)
+
+        def perform() -> None:
+            session.extend("work", lease, 1.0)
+            assert doors.end_leases(world.space, world.monotonic_s + 2) == 1
+
+        def effect(model: Model) -> None:
+            model.fail(model.of(Leases).held.pop(lease))
+
+        world.attempt(perform, effect)
+        try:
+            session.settle("work", lease, "ack")
+        except LeaseExpired:
+            return
+        raise AssertionError("a lease that is over was settled")
+
+    def _any(self, world: World) -> bytes:
+        held = world.model.of(Leases).held
+        if not held:
+            raise Over
+        return world.dice.choice(list(held))

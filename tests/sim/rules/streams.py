@@ -1,0 +1,67 @@
+"""What a stream has consumed never comes back, and nobody else takes from its queue until that is released."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from sim import doors
+from sim.model import Branch, Model, Rules
+from sim.rules.core import in_the_background
+from sim.world import Over, World
+from xaqueue.errors import QueueReserved
+
+
+class Streams(Rules):
+    toml = (("queues.feed", ""),)
+    puts = ("feed", "feed")
+    weights: ClassVar = {"reserve": 3, "consume": 4, "release": 1, "clear": 3}
+
+    def __init__(self) -> None:
+        self.stream = ""
+        """That has the queue."""
+
+    def refuses(self, model: Model, branch: Branch, verb: str, queue: str) -> type[Exception] | None:
+        return QueueReserved if verb == "take" and queue == "feed" and self.stream else None
+
+    def reserve(self, world: World) -> None:
+        world.numbers += 1
+        name, session = self.stream or f"query#{world.numbers}", doors.session(world.space)
+
+        def effect(model: Model) -> None:
+            model.of(Streams).stream = name
+
+        def perform() -> None:
+            session.reserve("feed", name, 0, 0)
+
+        if any(one.queue == "feed" for one in world.model.held()):
+            try:
+                perform()
+            except QueueReserved:
+                return
+            raise AssertionError("a queue was reserved that branches have messages of")
+        world.attempt(perform, effect)
+
+    def consume(self, world: World) -> None:
+        there, archives = world.model.queue("feed"), world.dice.random() < 0.4
+        if not self.stream or not there:
+            raise Over
+        upto, stream, session = world.dice.choice(there).seq, self.stream, doors.session(world.space)
+
+        def effect(model: Model) -> None:
+            model.known = [one for one in model.known if one.queue != "feed" or one.seq > upto]
+
+        world.attempt(lambda: session.consume("feed", stream, upto, archives), effect)
+
+    def release(self, world: World) -> None:
+        def effect(model: Model) -> None:
+            model.of(Streams).stream = ""
+
+        found = world.attempt(lambda: doors.session(world.space).release("feed"), effect)
+        assert (found is not None) == bool(self.stream)
+
+    def clear(self, world: World) -> None:
+        world.attempt(lambda: in_the_background(world, doors.clear))
+
+    def shows(self, world: World) -> bool:
+        found = doors.session(world.space).reservations()
+        return [one.stream for one in found] == [self.stream] * bool(self.stream)
