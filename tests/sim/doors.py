@@ -5,7 +5,7 @@ an owner would do, one call after the other.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from unittest import mock
 
 from support import crash_level
@@ -21,6 +21,7 @@ from xaqueue.features.dedup import dedup
 from xaqueue.features.retries import moving
 from xaqueue.features.session import Session
 from xaqueue.features.streams import cleanup
+from xaqueue.message import MessageId
 from xaqueue.xid import Xid
 
 LEVELS: tuple[Level, ...] = (STRICT, STRICT, level_of("FSYNC;DSYNC"), LAGGING, FILLING, CYCLING)
@@ -78,6 +79,14 @@ def due_us(space: Space, queue: str, message_id: bytes) -> int:
     entry = space.queue(queue).index.find(message_id)
     assert entry is not None
     return entry.not_before or 0
+
+
+def files(fs: FailingFileSystem, queue: str) -> Iterator[MessageId]:
+    """The ids of all messages that the queue has a file of, or the archive."""
+    for path in fs.tree_after_kill().nodes:
+        parsed = layout.parse_message(path.rpartition("/")[2])
+        if parsed is not None and f"/queue={queue}/range=" in path:
+            yield parsed[1]
 
 
 def follow(space: Space) -> None:

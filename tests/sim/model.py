@@ -120,6 +120,8 @@ class Model:
     rules: tuple[Rules, ...]
     now_us: int
     known: list[Known] = field(default_factory=list)
+    highest: dict[str, int] = field(default_factory=dict)
+    """The highest number that was ever seen in each queue."""
     branches: dict[int, Branch] = field(default_factory=dict)
 
     def of(self, kind: type[R]) -> R:

@@ -33,10 +33,14 @@ FEATURES: tuple[type[Rules], ...] = (Retries, Limits, Dedup, Groups, Delays, Lea
 SHRINK_S = 60.0
 
 
-def play(seed: int, steps: Sequence[int] | None = None) -> World:
-    """Raises what the world fails with. steps: which of them; all, where nothing is said."""
+def play(seed: int, steps: Sequence[int] | None = None, kinds: Sequence[type[Rules]] = ()) -> World:
+    """Raises what the world fails with. steps: which of them; all, where nothing is said. kinds: rules that it has, and
+    others rarely.
+    """
     dice = random.Random(seed)
-    rules = [Core(), *(each() for each in FEATURES if dice.random() < 0.6)]
+    share = 0.1 if kinds else 0.6
+    drawn = [Core(), *(each() for each in FEATURES if dice.random() < share or each in kinds)]
+    rules = [each for each in drawn if any(map(each.holds_at, doors.LEVELS))]
     seeds = [dice.getrandbits(64) for _ in range(STEPS)]
     own = random.Random(dice.getrandbits(64))
     doors.forget_ids()
@@ -53,9 +57,11 @@ def play(seed: int, steps: Sequence[int] | None = None) -> World:
     return world
 
 
-def failure_of(seed: int, steps: Sequence[int] | None = None) -> BaseException | None:
+def failure_of(
+    seed: int, steps: Sequence[int] | None = None, kinds: Sequence[type[Rules]] = ()
+) -> BaseException | None:
     try:
-        play(seed, steps)
+        play(seed, steps, kinds)
     except KeyboardInterrupt:
         raise
     except BaseException as error:

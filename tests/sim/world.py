@@ -217,13 +217,17 @@ class World:
         assert explained, f"{self._seen()} is none of {[self._wanted(model) for model in allowed]}"
         self.model = explained[0]
         self._adopt()
+        for one in self.model.known:
+            one.is_loose = False
 
     def _adopt(self) -> None:
         """How often each was tried, and what it is put off for: with the power, that may go."""
-        contents = self._seen()[0]
+        contents, highest = self._seen()[0], dict(self.model.highest)
         for one in self.model.all_shown():
             seq, tries = contents[one.queue][one.number]
-            one.seq, one.is_loose, one.tries, one.least, one.most = seq, False, tries, tries, tries
+            assert one.seq or seq > highest.get(one.queue, 0), f"{one} has a number that was another's"
+            self.model.highest[one.queue] = max(self.model.highest.get(one.queue, 0), seq)
+            one.seq, one.tries, one.least, one.most = seq, tries, tries, tries
             one.due_us = doors.due_us(self.space, one.queue, id_of(one.number))
 
     # Crashes
@@ -331,9 +335,7 @@ class World:
     def check(self) -> None:
         self.model.expect()
         assert self._shows(self.model), f"{self._seen()} is not {self._wanted(self.model)}"
-        contents = self._seen()[0]
-        for one in self.model.all_shown():
-            one.seq = contents[one.queue][one.number][0]
+        self._adopt()
 
     # Steps
 

@@ -115,7 +115,7 @@ WITHIN = frozenset(
             "_settle",
             "Journal._overwrite",
         ),
-        *("Journal._write_own", "_careless_sync"),
+        *("Journal._write_own", "_careless_sync", "_failing"),
         *("GroupCommit.perform", "GroupCommit._lead", "DirectoryLog._harden"),
         *(
             "harden",

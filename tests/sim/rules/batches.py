@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import permutations
 from typing import ClassVar
 
 from sim import doors
 from sim.model import ACTIVE, IN_DOUBT, Branch, Model, Rules
 from sim.rules.core import add, end, take
-from sim.world import World
+from sim.world import Effect, Over, World
 from xaqueue.batch import ONE_SPACE, Batch
 from xaqueue.xid import Xid
+
+MOST = 4
+"""Branches of a batch: what comes forward at an opening does so in any order of them."""
 
 
 class Batches(Rules):
@@ -24,6 +29,8 @@ class Batches(Rules):
     def write(self, world: World) -> None:
         """With what its query has prepared before, if it was cut off there."""
         batch = Batch("query", self.number)
+        if len(branches_of(world.model, IN_DOUBT)) > 1:
+            raise Over
         for _ in range(world.dice.choice((1, 2, 3))):
             xid = Xid(ONE_SPACE, batch.gtrid, b"%d" % world.numbers)
             number = world.begin(Branch(xid=xid, is_of_batch=True))
@@ -54,13 +61,17 @@ class Batches(Rules):
         mine = branches_of(world.model, IN_DOUBT)
         xids = [world.model.branches[number].xid for number in mine]
 
-        def effect(model: Model) -> None:
-            for number in mine:
-                model.commit(number)
-            known = model.of(Batches)
-            known.number, known.last = batch.number + 1, (batch, xids)
+        def effect(order: Sequence[int]) -> Effect:
+            def commit(model: Model) -> None:
+                for number in order:
+                    model.commit(number)
+                known = model.of(Batches)
+                known.number, known.last = batch.number + 1, (batch, xids)
 
-        world.attempt(lambda: doors.session(world.space).commit_all(batch, xids), effect)
+            return commit
+
+        orders = [effect(order) for order in permutations(mine)]
+        world.attempt(lambda: doors.session(world.space).commit_all(batch, xids), orders[0], None, orders[1:])
 
 
 def roll_back(model: Model) -> None:

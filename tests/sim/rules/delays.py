@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from sim import doors
 from sim.model import Known, Model, Rules
-from sim.rules.retries import MOST, move_some
+from sim.rules.retries import MOST, is_exhausted, move_some
 from sim.world import SECOND_US, Over, World
 
 PUT_OFF_S, EXPIRES_S = (0, 0, 0, 12), (None, None, 8, 30)
@@ -43,7 +43,7 @@ class Delays(Rules):
         model = world.model
         self.floor_us(model)
         over = [one for one in model.known if is_over(model, one) and one not in model.held()]
-        leaving = [one for one in over if one.queue == "work"]
+        leaving = [one for one in over if one.queue == "work" and not is_exhausted(model, one)]
         if not leaving or len(leaving) > MOST:
             raise Over
         move_some(world, leaving, len(leaving), "late", lambda: doors.expire(world.space))

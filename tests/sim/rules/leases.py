@@ -8,7 +8,7 @@ from sim import doors
 from sim.model import Branch, Known, Model, Rules
 from sim.rules.retries import Retries, left
 from sim.world import SECOND_US, Over, World, id_of
-from xaqueue.delivery import LONGEST_S
+from xaqueue.delivery import LONGEST_S, Detail
 from xaqueue.errors import LeaseExpired
 
 PUT_OFF_S = 20
@@ -40,7 +40,7 @@ class Leases(Rules):
         lease, how = self._any(world), world.dice.choice(("ack", "nack", "reject"))
         if how == "reject" and (not world.model.has(Retries) or world.model.refusal(Branch(), "put", "failed")):
             how = "ack"
-        detail = {"nack": PUT_OFF_S * SECOND_US, "reject": "no such customer"}.get(how)
+        details: dict[str, Detail] = {"nack": PUT_OFF_S * SECOND_US, "reject": "no such customer"}
 
         def effect(model: Model) -> None:
             one = model.of(Leases).held.pop(lease)
@@ -51,7 +51,7 @@ class Leases(Rules):
             else:
                 left(model, one, "failed")
 
-        world.attempt(lambda: doors.session(world.space).settle("work", lease, how, detail), effect)
+        world.attempt(lambda: doors.session(world.space).settle("work", lease, how, details.get(how)), effect)
 
     def accept(self, world: World) -> None:
         lease, number = self._any(world), world.at_work()

@@ -36,7 +36,7 @@ class Retries(Rules):
     def move(self, world: World) -> None:
         """As many as the failure queue has room for."""
         model = world.model
-        leaving = [one for one in model.shown("work") if one.tries >= TRIES and one not in model.held()]
+        leaving = [one for one in model.queue("work") if one.tries >= TRIES and one not in model.held()]
         room = model.of(Limits).room(model, "failed", []) if model.has(Limits) else MOST
         if not leaving or len(leaving) > MOST:
             raise Over
@@ -59,6 +59,10 @@ class Retries(Rules):
         if refused is not None:
             refuse(world, number, lambda: manager.move("failed", id_of(one.number)), refused)
         assert world.attempt(lambda: manager.move("failed", id_of(one.number)), effect, number) == id_of(one.number)
+
+
+def is_exhausted(model: Model, one: Known) -> bool:
+    return model.has(Retries) and not model.of(Retries).stays(model, one)
 
 
 def came_back(options: dict[str, Any]) -> dict[str, Any]:

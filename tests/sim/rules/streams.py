@@ -7,7 +7,7 @@ from typing import ClassVar
 from sim import doors
 from sim.model import Branch, Model, Rules
 from sim.rules.core import in_the_background
-from sim.world import Over, World
+from sim.world import Over, World, number_of
 from xaqueue.errors import QueueReserved
 
 
@@ -17,11 +17,16 @@ class Streams(Rules):
     weights: ClassVar = {"reserve": 3, "consume": 4, "release": 1, "clear": 3}
 
     def __init__(self) -> None:
+        self.archived: list[int] = []
+        """Messages that were to be kept."""
         self.stream = ""
         """That has the queue."""
 
     def refuses(self, model: Model, branch: Branch, verb: str, queue: str) -> type[Exception] | None:
         return QueueReserved if verb == "take" and queue == "feed" and self.stream else None
+
+    def opened(self, world: World) -> None:
+        assert set(self.archived) <= set(map(number_of, doors.files(world.fs, "feed"))), "what was to be kept is gone"
 
     def reserve(self, world: World) -> None:
         world.numbers += 1
@@ -47,7 +52,11 @@ class Streams(Rules):
             raise Over
         upto, stream, session = world.dice.choice(there).seq, self.stream, doors.session(world.space)
 
+        world.attempt(session.harden)
+
         def effect(model: Model) -> None:
+            mine = model.of(Streams)
+            mine.archived = mine.archived + [one.number for one in there if one.seq <= upto] * archives
             model.known = [one for one in model.known if one.queue != "feed" or one.seq > upto]
 
         world.attempt(lambda: session.consume("feed", stream, upto, archives), effect)

@@ -1,0 +1,213 @@
+"""The world against a product that is wrong on purpose: ``python -m sim.mutants`` says by which seed each is found.
+
+A mutant leaves out a kind of sync (``careless_log``), leaves out or puts off a call of the file system for a kind of
+path, or drops a rule of a feature. ``mutants.toml`` has what was found when this was run last; a mutant that is not
+found stands there with 0, and who takes away a crash story for it sees first that it is not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from sim import doors, run
+from sim.model import Rules
+from sim.rules.batches import Batches
+from sim.rules.carry import Carry
+from sim.rules.dedup import Dedup
+from sim.rules.delays import Delays
+from sim.rules.groups import Groups
+from sim.rules.leases import Leases
+from sim.rules.limits import Limits
+from sim.rules.retries import Retries
+from sim.rules.streams import Streams
+from sim.rules.topics import Topics
+from support.careless_log import careless
+from support.crash_level import CYCLING, FILLING, LAGGING, STRICT, Level
+from support.forgetful import ForgetfulFileSystem
+
+FOUND = Path(__file__).with_name("mutants.toml")
+SEEDS = 300
+DIRECTORIES, JOURNALS = (STRICT,), (LAGGING, FILLING, CYCLING)
+ANY = (*DIRECTORIES, *JOURNALS)
+
+
+@dataclass
+class Struck:
+    """How often a mutant was wrong: one that never is says nothing of the world."""
+
+    times: int = 0
+
+
+@dataclass(frozen=True)
+class Mutant:
+    name: str
+    wrong: Callable[[Struck], Any]
+    """Makes the context in which the product is wrong."""
+    kinds: tuple[type[Rules], ...] = ()
+    levels: tuple[Level, ...] = ANY
+
+    def found_by(self, seeds: int, first: int = 1) -> int:
+        """The first seed that fails; 0: none of so many does. Raises AssertionError where it never was wrong."""
+        struck = Struck()
+        with mock.patch.object(doors, "LEVELS", self.levels), self.wrong(struck):
+            found = (seed for seed in range(first, first + seeds) if run.failure_of(seed, None, self.kinds) is not None)
+            seed = next(found, 0)
+        assert struck.times, f"{self.name}: it is never wrong: the product has changed"
+        return seed
+
+
+def unsynced(kind: str, kinds: tuple[type[Rules], ...] = (), levels: tuple[Level, ...] = DIRECTORIES) -> Mutant:
+    """A kind of sync is left out, as the tables of the crash ring name it."""
+
+    @contextmanager
+    def wrong(struck: Struck) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch, careless(patch, kind) as care:
+            yield
+            struck.times += kind in care.asked
+
+    return Mutant(f"left out: {kind}", wrong, kinds, levels)
+
+
+def undone(call: str, part: str, kinds: tuple[type[Rules], ...] = (), levels: tuple[Level, ...] = ANY) -> Mutant:
+    """A call of the file system does nothing on paths that have this part."""
+
+    @contextmanager
+    def wrong(struck: Struck) -> Iterator[None]:
+        real = getattr(ForgetfulFileSystem, call)
+
+        def pass_over(fs: ForgetfulFileSystem, path: str, *rest: Any) -> Any:
+            if part not in f"{rest[0] if call in ('link', 'rename') else path}/":
+                return real(fs, path, *rest)
+            struck.times += 1
+            return None
+
+        with mock.patch.object(ForgetfulFileSystem, call, pass_over):
+            yield
+
+    return Mutant(f"undone: {call} of {part}", wrong, kinds, levels)
+
+
+def dropped(target: str, instead: Any, *kinds: type[Rules], levels: tuple[Level, ...] = ANY) -> Mutant:
+    """A function of the package returns this instead of doing anything."""
+
+    @contextmanager
+    def wrong(struck: Struck) -> Iterator[None]:
+        def drop(*_: Any, **__: Any) -> Any:
+            struck.times += 1
+            return instead
+
+        with mock.patch(f"xaqueue.{target}", drop):
+            yield
+
+    return Mutant(f"dropped: {target}", wrong, kinds, levels)
+
+
+CORE_SYNCS = (
+    "prepare: content block",
+    "prepare: content first block",
+    "prepare: target prepared",
+    "commit: target range",
+    "commit: source prepared",
+    "one_phase: target range",
+    "rollback: source prepared",
+    "decision: target heuristic",
+    "forget: source heuristic",
+    "_record: content decision",
+    "_publish: content watermark",
+    "_sync_directories: names prepared",
+    "_sync_directories: names range",
+)
+JOURNAL_SYNCS = (
+    "write: content segment",
+    "write_checkpoint: content segment",
+    "make_segment: content new segment",
+    "make_segment: names journal",
+    "harden: content segment",
+    "checkpoint: all root",
+)
+BATCH_SYNCS = (
+    "decide: content batch record",
+    "batch: target batches",
+    "batch: content watermark",
+    "batch: target committed",
+    "batch: target queue",
+    "batch: target range",
+    "batch: target prepared",
+    "batch: source prepared",
+    "_sync_directories: names batches",
+)
+STREAM_SYNCS = (
+    "_write: content stream record",
+    "stream: target streams",
+    "_sync_directories: names streams",
+    "stream: target range",
+)
+
+MUTANTS: Sequence[Mutant] = (
+    *map(unsynced, CORE_SYNCS),
+    *(unsynced(kind, (), JOURNALS) for kind in JOURNAL_SYNCS),
+    *(unsynced(kind, (Batches,)) for kind in BATCH_SYNCS),
+    *(unsynced(kind, (Streams,)) for kind in STREAM_SYNCS),
+    undone("unlink", "/range="),
+    undone("link", "/range=", (Topics,), DIRECTORIES),
+    undone("create", "/.dedup/", (Dedup,), DIRECTORIES),
+    undone("sync_dir", "/.dedup/", (Dedup,), DIRECTORIES),
+    undone("sync_data", "/.dedup/", (Dedup,), DIRECTORIES),
+    undone("unlink", "/.dedup/", (Dedup,)),
+    dropped("features.dedup.dedup.Claims._holder_locked", None, Dedup),
+    dropped("features.dedup.dedup.Claims.ops", (), Dedup),
+    dropped("features.dedup.dedup.known", None, Dedup),
+    dropped("features.dedup.dedup.restore", None, Dedup),
+    undone("create", "/.retries/", (Retries,), DIRECTORIES),
+    undone("sync_data", "/.retries/", (Retries,), DIRECTORIES),
+    undone("sync_dir", "/.retries/", (Retries,), DIRECTORIES),
+    dropped("features.retries.tries.count_killed", None, Retries),
+    dropped("features.retries.tries.records_of", [], Retries),
+    dropped("features.groups.groups.Groups.is_held", False, Groups),
+    dropped("features.groups.groups.Groups.comes_back", None, Groups),
+    dropped("features.limits.queue_room.check", None, Limits),
+    undone("create", "batches/", (Batches,), DIRECTORIES),
+    dropped("features.batches.batch_recovery.rolls_forward", False, Batches),
+    dropped("features.batches.batches.decision", None, Batches),
+    undone("create", "streams/", (Streams,), DIRECTORIES),
+    undone("rename", "archive/", (Streams,)),
+    dropped("features.carry.carrier.Carrier.has_applied", False, Carry, levels=JOURNALS),
+    dropped("features.carry.carry._apply", None, Carry, levels=JOURNALS),
+    dropped("features.carry.carrier_note.note_of", None, Carry, levels=JOURNALS),
+    dropped("features.streams.cleanup._remove_expired", None, Delays),
+    dropped("features.retries.moving.move_all", True, Delays, Retries),
+    dropped("features.retries.tries.hand_back", None, Leases, Retries),
+)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="or beginnings of names; all, where nothing is said")
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    given = parser.parse_args(words)
+    logging.disable(logging.CRITICAL)
+    chosen = [one for one in MUTANTS if not given.names or one.name.startswith(tuple(given.names))]
+    for one in chosen:
+        began = time.monotonic()
+        try:
+            seed: object = one.found_by(given.seeds)
+        except (AssertionError, AttributeError) as error:
+            seed = f'"{error}"'
+        sys.stdout.write(f'"{one.name}" = {seed}  # {time.monotonic() - began:.0f} s\n')
+        sys.stdout.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
