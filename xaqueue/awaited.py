@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, cast
 
-from greenlet import getcurrent, greenlet
+from xaqueue.errors import InterfaceError, NotSupportedError
 
-from xaqueue.errors import InterfaceError
+try:
+    from greenlet import getcurrent, greenlet
+except ModuleNotFoundError:  # it comes with an extra: nothing is carried without it
+    greenlet, getcurrent = object, lambda: None  # type: ignore[assignment, misc, return-value]
 
 T = TypeVar("T")
+MISSING = "async connections and servers need greenlet: pip install 'xaqueue[server]'"
 
 
 class _Carrier(greenlet):
@@ -34,7 +38,10 @@ async def carried(
     """The result of a call that waits by ``awaited``.
 
     error_of: what is raised in the call where its task was cancelled. cut_off: is told what it ended with then.
+    Raises NotSupportedError without greenlet.
     """
+    if greenlet is object:
+        raise NotSupportedError(MISSING)
     carrier = _Carrier(call)
     result = carrier.switch()
     while not carrier.dead:

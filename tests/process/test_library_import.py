@@ -1,10 +1,14 @@
-"""What the library loads: nothing that only the command line, a server or Spark needs."""
+"""What the library and the command line load: nothing that only some need, and nothing that only an extra brings."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from xaqueue.cli.exit_codes import ExitCode
 
 PRINT = (
     "import sys; names = {name.partition('.')[0] for name, module in list(sys.modules.items()) "
@@ -13,12 +17,24 @@ PRINT = (
 """The packages that are loaded and no part of Python; an extension's own pseudo-modules have no file."""
 
 
+OF_TYPER = {"annotated_doc", "click", "shellingham", "typing_extensions"}
+"""What some version of Typer loads of its own."""
+GREENLET = "pip install 'xaqueue[server]'"
+
+
 def loaded(script: str) -> set[str]:
-    """By a child without what an editable install loads at every start of Python."""
+    return set(child(f"{script}\n{PRINT}").splitlines()[-1].split())
+
+
+def child(script: str) -> str:
+    """What it prints, without what an editable install loads at every start of Python."""
     path = [entry for entry in sys.path if entry]
-    code = f"import sys; sys.path[:] = {path!r}\n{script}\n{PRINT}"
-    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True)
-    return set(done.stdout.split())
+    code = f"import sys; sys.path[:] = {path!r}\n{script}"
+    return subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+def without_greenlet(script: str) -> str:
+    return child(f"sys.modules['greenlet'] = None\n{script}")
 
 
 def test_the_import_loads_no_package_but_msgpack() -> None:
@@ -44,3 +60,53 @@ def test_an_embedded_space_loads_what_watches_it_and_nothing_of_the_command_line
         f"with xaqueue.connect({space!r}) as connection: assert connection.dequeue('orders').body == b'x'"
     )
     assert loaded(script) <= {"xaqueue", "msgpack", "watchdog"}
+
+
+def test_the_command_line_loads_typer_and_no_screen() -> None:
+    script = (
+        "from xaqueue.cli.main import app\n"
+        "assert not {'asyncio', 'greenlet', 'rich', 'tomlkit', 'watchdog'} & set(sys.modules)"
+    )
+    assert loaded(script) - OF_TYPER == {"xaqueue", "msgpack", "typer"}
+
+
+def test_without_greenlet_transactions_of_threads_work(tmp_path: Path) -> None:
+    """As an install without extras has it: embedded, and by a transaction manager."""
+    space, log = str(tmp_path / "space"), str(tmp_path / "tm")
+    script = (
+        "import xaqueue\n"
+        f"xaqueue.connect({space!r}, create=True).close()\n"
+        f"with xaqueue.TransactionManager({log!r}, {{'queue': lambda: xaqueue.connect({space!r})}}) as tm:\n"
+        "    with tm.transaction() as tx: tx['queue'].enqueue('orders', b'x')\n"
+        f"with xaqueue.connect({space!r}) as connection: print(connection.dequeue('orders').body)"
+    )
+    assert without_greenlet(script) == "b'x'\n"
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "import asyncio, xaqueue\ntry: asyncio.run(xaqueue.connect_async('xaq://localhost:1'))",
+        "try: import xaqueue.rpc.server.server",
+    ],
+)
+def test_who_needs_greenlet_is_told_what_to_install(script: str) -> None:
+    assert GREENLET in without_greenlet(f"{script}\nexcept Exception as error: print(error)")
+
+
+def test_without_greenlet_a_command_says_so(tmp_path: Path) -> None:
+    space = str(tmp_path / "space")
+    words = [
+        ["init", space],
+        ["define", "orders", "--space", space],
+        ["put", "orders", "x", "--space", space],
+        ["get", "orders", "--space", space],
+    ]
+    calls = "".join(f"assert run({one!r}).exit_code == 0\n" for one in [*words, ["check", "--space", space]])
+    script = (
+        "from typer.testing import CliRunner\nfrom xaqueue.cli.main import app\n"
+        f"run = lambda words: CliRunner().invoke(app, words)\n{calls}"
+        f"done = run(['serve', '--space', {space!r}])\nprint(done.exit_code, done.output)"
+    )
+    code, _, said = without_greenlet(script).partition(" ")
+    assert (int(code), GREENLET in said) == (ExitCode.ERROR, True)

@@ -18,7 +18,7 @@ import typer
 
 from xaqueue.cli import advise as advising
 from xaqueue.cli import output
-from xaqueue.cli.exit_codes import ExitCode, complain
+from xaqueue.cli.exit_codes import ExitCode, complain, extra_there
 from xaqueue.cli.location import DirectoryOption, JsonOption, SpaceOption, directory_of, location_of, remote, served_at
 from xaqueue.cli.log_output import LogFormat, LogFormatOption, LogLevelOption, finish, written_aside
 from xaqueue.cli.tm_log import load
@@ -109,7 +109,9 @@ def serve(
     waits until the space is free; clients that are given both addresses, xaq://a:7000,b:7000, go on there.
     """
     from xaqueue.rpc.server.listeners import ListenConfig, with_default
-    from xaqueue.rpc.server.server import run
+
+    with extra_there("server"):
+        from xaqueue.rpc.server.server import run
 
     directory = Path(directory_of(space))
     files = {"cert": cert, "key": key, "client_ca": client_ca}

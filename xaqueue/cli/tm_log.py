@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -49,8 +49,10 @@ from xaqueue.tm.log_directory import (
     record_forgotten,
     view_log,
 )
-from xaqueue.tm.manager import TransactionManager
 from xaqueue.tm.records import InDoubtTransaction
+
+if TYPE_CHECKING:
+    from xaqueue.tm.manager import TransactionManager
 
 ADDRESSES = {"xaqueue": "space", "postgres": "dsn", "sqlite": "path"}
 """By kind, the key that says where it is."""
@@ -283,6 +285,8 @@ def opened(config: TmConfig) -> AbstractContextManager[TransactionManager]:
             f"the participants are not known: write them into {config.log_dir / PARTICIPANTS}, see xaqueue(5)"
         )
     openers = {name: opener(participant) for name, participant in config.participants.items()}
+    from xaqueue.tm.manager import TransactionManager  # which loads asyncio
+
     return TransactionManager(config.log_dir, openers, last_resource=config.last_resource)
 
 

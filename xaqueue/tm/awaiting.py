@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from xaqueue.awaited import awaited, carried, is_carried, is_cut
 from xaqueue.connection import Connection
 from xaqueue.errors import InterfaceError, InvalidArgument, OperationalError
+from xaqueue.tm.driver import Adapter
 
 WAITING = frozenset(("tpc_prepare", "tpc_commit", "tpc_rollback", "harden", "close"))
 """Methods of a queue's connection that wait for its disk."""
@@ -198,13 +199,10 @@ class Loop:
             closing.exception()  # whatever it says, it is closed
 
 
-class _Adapter:
-    """A connection, or a cursor, whose methods are called by ``_call``."""
-
+class _Adapter(Adapter):
     def __init__(self, loop: Loop, adapted: Any) -> None:
         self._loop = loop
-        self.plain = adapted
-        """What is adapted."""
+        super().__init__(adapted)
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.plain, name)
@@ -274,16 +272,6 @@ class ThreadedConnection(_Adapter):
 def plain(connection: Any) -> Any:
     """What is kept between transactions: a queue's own connection may be used in a task and in a thread."""
     return connection.plain if isinstance(connection, ThreadedConnection) else connection
-
-
-def driver_of(connection: Any) -> Any:
-    """The driver's own."""
-    return connection.plain if isinstance(connection, _Adapter) else connection
-
-
-def kind_of(connection: Any) -> type:
-    """The driver's class."""
-    return type(driver_of(connection))
 
 
 def is_of_tasks(connection: Any) -> bool:

@@ -19,7 +19,6 @@ from typing import Any
 from xaqueue.connection import Connection
 from xaqueue.errors import ConnectionLost, Error, HeuristicOutcome, ResourceFailed, UnknownXid
 from xaqueue.spans import TracedConnection
-from xaqueue.tm.awaiting import kind_of
 from xaqueue.tm.gtrid import FORMAT_ID
 from xaqueue.tm.voting import Reply
 from xaqueue.xa import Code, Outcome
@@ -55,6 +54,24 @@ _DIALECTS = {
 """By the package of a connection's class."""
 _OURS = (Connection.__module__, TracedConnection.__module__, "xaqueue.rpc.client.asyncio")
 _NAMED = frozenset(dialect.value for dialect in Dialect)
+
+
+class Adapter:
+    """A connection, or a cursor, whose methods are called in another place; see ``awaiting``."""
+
+    def __init__(self, adapted: Any) -> None:
+        self.plain = adapted
+        """What is adapted."""
+
+
+def driver_of(connection: Any) -> Any:
+    """The driver's own."""
+    return connection.plain if isinstance(connection, Adapter) else connection
+
+
+def kind_of(connection: Any) -> type:
+    """The driver's class."""
+    return type(driver_of(connection))
 
 
 def dialect_of(connection: Any) -> Dialect:

@@ -18,7 +18,7 @@ import sqlite3
 from typing import Any, NoReturn
 
 from xaqueue.errors import ProtocolError
-from xaqueue.tm import awaiting, driver
+from xaqueue.tm import driver
 from xaqueue.tm.driver import Dialect, run
 
 _ENDING = ("commit", "rollback", "begin", "start_transaction", "autocommit")
@@ -79,7 +79,7 @@ class Guard:
     """What the user was told, or is to be told: from then on the transaction can only be rolled back."""
 
     def __init__(self, connection: Any, name: str) -> None:
-        self._connection, self._name, self._plain = connection, name, awaiting.driver_of(connection)
+        self._connection, self._name, self._plain = connection, name, driver.driver_of(connection)
         self._replaced: list[str] = []
         is_of_driver = not hasattr(type(self._plain), "lent")
         self._is_of_sqlite = is_of_driver and driver.dialect_of(connection) is Dialect.SQLITE

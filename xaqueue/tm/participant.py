@@ -98,7 +98,7 @@ class ConnectionSource:
         if not (driver.has_two_phases(connection) or (self.may_decide and driver.takes_sql(connection))):
             driver.close(connection)
             raise InvalidArgument(
-                f"participant {self.name!r} has no two-phase commit ({awaiting.kind_of(connection).__module__} has no "
+                f"participant {self.name!r} has no two-phase commit ({driver.kind_of(connection).__module__} has no "
                 "tpc_begin): only a last_resource needs none, a database of which a transaction may have one"
             )
         return connection

@@ -15,9 +15,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import TypeVar
 
-from greenlet import getcurrent, greenlet
-
+from xaqueue.awaited import MISSING
 from xaqueue.core.storage.scheduling import THREADS, Condition, Threads, Waiter
+
+try:
+    from greenlet import getcurrent, greenlet
+except ModuleNotFoundError:
+    raise ImportError(MISSING) from None
 
 T = TypeVar("T")
 
