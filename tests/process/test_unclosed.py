@@ -15,9 +15,9 @@ import pytest
 
 import xaqueue
 from xaqueue.core.owner import open as owner_open
-from xaqueue.core.recovery.recover import open_space
 from xaqueue.core.storage import owner_file
 from xaqueue.core.storage.owner_file import OWNER
+from xaqueue.features.opening import open_space
 from xaqueue.features.session import attach
 from xaqueue.tm.log_directory import open_log
 

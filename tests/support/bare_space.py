@@ -16,10 +16,10 @@ from xaqueue.core.model.block import Block, Kind, encode
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.core.model.message_name import tags_of
 from xaqueue.core.owner import open
-from xaqueue.core.recovery.recover import open_space
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.features.kinds import KINDS
+from xaqueue.features.opening import open_space
 from xaqueue.features.session import Session
 from xaqueue.message import MessageId, Properties
 from xaqueue.xid import Xid

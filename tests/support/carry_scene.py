@@ -20,11 +20,11 @@ from support.tm_world import STARTED, Rig, World, mortal
 from xaqueue.connection import Connection
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
-from xaqueue.core.recovery.recover import open_space
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import DecisionLogError, OutcomeUnknown, QueueWaiting, ResourceFailed, RolledBack
 from xaqueue.features.carry import carry
 from xaqueue.features.kinds import KINDS
+from xaqueue.features.opening import open_space
 from xaqueue.features.session import Session
 from xaqueue.tm.coordinator import TraceStep as Step
 

@@ -20,12 +20,12 @@ from xaqueue.core.model.block import Block, encode
 from xaqueue.core.model.block import Kind as BlockKind
 from xaqueue.core.model.change import PUT, Change, Kind, entry_of, is_valid
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
-from xaqueue.core.recovery.recover import open_space as open_bare
 from xaqueue.core.storage import journal as journal_of
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.core.storage.journal import Journal, checkpoint_entry
 from xaqueue.core.storage.journal_format import SECTOR_BYTES, Entry
 from xaqueue.features.kinds import KINDS
+from xaqueue.features.opening import open_space as open_bare
 from xaqueue.features.pair import pair, pair_fs
 from xaqueue.features.pair.pair_fs import PairFileSystem
 from xaqueue.message import MessageId, Properties

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from xaqueue.core.engine.memory import Features
 from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.model.layout import Watermark
 from xaqueue.core.model.queue import Queue
@@ -15,7 +16,7 @@ class LogOwner:
     serving = True
 
     def __init__(self, published: Callable[[dict[str, Watermark]], object]) -> None:
-        self.definitions = Definitions()
+        self.definitions, self.features = Definitions(), Features()
         self.queues: dict[str, Queue] = {}
         self.published = published
         self.retried: Callable[[OSError, Callable[[], object]], object] | None = None

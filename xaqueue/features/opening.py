@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
+from xaqueue.batch import BATCH_FORMAT_IDS
+from xaqueue.core.engine.memory import Features
 from xaqueue.core.engine.state import Space
 from xaqueue.core.owner import open
 from xaqueue.core.owner.chores import Chore
+from xaqueue.core.recovery import recover
 from xaqueue.core.storage.scheduling import THREADS
+from xaqueue.features.batches.rule import BatchRule
 from xaqueue.features.batches.sweep import Sweep
+from xaqueue.features.dedup import dedup
+from xaqueue.features.kinds import KINDS
+from xaqueue.features.retries.tries import Tries
 from xaqueue.features.scrub.options import DAYS
 from xaqueue.features.scrub.scrub import Scrub
 from xaqueue.features.snapshots.chores import PruneJournal, TakeSnapshots
@@ -29,5 +36,13 @@ def chores(space: Space, lasting: bool) -> Iterator[Chore]:
         yield Scrub(space)
 
 
-attach = partial(open.attach, chores=chores)
+FEATURES = Features(
+    rules=dict.fromkeys(BATCH_FORMAT_IDS, BatchRule()),
+    admits=(dedup.admit,),
+    returns=Tries(),
+)
+"""What they have to say in the steps of a branch, beside its riders."""
+
+attach = partial(open.attach, chores=chores, features=FEATURES)
+open_space = partial(recover.open_space, kinds=KINDS, features=FEATURES)
 start_background = partial(open.start_background, chores=chores)

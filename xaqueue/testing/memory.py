@@ -30,13 +30,13 @@ from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.owner.chores import Chores
 from xaqueue.core.owner.open import check_empty, hardening_of
 from xaqueue.core.owner.threads import TimeLimits
-from xaqueue.core.recovery.recover import open_space
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.core.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.endpoint import MEMORY
 from xaqueue.errors import InvalidArgument, ResourceFailed
 from xaqueue.features.kinds import KINDS
+from xaqueue.features.opening import open_space
 from xaqueue.features.replica import options as replica
 from xaqueue.features.session import Session
 from xaqueue.features.snapshots import options as snapshots

@@ -10,7 +10,7 @@ import time
 
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import branch as states
-from xaqueue.core.model.branch import ALLOWED_NEXT, RULES, Begun, Branch, Call, State, call_of
+from xaqueue.core.model.branch import ALLOWED_NEXT, Begun, Branch, Call, State, call_of
 from xaqueue.errors import (
     Error,
     InterfaceError,
@@ -163,10 +163,10 @@ class Association:
             self._count_locked(xid, self.branch_limit)
         branch = self.space.branches[xid] = Branch(xid, str(xid))
         branch.begun = Begun(time.monotonic(), self.key)
-        rule = RULES.get(xid[0])
+        rule = self.space.features.rules.get(xid[0])
         if rule is not None:
             try:
-                rule(self.space, branch, Call.START)
+                rule.check(self.space, branch, Call.START)
             except RolledBack as why:
                 branch.rollback_reason = why
         if timeout_s is not None:

@@ -21,6 +21,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from xaqueue.core.engine import quarantine
 from xaqueue.core.engine.blocks import add_branch_block, add_dequeue
@@ -33,8 +34,6 @@ from xaqueue.core.model.change import Kind as Step
 from xaqueue.core.model.layout import COMMIT, FIRST, PREPARED, QUARANTINE, block_path, message_path, retry_path
 from xaqueue.core.storage.group_commit import nothing
 from xaqueue.errors import DiskFull, RetryLater
-from xaqueue.features.retries import tries
-from xaqueue.features.retries.tries import Failed
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
 
@@ -206,35 +205,35 @@ def rollback(space: Space, branch: Branch) -> None:
 
 
 def undo(space: Space, branch: Branch) -> None:
-    """What a branch did is gone; its dequeued messages are back where they were, with one more try.
+    """What a branch did is gone; its dequeued messages are back where they were.
 
-    RetryLater: nothing was done. What was never prepared is undone all the same, and its tries are not recorded.
+    RetryLater: nothing was done. What was never prepared is undone all the same, and nothing of that is recorded.
     """
-    failed = tries.failed_by(space, branch)
+    returns = space.features.returns
+    back = returns.of(space, branch)
+    records = returns.records(space, back)
     if branch.base is State.PREPARED:
         try:
-            space.log.perform(rollback_change(space, branch, failed), nothing, branch)
-        except RetryLater:  # its tries may be what has no room
-            if not failed:
+            space.log.perform(rollback_change(branch, records), nothing, branch)
+        except RetryLater:  # what is recorded may be what has no room
+            if not records:
                 raise
-            space.log.perform(rollback_change(space, branch, ()), nothing, branch)
+            space.log.perform(rollback_change(branch, ()), nothing, branch)
     else:
-        counted = tries.records_of(space, failed)
-        if counted:
+        if records:
             with suppress(RetryLater):
-                space.log.perform(Change(Step.ROLLBACK, branch.name, counted), nothing, branch)
+                space.log.perform(Change(Step.ROLLBACK, branch.name, records), nothing, branch)
         space.discard(_files(branch))
-    release(space, branch, failed)
+    release(space, branch, back)
 
 
-def rollback_change(space: Space, branch: Branch, failed: Sequence[Failed]) -> Change:
-    """What the rollback of a prepared branch does, with which these deliveries fail: of its files .000 goes first.
+def rollback_change(branch: Branch, records: Sequence[Op]) -> Change:
+    """What the rollback of a prepared branch does: of its files .000 goes first.
 
-    Their records come before: of a branch in doubt recovery counts by its blocks, whatever these say.
+    What is recorded comes before: of a branch in doubt recovery goes by its blocks, whatever that says.
     """
     first, *others = _files(branch) or [block_path(PREPARED, branch.name, FIRST)]
-    ops = [*tries.records_of(space, failed), (DROP, first)]
-    return Change(Step.ROLLBACK, branch.name, ops, rest=[(DROP, path) for path in others])
+    return Change(Step.ROLLBACK, branch.name, [*records, (DROP, first)], rest=[(DROP, path) for path in others])
 
 
 def _files(branch: Branch) -> list[str]:
@@ -249,7 +248,7 @@ def resolve_damage(space: Space, xid: Xid) -> None:
     space.log.sync_names((QUARANTINE,))
 
 
-def release(space: Space, branch: Branch, failed: Sequence[Failed]) -> None:
+def release(space: Space, branch: Branch, back: Sequence[Any]) -> None:
     """Gives every message back that the branch held, and forgets what it had added."""
     with space.lock:
         for written in branch.blocks:
@@ -257,4 +256,4 @@ def release(space: Space, branch: Branch, failed: Sequence[Failed]) -> None:
                 space.queue(written.queue).withdraw(written.message_id)
         for rider in branch.riders:
             rider.release_locked(space, branch)
-        tries.publish(space, failed)
+        space.features.returns.publish_locked(space, back)

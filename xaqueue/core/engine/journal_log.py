@@ -26,11 +26,11 @@ from typing import Any
 
 from xaqueue.core.engine import redo
 from xaqueue.core.engine.behind import Behind, Turn
-from xaqueue.core.engine.log import HELD_BYTES, Owner
+from xaqueue.core.engine.log import HELD_BYTES, Owner, Register
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import Kind, split_block
 from xaqueue.core.model.block_files import make_twin, read_block
-from xaqueue.core.model.branch import RULES, Branch, Written
+from xaqueue.core.model.branch import Branch, Written
 from xaqueue.core.model.change import DROP, MOVE, PUT, Change, Moved, Op, entry_of, final_states
 from xaqueue.core.model.layout import ACTIVE, Watermark, block_path, numbered
 from xaqueue.core.model.queue import Queue
@@ -41,7 +41,6 @@ from xaqueue.core.storage.journal import Journal, checkpoint_entry
 from xaqueue.core.storage.journal_format import Entry
 from xaqueue.core.storage.scheduling import THREADS, Threads
 from xaqueue.errors import RetryLater
-from xaqueue.features.retries.register import Register
 
 KEPT_BYTES = 1024 * 1024
 """How much of its blocks a branch keeps in memory, at most; the rest is written to active/."""
@@ -229,7 +228,7 @@ class JournalLog(JournalCommit):
         """Whether its steps wait for their syncs: not where all its queues say so. What has a rule for its xid does,
         since others rely on that; and what is too much to be in memory only until the next sync.
         """
-        if branch.kept_bytes > HELD_BYTES or branch.to_harden or branch.xid[0] in RULES:
+        if branch.kept_bytes > HELD_BYTES or branch.to_harden or branch.xid[0] in self._owner.features.rules:
             return True
         definitions = [self._owner.definitions.of(written.queue) for written in branch.blocks]
         return any(one is None or one.sync != NOTHING for one in definitions)

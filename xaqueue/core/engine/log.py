@@ -16,9 +16,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+from xaqueue.core.engine.memory import Features
 from xaqueue.core.model.branch import Branch, Written
 from xaqueue.core.model.change import Change
 from xaqueue.core.model.definitions import Definitions
+from xaqueue.core.model.entry import Entry
 from xaqueue.core.model.layout import Watermark
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage import group_commit
@@ -36,10 +38,21 @@ class CommitPending(RetryLater):
     """The commit point is on disk, and there was no room for what follows it: the same commit again completes it."""
 
 
+class Register(Protocol):
+    """What is taken, and may be in somebody's hands where this process is killed. Raises OSError."""
+
+    def add(self, queue: str, entry: Entry, *, handed_back: bool = False) -> None:
+        """A message of the queue was taken, or is handed back."""
+
+    def make(self) -> None:
+        """Makes its file where it is missing and there is room."""
+
+
 class Owner(group_commit.Owner, Protocol):
     """Whose log it is: the space. What ends in ``_locked`` is called with its lock held."""
 
     definitions: Definitions
+    features: Features
     queues: dict[str, Queue]
     """The memory of each, by its name."""
     serving: bool

@@ -8,11 +8,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from xaqueue.core.model.block import Kind
-from xaqueue.core.model.branch import Branch, State
+from xaqueue.core.model.branch import Branch, Rule, State
+from xaqueue.core.model.change import Op
 from xaqueue.core.model.definitions import UNDEFINED, Definitions
 from xaqueue.core.model.entry import Entry
 from xaqueue.core.model.queue import Queue
@@ -21,6 +23,7 @@ from xaqueue.core.storage.group_commit import nothing
 from xaqueue.core.storage.scheduling import Threads
 from xaqueue.features.carry.carrier import Carrier
 from xaqueue.features.snapshots.restored import Restored
+from xaqueue.message import MessageId, Properties
 from xaqueue.xa import Outcome
 from xaqueue.xid import LOCAL_FORMAT_ID, Xid
 
@@ -68,11 +71,52 @@ class RecoveryReport:
         )
 
 
+class Returns:
+    """What becomes of the messages that a branch has taken where it comes to nothing. Here they are as they were."""
+
+    def of(self, space: Any, branch: Branch) -> list[Any]:
+        """What comes back when this branch is rolled back."""
+        taken = [one for one in branch.blocks if one.kind is Kind.DEQUEUE]
+        return [(one.queue, one.entry) for one in taken if one.entry is not None]
+
+    def records(self, space: Any, back: Sequence[Any]) -> list[Op]:
+        """What the rollback records of these, as far as there is room. Raises ResourceFailed."""
+        return []
+
+    def publish_locked(self, space: Any, back: Sequence[Any]) -> None:
+        for name, entry in back:
+            queue = space.queue(name)
+            queue.index.release(entry)
+            queue.arrived.notify_all()
+
+
+class Admit(Protocol):
+    """Asked before a message with properties of its own is added, and before there is a block of it."""
+
+    def __call__(
+        self, space: Any, branch: Branch, queue: str, message_id: MessageId, properties: Properties, /
+    ) -> MessageId | None:
+        """The message that it comes to, where it is none of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What is attached to a space by whoever opens it: see ``xaqueue.features.opening``. The core names none of it."""
+
+    rules: Mapping[int, Rule] = field(default_factory=dict)
+    """By the format id of an xid."""
+    admits: Sequence[Admit] = ()
+    returns: Returns = Returns()  # noqa: RUF009 - it has no state
+
+
 class Memory:
     """The part of a ``Space`` that is no more than memory."""
 
-    def __init__(self, definitions: Definitions, now_ns: Callable[[], int], waiting: Threads) -> None:
+    def __init__(
+        self, definitions: Definitions, now_ns: Callable[[], int], waiting: Threads, features: Features
+    ) -> None:
         self.definitions = definitions
+        self.features = features
         self.now_ns = now_ns
         self.lock = threading.Lock()
         self.defining = threading.Lock()

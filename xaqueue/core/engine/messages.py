@@ -35,13 +35,12 @@ from xaqueue.core.storage.ids import fresh_id
 from xaqueue.core.storage.regular import DAMAGE
 from xaqueue.errors import DamagedBlock, DiskLow, InvalidArgument, RetryLater
 from xaqueue.features.carry import carry
-from xaqueue.features.dedup import dedup
-from xaqueue.features.dedup.values import hash_of
 from xaqueue.features.limits import queue_room
 from xaqueue.message import (
     EnqueueOptions,
     Message,
     MessageId,
+    Properties,
     body_of,
     check_message_id,
     id_of,
@@ -65,20 +64,26 @@ def enqueue(space: Space, branch: Branch, name: str, body: bytes, options: Enque
     if not space.room.has(len(body)):
         check_room(space, branch, len(body))
     given = options.get("message_id") if options else None
-    message_id, key = MessageId(fresh_id()) if given is None else id_of(given), b""
+    message_id, properties = MessageId(fresh_id()) if given is None else id_of(given), None
     if options and (given is None or len(options) > 1):
         properties = properties_of(name, space.now_ns() // 1000, options)
         packed, tags = pack_properties(properties), tags_of(properties)
-        if properties.dedup_key is not None:
-            key = hash_of(properties.dedup_key)
     else:
         packed, tags = pack_plain(name, space.now_ns() // 1000), ""
     head, checksum = head_of(Kind.ENQUEUE, message_id, packed, body, space.epoch, definitions.max_body_bytes)
-    first = dedup.known(space, branch, name, message_id, key) if key else None
-    if first is not None:
-        return first
+    if properties is not None and (there := _admitted(space, branch, name, message_id, properties)) is not None:
+        return there
     add(space, branch, Entry(0, message_id, tags), name, checksum, head, body, is_given=given is not None)
     return message_id
+
+
+def _admitted(
+    space: Space, branch: Branch, name: str, message_id: MessageId, properties: Properties
+) -> MessageId | None:
+    for admit in space.features.admits:
+        if (there := admit(space, branch, name, message_id, properties)) is not None:
+            return there
+    return None
 
 
 def remove(space: Space, branch: Branch, name: str, message_id: bytes) -> bool:

@@ -20,8 +20,6 @@ from xaqueue.core.engine.state import Space
 from xaqueue.core.model import branch as states
 from xaqueue.core.model.branch import (
     ALLOWED_NEXT,
-    OUTCOMES,
-    RULES,
     Branch,
     Call,
     Explained,
@@ -59,7 +57,7 @@ class Session(Association):
         branch = self._take(xid, Call.PREPARE if flags is Flag.NOFLAGS else call_of("prepare", flags))
         try:
             try:
-                if branch.riders or xid[0] in RULES:
+                if branch.riders or xid[0] in self.space.features.rules:
                     self._decide(branch, Call.PREPARE)
                 if not branch.blocks:
                     with self.space.lock:
@@ -81,7 +79,7 @@ class Session(Association):
         branch = self._take(xid, Call.COMMIT if flags is Flag.NOFLAGS else call_of("commit", flags))
         try:
             try:
-                if branch.riders or xid[0] in RULES:
+                if branch.riders or xid[0] in self.space.features.rules:
                     self._decide(branch, Call.COMMIT)
                 if not branch.blocks and branch.base not in (State.PREPARED, State.CARRIED):
                     with self.space.lock:
@@ -100,7 +98,7 @@ class Session(Association):
     def rollback(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
         branch = self._take(xid, Call.ROLLBACK if flags is Flag.NOFLAGS else call_of("rollback", flags))
         try:
-            if branch.riders or xid[0] in RULES:
+            if branch.riders or xid[0] in self.space.features.rules:
                 self._decide(branch, Call.ROLLBACK)
             commit.rollback(self.space, branch)
         except BaseException as error:
@@ -171,7 +169,8 @@ class Session(Association):
             self._settled_locked(xid)  # a step on its way is waited for: what it comes to is the answer
         found = self.space.outcome(xid, begun_by)
         self.space.check_owner()  # with another one it may have come to something else
-        return OUTCOMES[xid[0]](self.space, xid) if found is Outcome.UNKNOWN and xid[0] in OUTCOMES else found
+        rule = self.space.features.rules.get(xid[0]) if found is Outcome.UNKNOWN else None
+        return found if rule is None else rule.outcome(self.space, xid)
 
     # The work
 
@@ -364,9 +363,9 @@ class Session(Association):
 
     def _decide(self, branch: Branch, call: Call) -> None:
         """Asks who has a say in the step that follows. Raises what they do."""
-        rule = RULES.get(branch.xid[0])
+        rule = self.space.features.rules.get(branch.xid[0])
         if rule is not None:
-            rule(self.space, branch, call)
+            rule.check(self.space, branch, call)
         for rider in branch.riders:
             rider.decide(self.space, branch, call)
 

@@ -22,7 +22,7 @@ from xaqueue.carried import Life
 from xaqueue.core.engine.directory_log import DirectoryLog
 from xaqueue.core.engine.disk_space import RoomLimit
 from xaqueue.core.engine.journal_log import JournalLog
-from xaqueue.core.engine.memory import Memory, RecoveryReport
+from xaqueue.core.engine.memory import Features, Memory, RecoveryReport
 from xaqueue.core.model import layout
 from xaqueue.core.model.block_files import damage_of
 from xaqueue.core.model.branch import Branch, State
@@ -76,13 +76,14 @@ class Space(Memory):
         waiting: Threads = THREADS,
         lost: Callable[[], str] = lambda: "",
         space_id: str = "",
+        features: Features | None = None,
     ) -> None:
         """An empty one over the directories behind ``fs``; ``recover`` fills it.
 
         journal: where steps are recorded, at the level that has one. lost: why this process is not the owner of the
         directories any more, where it is not.
         """
-        super().__init__(definitions or Definitions(), now_ns, waiting)
+        super().__init__(definitions or Definitions(), now_ns, waiting, features or Features())
         self.fs = fs
         self.room = room or RoomLimit(fs)
         self.room.kept = self.kept

@@ -7,7 +7,7 @@ No I/O and no locks: whoever owns a branch serialises its calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
@@ -440,10 +440,16 @@ class Explained(Rider):
     reason: str
 
 
-RULES: dict[int, Callable[[Any, Branch, Call], None]] = {}
-"""By the format id of an xid: asked before a start, and as ``Rider.decide`` is, what such a branch may do alone."""
-OUTCOMES: dict[int, Callable[[Any, Xid], Outcome]] = {}
-"""By the format id of an xid: what became of such a branch that memory does not know."""
+class Rule:
+    """What holds for the branches whose xids have a format id that is a feature's. This one asks for nothing."""
+
+    def check(self, space: Any, branch: Branch, call: Call) -> None:
+        """What such a branch may do alone: before a start, with the lock held, and as ``Rider.decide``."""
+
+    def outcome(self, space: Any, xid: Xid) -> Outcome:
+        """What became of a branch of which memory knows nothing."""
+        return Outcome.UNKNOWN
+
 
 _OPEN = frozenset((State.ACTIVE, State.IDLE, State.UNDONE))
 """What a session sees then depends on who is in it."""

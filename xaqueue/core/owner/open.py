@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from xaqueue.core.engine.disk_space import RoomLimit
+from xaqueue.core.engine.memory import Features
 from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import definition_edits, layout
@@ -174,6 +175,7 @@ def attach(
     path: str | os.PathLike[str],
     *,
     chores: ChoresOf,
+    features: Features,
     create_missing: bool = False,
     sync: str | None = None,
     name: str | None = None,
@@ -185,9 +187,10 @@ def attach(
 ) -> Session:
     """A session with the space in this directory, which this process opens if it has not yet.
 
-    chores: of its features. sync: flags; see ``hardening_of``. name: must be the space's, where given. watch: whether
-    queues.toml is reloaded when it changes. waiting, on_branches: see ``Space``; where it is opened now. lock: that
-    ``standby.wait`` has taken: other standbys may take over from this owner. Closing the last session closes the space.
+    chores, features: see ``xaqueue.features.opening``. sync: flags; see ``hardening_of``. name: must be
+    the space's, where given. watch: whether queues.toml is reloaded when it changes. waiting, on_branches: see
+    ``Space``; where it is opened now. lock: that ``standby.wait`` has taken: other standbys may take over from this
+    owner. Closing the last session closes the space.
     Raises SpaceInUse, SpaceError, InvalidArgument; with ``lock`` ResourceFailed once another one has taken over.
     """
     root = Path(os.path.realpath(path))  # which raises nothing, whatever stands there
@@ -204,7 +207,9 @@ def attach(
             del _attached[root]
             attached = None
         if attached is None:
-            attached = _attached[root] = _open(root, found, chores, sync, watch, progress, waiting, on_branches, lock)
+            attached = _attached[root] = _open(
+                root, found, chores, features, sync, watch, progress, waiting, on_branches, lock
+            )
         elif sync is not None and Hardening.parse(sync) != attached.space.hardening:
             raise InvalidArgument(f"the space is open with {attached.space.hardening} in this process, not {sync}")
         attached.users += 1
@@ -215,6 +220,7 @@ def _open(
     root: Path,
     found: Format,
     chores: ChoresOf,
+    features: Features,
     sync: str | None,
     watch: bool,
     progress: Progress | None,
@@ -272,6 +278,7 @@ def _open(
             on_branches=partial(_begun, on_branches),
             lost=lock.lost,
             space_id=found.id,
+            features=features,
             replication=partial(replication_now, root, opened),
         )
         opened.append(space)

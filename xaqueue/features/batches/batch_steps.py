@@ -19,8 +19,6 @@ from xaqueue.core.model.change import DROP, Change, Op
 from xaqueue.core.model.change import Kind as Step
 from xaqueue.core.model.layout import batch_path
 from xaqueue.errors import RetryLater, RolledBack
-from xaqueue.features.retries import tries
-from xaqueue.features.retries.tries import Failed
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
 
@@ -132,14 +130,16 @@ def undo(space: Space, gtrid: bytes, branches: Sequence[Branch]) -> None:
 
 
 def _undo(space: Space, gtrid: bytes, branches: Sequence[Branch]) -> None:
-    failed = [tries.failed_by(space, branch) for branch in branches]
+    returns = space.features.returns
+    back = [returns.of(space, branch) for branch in branches]
+    records = [returns.records(space, each) for each in back]
     try:
-        space.log.perform(_rollback_change(space, gtrid, branches, failed))
-    except RetryLater:  # their tries may be what has no room
-        if not any(failed):
+        space.log.perform(_rollback_change(gtrid, branches, records))
+    except RetryLater:  # what is recorded may be what has no room
+        if not any(records):
             raise
-        space.log.perform(_rollback_change(space, gtrid, branches, [[] for _ in branches]))
-    for branch, each in zip(branches, failed, strict=True):
+        space.log.perform(_rollback_change(gtrid, branches, [[] for _ in branches]))
+    for branch, each in zip(branches, back, strict=True):
         commit.release(space, branch, each)
         if branch.damage:
             commit.resolve_damage(space, branch.xid)
@@ -147,8 +147,8 @@ def _undo(space: Space, gtrid: bytes, branches: Sequence[Branch]) -> None:
             space.finish_locked(branch, Outcome.ROLLED_BACK)
 
 
-def _rollback_change(space: Space, gtrid: bytes, branches: Sequence[Branch], failed: Sequence[list[Failed]]) -> Change:
-    changes = [commit.rollback_change(space, branch, each) for branch, each in zip(branches, failed, strict=True)]
+def _rollback_change(gtrid: bytes, branches: Sequence[Branch], records: Sequence[list[Op]]) -> Change:
+    changes = [commit.rollback_change(branch, each) for branch, each in zip(branches, records, strict=True)]
     ops, rest = [op for one in changes for op in one.ops], [op for one in changes for op in one.rest]
     return Change(Step.BATCH, _name(gtrid), ops, rest=rest)
 

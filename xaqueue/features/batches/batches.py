@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from xaqueue.batch import (
-    BATCH_FORMAT_IDS,
     ONE_SPACE,
     SEVERAL_SPACES,
     Batch,
@@ -32,7 +31,7 @@ from xaqueue.core.engine import heuristics, quarantine
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import records
 from xaqueue.core.model.block import Kind
-from xaqueue.core.model.branch import HEURISTICS, OUTCOMES, RULES, Branch, Call, State
+from xaqueue.core.model.branch import HEURISTICS, Branch, State
 from xaqueue.core.model.layout import BATCHES, QUARANTINE
 from xaqueue.core.storage.fs import NO_ROOM
 from xaqueue.errors import (
@@ -40,15 +39,13 @@ from xaqueue.errors import (
     Error,
     HeuristicOutcome,
     InvalidArgument,
-    ProtocolError,
     ResourceError,
     RetryLater,
-    RolledBack,
     UnknownXid,
 )
 from xaqueue.features.batches import batch_steps
 from xaqueue.features.batches.batch_steps import of_batch
-from xaqueue.xa import Code, Outcome
+from xaqueue.xa import Code
 from xaqueue.xid import Xid
 
 Others = tuple[tuple[str, Xid], ...]
@@ -81,70 +78,6 @@ def rollback_all(space: Space, batch: Batch, spaces: Sequence[str]) -> int:
         branches = [b for xid, b in claim.prepared.items() if b.base is State.PREPARED and xid not in strange]
         batch_steps.undo(space, batch.gtrid, branches)
     return len(branches)
-
-
-# What branches of batches may do on their own
-
-
-def check(space: Space, branch: Branch, call: Call) -> None:
-    """The rule of what is of a batch; with the lock held for a start. Raises RolledBack, ProtocolError."""
-    if not is_of_a_batch(branch.xid):
-        return
-    if call is Call.START:
-        late = batch_steps.refusal(space, branch.xid)
-        if late:
-            raise RolledBack(late)
-    elif call is Call.PREPARE and branch.blocks:
-        _check_prepare(space, branch)
-    elif call is Call.COMMIT:
-        _check_commit(branch)
-    elif call is Call.ROLLBACK:
-        _check_rollback(branch)
-
-
-def _check_prepare(space: Space, branch: Branch) -> None:
-    """RolledBack for a branch that comes after its batch was decided. Its caller holds it busy."""
-    with space.lock:
-        while key_of(branch.xid.gtrid) in space.batches.claimed:
-            space.wait_settled()
-        late = batch_steps.refusal(space, branch.xid)
-    if late:
-        raise branch.rollback_reason or RolledBack(late)
-
-
-def _check_commit(branch: Branch) -> None:
-    """ProtocolError for a branch that is committed with its batch or not at all. Its caller holds it busy."""
-    if branch.base is not State.COMMITTING:
-        raise ProtocolError(
-            f"branch {branch.xid} is of a batch, and would be written again if it were committed alone: commit_all "
-            f"decides the whole batch, and an operator can with `xaqueue indoubt commit {branch.xid}`"
-        )
-
-
-def _check_rollback(branch: Branch) -> None:
-    """ProtocolError for a branch that another space may have committed already. Its caller holds it busy."""
-    xid = branch.xid
-    if xid.format_id == SEVERAL_SPACES and branch.base is State.PREPARED:
-        raise ProtocolError(
-            f"branch {xid} is of a batch over several spaces, another of which may have committed it: the query rolls "
-            f"it back with its batch, and an operator who has looked there can with `xaqueue indoubt rollback {xid}`"
-        )
-
-
-def outcome(space: Space, xid: Xid) -> Outcome:
-    """What became of a branch of a batch, as its decision says."""
-    with space.lock:
-        if not is_of_a_batch(xid) or not space.batches.has(xid.gtrid):
-            return Outcome.UNKNOWN
-    try:
-        decided = records.decode_decision(space.read_record(records.decision_path(xid.gtrid)))
-    except (FileNotFoundError, DamagedBlock):
-        return Outcome.UNKNOWN
-    return Outcome.COMMITTED if xid in decided.xids else Outcome.ROLLED_BACK
-
-
-for _format_id in BATCH_FORMAT_IDS:
-    RULES[_format_id], OUTCOMES[_format_id] = check, outcome
 
 
 # A batch is claimed before anything is done to its branches

@@ -33,7 +33,7 @@ from xaqueue.core.model.queue import Queue
 from xaqueue.errors import RetryLater, RolledBack
 from xaqueue.features.dedup.options import WINDOW_S
 from xaqueue.features.dedup.values import Seen, hash_of
-from xaqueue.message import MessageId
+from xaqueue.message import MessageId, Properties
 from xaqueue.xa import Code
 
 PIECE = 256
@@ -44,8 +44,11 @@ def window_s(queue: Queue) -> float:
     return WINDOW_S.of(queue.definition)
 
 
-def known(space: Space, branch: Branch, name: str, message_id: MessageId, key: bytes) -> MessageId | None:
+def admit(space: Space, branch: Branch, name: str, message_id: MessageId, properties: Properties) -> MessageId | None:
     """The message of this key that is committed, or that the branch has added before; None: this one is to be added."""
+    if properties.dedup_key is None:
+        return None
+    key = hash_of(properties.dedup_key)
     with space.lock:
         queue = space.queue(name)
         if not window_s(queue):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from xaqueue.core.engine.memory import Returns
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout, records
 from xaqueue.core.model.block import Kind
@@ -55,6 +56,19 @@ def failed_by(space: Space, branch: Branch) -> list[Failed]:
     if branch.holder is not None and why is not None and why.code is Code.XA_RBTIMEOUT:
         reason = LEASE_EXPIRED
     return back + _failed(space, [(queue, entry) for queue, entry, is_try in held if is_try], reason)
+
+
+class Tries(Returns):
+    """A delivery that comes to nothing has failed, and the message is put off, or set aside to be moved."""
+
+    def of(self, space: Space, branch: Branch) -> list[Failed]:
+        return failed_by(space, branch)
+
+    def records(self, space: Space, back: Sequence[Failed]) -> list[Op]:
+        return records_of(space, back)
+
+    def publish_locked(self, space: Space, back: Sequence[Failed]) -> None:
+        publish(space, back)
 
 
 def failed_now(space: Space, queue: str, entry: Entry, reason: str) -> Retry:

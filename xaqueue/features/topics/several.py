@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Any, Unpack
 
 from xaqueue.access import CONSUME, PRODUCE
@@ -20,8 +21,6 @@ from xaqueue.core.model.entry import Entry
 from xaqueue.core.model.message_name import tags_of
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import ConnectionLost, Error, InvalidArgument, RolledBack
-from xaqueue.features.dedup import dedup
-from xaqueue.features.dedup.values import hash_of
 from xaqueue.features.limits import queue_room
 from xaqueue.features.topics.options import subscribers
 from xaqueue.message import (
@@ -201,11 +200,13 @@ def _enqueue_to(space: Space, branch: Branch, names: Sequence[str], body: bytes,
     properties = properties_of("", space.now_ns() // 1000, options)  # the branch's list has the queues
     packed, tags = pack_properties(properties), tags_of(properties)
     head, checksum = head_of(Kind.ENQUEUE, message_id, packed, body, space.epoch, space.definitions.max_body_bytes)
-    key = hash_of(properties.dedup_key) if properties.dedup_key is not None else b""
-    known = {name: dedup.known(space, branch, name, message_id, key) for name in names} if key else {}
-    names = [name for name in names if known.get(name) is None]
+    there: dict[str, MessageId] = {}
+    for name, admit in product(names, space.features.admits):
+        if (one := admit(space, branch, name, message_id, properties)) is not None:
+            there.setdefault(name, one)
+    names = [name for name in names if name not in there]
     if not names:
-        return next(filter(None, known.values()))
+        return next(iter(there.values()))
     with space.lock:  # before the first has it
         for queue in map(space.queue, names):
             if queue.limits is not None:

@@ -20,12 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from xaqueue.core.owner import open
-from xaqueue.core.recovery.recover import open_space
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.errors import DiskFull, Error
 from xaqueue.features.kinds import KINDS
-from xaqueue.features.opening import start_background
+from xaqueue.features.opening import open_space, start_background
 from xaqueue.features.session import Session
 from xaqueue.testing.forgetful import ForgetfulFileSystem, Tree
 from xaqueue.tools.torture.ledger import CrashTally, Ledger, Statement

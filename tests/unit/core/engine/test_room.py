@@ -29,7 +29,6 @@ from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.owner import record
-from xaqueue.core.recovery.recover import open_space
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.fs import Room
 from xaqueue.core.storage.hardening import Hardening
@@ -38,6 +37,7 @@ from xaqueue.core.storage.layers import OwnerFileSystem
 from xaqueue.core.storage.reserve import Reserve
 from xaqueue.errors import DiskFull, DiskLow, ResourceFailed, RetryLater, RolledBack
 from xaqueue.features.kinds import KINDS
+from xaqueue.features.opening import open_space
 from xaqueue.offline import inspect
 from xaqueue.xa import Code
 from xaqueue.xid import Xid

@@ -21,13 +21,13 @@ from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.owner import record, threads
 from xaqueue.core.owner.threads import Watchdog
-from xaqueue.core.recovery.recover import open_space
 from xaqueue.core.storage import layers
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.core.storage.layers import OwnerFileSystem
 from xaqueue.errors import ResourceFailed
 from xaqueue.features.kinds import KINDS
+from xaqueue.features.opening import open_space
 from xaqueue.xid import Xid
 
 PATIENCE_S = 30.0

@@ -18,8 +18,8 @@ from xaqueue.core.model.layout import RANGE_SIZE
 from xaqueue.core.model.message_name import correlation_hash
 from xaqueue.core.model.records import encode_retry
 from xaqueue.core.model.retry import Retry
-from xaqueue.core.recovery.recover import open_space
 from xaqueue.features.kinds import KINDS
+from xaqueue.features.opening import open_space
 from xaqueue.message import MessageId, Properties
 from xaqueue.offline.check import check
 from xaqueue.offline.findings import Severity

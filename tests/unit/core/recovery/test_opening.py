@@ -20,11 +20,11 @@ from xaqueue.core.engine import heuristics
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.model.layout import RANGE_SIZE, Watermark
-from xaqueue.core.recovery.recover import open_space
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.core.storage.scheduling import Condition, Threads
 from xaqueue.errors import ResourceFailed, UnknownXid
 from xaqueue.features.kinds import KINDS
+from xaqueue.features.opening import open_space
 from xaqueue.features.session import Session, attach
 from xaqueue.features.streams import cleanup
 from xaqueue.message import Properties

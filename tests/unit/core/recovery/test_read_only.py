@@ -20,13 +20,13 @@ from xaqueue.core.engine import heuristics
 from xaqueue.core.model import layout
 from xaqueue.core.model.branch import State
 from xaqueue.core.owner.record import READ_ONLY, READY, RECOVERING, read_owner
-from xaqueue.core.recovery.recover import open_space
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.core.storage.journal_format import CRC, HEADER, MAGIC, SECTOR_BYTES, parse_name
 from xaqueue.core.storage.layers import ReadOnlyFileSystem
 from xaqueue.errors import InterfaceError, JournalDamaged, ResourceFailed, SpaceError
 from xaqueue.features.kinds import KINDS
+from xaqueue.features.opening import open_space
 from xaqueue.features.session import Session, attach
 from xaqueue.offline.check import repair
 from xaqueue.xa import Flag, Outcome

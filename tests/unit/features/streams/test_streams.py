@@ -19,9 +19,9 @@ from xaqueue.core.model import layout, records
 from xaqueue.core.model.layout import RANGE_SIZE
 from xaqueue.core.model.records import StreamRecord
 from xaqueue.core.owner import open
-from xaqueue.core.recovery.recover import open_space
 from xaqueue.errors import InvalidArgument, QueueReserved, UnknownQueue
 from xaqueue.features.kinds import KINDS
+from xaqueue.features.opening import open_space
 from xaqueue.features.session import Session, attach
 from xaqueue.features.streams import cleanup
 from xaqueue.offline.check import check

@@ -1,0 +1,86 @@
+"""The core alone is a queue that takes part in transactions, and recovers: nothing is attached to it here."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from support.bare_space import ANY_QUEUE, FaultyFileSystem
+from xaqueue.connection import Connection
+from xaqueue.core.engine.memory import Features
+from xaqueue.core.engine.state import Space
+from xaqueue.core.model.branch import Branch
+from xaqueue.core.owner import open
+from xaqueue.core.recovery.recover import open_space
+from xaqueue.core.storage.hardening import Hardening
+from xaqueue.features.session import Session
+from xaqueue.message import MessageId, Properties
+
+
+@pytest.fixture(params=["NONE", "JOURNAL"])
+def level(request: pytest.FixtureRequest) -> Hardening:
+    return Hardening.parse(request.param)
+
+
+def opened(root: Path, level: Hardening, features: Features | None = None) -> Space:
+    open.create(root, any_queue=True)
+    return open_space(FaultyFileSystem(root), ANY_QUEUE, kinds=(), hardening=level, features=features)
+
+
+def connected(space: Space) -> Connection:
+    return Connection(Session(space), lambda: os.urandom(16))
+
+
+def test_commit_prepare_and_recovery(tmp_path: Path, level: Hardening) -> None:
+    space = opened(tmp_path, level)
+    connection = connected(space)
+    connection.enqueue("orders", b"one")
+    connection.commit()
+    xid = connection.xid(1, b"x", b"")
+    connection.tpc_begin(xid)
+    assert connection.dequeue("orders") is not None
+    connection.enqueue("billing", b"two")
+    connection.tpc_prepare()
+    space.log.end(OSError("killed"))
+    again = connected(opened(tmp_path, level))
+    assert again.tpc_recover() == [xid]
+    again.tpc_commit(xid)
+    assert again.dequeue("orders") is None
+    found = again.dequeue("billing")
+    assert found is not None
+    assert found.body == b"two"
+    again.close()
+
+
+def test_a_rollback_counts_no_try(tmp_path: Path, level: Hardening) -> None:
+    connection = connected(opened(tmp_path, level))
+    connection.enqueue("orders", b"one")
+    connection.commit()
+    for _ in range(3):
+        found = connection.dequeue("orders")
+        assert found is not None
+        assert (found.body, found.properties.tries) == (b"one", 0)
+        connection.rollback()
+    connection.close()
+
+
+def test_who_has_a_say_may_keep_a_message_out(tmp_path: Path, level: Hardening) -> None:
+    asked = list[str]()
+    there = MessageId(bytes(16))
+
+    def admit(
+        space: Space, branch: Branch, queue: str, message_id: MessageId, properties: Properties
+    ) -> MessageId | None:
+        asked.append(queue)
+        return there if properties.priority == 9 else None
+
+    connection = connected(opened(tmp_path, level, Features(admits=(admit,))))
+    connection.enqueue("orders", b"plain")
+    assert connection.enqueue("orders", b"kept out", priority=9) == there
+    assert connection.enqueue("orders", b"let in", priority=1) != there
+    connection.commit()
+    assert asked == ["orders", "orders"]
+    assert sorted(message.body for message in connection.browse("orders")) == [b"let in", b"plain"]
+    connection.close()
