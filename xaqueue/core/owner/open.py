@@ -187,8 +187,8 @@ def attach(
 ) -> Session:
     """A session with the space in this directory, which this process opens if it has not yet.
 
-    chores, features: see ``xaqueue.features.opening``. sync: flags; see ``hardening_of``. name: must be
-    the space's, where given. watch: whether queues.toml is reloaded when it changes. waiting, on_branches: see
+    chores, features: see ``xaqueue.features.opening``. sync: flags; see ``hardening_of``. name: must be the
+    space's, where given. watch: whether queues.toml is reloaded when it changes. waiting, on_branches: see
     ``Space``; where it is opened now. lock: that ``standby.wait`` has taken: other standbys may take over from this
     owner. Closing the last session closes the space.
     Raises SpaceInUse, SpaceError, InvalidArgument; with ``lock`` ResourceFailed once another one has taken over.
