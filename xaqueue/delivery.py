@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any, Self
 
 from xaqueue.errors import InvalidArgument, ProtocolError
-from xaqueue.message import Message
+from xaqueue.message import Message, checked_reason
 from xaqueue.times import check_seconds, span_us
 
 ACK, NACK, REJECT = "ack", "nack", "reject"
@@ -19,8 +19,6 @@ LEASE_S = 30.0
 LONGEST_S = 86_400.0
 MOST_MESSAGES = 1000
 """Of one call."""
-REASON_LIMIT = 500
-"""Characters of the reason of a reject."""
 Detail = int | str | tuple[int | None, str] | None
 """Of how it is settled: see the verb ``settle``."""
 Settle = Callable[["Delivery", str, Detail], None]
@@ -89,32 +87,6 @@ class Delivery:
 
     def __repr__(self) -> str:
         return f"<xaqueue.Delivery of {self.message.queue} {self.message.message_id.hex()}>"
-
-
-def reason_of(error: str | BaseException) -> str:
-    """Why something failed, as it is recorded: the type and the text of an exception, in one line, and no more of it
-    than a record has room for. What is no printable character is a blank."""
-    text = error
-    if isinstance(error, BaseException):
-        kind = type(error)
-        is_plain = kind.__module__ in ("builtins", "__main__")
-        name = kind.__qualname__ if is_plain else f"{kind.__module__}.{kind.__qualname__}"
-        try:
-            said = str(error)
-        except Exception as unsayable:
-            said = f"(its text raises {type(unsayable).__name__})"
-        text = f"{name}: {said}" if said.strip() else name
-    line = " ".join("".join(one if one.isprintable() else " " for one in str(text)[: 4 * REASON_LIMIT]).split())
-    return line if len(line) <= REASON_LIMIT else line[: REASON_LIMIT - 3] + "..."
-
-
-def checked_reason(reason: Any) -> str:
-    """As it is recorded. Raises InvalidArgument."""
-    if isinstance(reason, BaseException):
-        return reason_of(reason)
-    if not isinstance(reason, str) or not 0 < len(reason) <= REASON_LIMIT:
-        raise InvalidArgument(f"reason {str(reason)[:60]!r} is refused: 1 to {REASON_LIMIT} characters are wanted")
-    return reason_of(reason) or "-"
 
 
 def checked_count(max_messages: Any) -> int:

@@ -48,6 +48,10 @@ def check_queues(names: Sequence[str]) -> Sequence[str]:
     return names
 
 
+REASON_LIMIT = 500
+"""Characters of why something failed."""
+
+
 def check_message_id(value: bytes) -> MessageId:
     """The value itself, or InvalidArgument when it is not 16 bytes."""
     if not isinstance(value, bytes) or len(value) != MESSAGE_ID_BYTES:
@@ -309,3 +313,29 @@ def is_text(value: Any) -> bool:
         return isinstance(value, str) and value.encode() is not None
     except UnicodeEncodeError:
         return False
+
+
+def reason_of(error: str | BaseException) -> str:
+    """Why something failed, as it is recorded: the type and the text of an exception, in one line, and no more of it
+    than a record has room for. What is no printable character is a blank."""
+    text = error
+    if isinstance(error, BaseException):
+        kind = type(error)
+        is_plain = kind.__module__ in ("builtins", "__main__")
+        name = kind.__qualname__ if is_plain else f"{kind.__module__}.{kind.__qualname__}"
+        try:
+            said = str(error)
+        except Exception as unsayable:
+            said = f"(its text raises {type(unsayable).__name__})"
+        text = f"{name}: {said}" if said.strip() else name
+    line = " ".join("".join(one if one.isprintable() else " " for one in str(text)[: 4 * REASON_LIMIT]).split())
+    return line if len(line) <= REASON_LIMIT else line[: REASON_LIMIT - 3] + "..."
+
+
+def checked_reason(reason: Any) -> str:
+    """As it is recorded. Raises InvalidArgument."""
+    if isinstance(reason, BaseException):
+        return reason_of(reason)
+    if not isinstance(reason, str) or not 0 < len(reason) <= REASON_LIMIT:
+        raise InvalidArgument(f"reason {str(reason)[:60]!r} is refused: 1 to {REASON_LIMIT} characters are wanted")
+    return reason_of(reason) or "-"

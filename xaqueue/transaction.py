@@ -12,7 +12,6 @@ from contextlib import suppress
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from xaqueue.delivery import reason_of
 from xaqueue.errors import (
     ConnectionLost,
     Error,
@@ -23,6 +22,7 @@ from xaqueue.errors import (
     RolledBack,
     UnknownXid,
 )
+from xaqueue.message import reason_of
 from xaqueue.xa import Flag, Outcome, Vote
 from xaqueue.xid import LOCAL_FORMAT_ID, Xid
 

@@ -10,9 +10,8 @@ import pytest
 from support.contract_connection import Connect, Contract, Host, put
 from support.contract_leases import wait_for
 from xaqueue.connection import Connection
-from xaqueue.delivery import REASON_LIMIT
 from xaqueue.errors import InvalidArgument
-from xaqueue.message import Message
+from xaqueue.message import REASON_LIMIT, Message
 
 LONG = RuntimeError("smtp.example.com refuses:\n\x1b[31m550 \udcff" + "é" * 2 * REASON_LIMIT)
 """What no terminal and no record takes as it is."""

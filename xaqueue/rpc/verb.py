@@ -78,11 +78,13 @@ def methods(need: Need, *calls: Callable[..., Any]) -> tuple[Method, ...]:
 
 
 class Verb(Generic[P, T]):
-    """Made by ``verb``, or for one of the core's session by ``verb_of``."""
+    """Made by ``verb`` or ``verb_of``."""
 
-    def __init__(self, need: Need, perform: Callable[Concatenate[Session, P], T], how: How, waits_s: float) -> None:
-        self.name, self.need, self.perform = perform.__name__, need, perform
-        self.method = method(need, perform)
+    def __init__(
+        self, need: Need, perform: Callable[Concatenate[Session, P], T], how: How, waits_s: float, name: str = ""
+    ) -> None:
+        self.name, self.need, self.perform = name or perform.__name__, need, perform
+        self.method = method(need, perform, self.name)
         self.ask: Callable[Concatenate[Link, P], T] = self._asker(how, waits_s)
 
     def server(self, call: Callable[..., Any]) -> None:
@@ -124,13 +126,11 @@ def verb(
     return lambda perform: Verb(need, perform, how, waits_s)
 
 
-def verb_of(
-    need: Need, perform: Callable[Concatenate[Session, P], T]
-) -> Callable[[Callable[Concatenate[Link, P], T]], Verb[P, T]]:
-    """For what a client does."""
+def verb_of(need: Need, perform: Callable[..., T]) -> Callable[[Callable[Concatenate[Link, P], T]], Verb[P, T]]:
+    """For what a client does. perform: takes the same, and perhaps more that has a default."""
 
     def made(ask: Callable[Concatenate[Link, P], T]) -> Verb[P, T]:
-        found = Verb(need, perform, "call", 0.0)
+        found = Verb[P, T](need, perform, "call", 0.0, ask.__name__)
         found.client(ask)
         return found
 

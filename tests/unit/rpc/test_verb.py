@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, assert_type
 
@@ -129,6 +130,18 @@ def test_what_is_listed_is_a_method_of_every_session(name: str) -> None:
     assert vars(Session)[name] is VERBS[name].perform
     assert vars(RemoteManager)[name] is VERBS[name].ask
     assert METHODS[VERBS[name].name] is VERBS[name].method
+
+
+@pytest.mark.parametrize("name", sorted(RemoteManager.verbs))
+def test_both_halves_take_the_same(name: str) -> None:
+    """In a space it may take more, which has a default."""
+    verb = RemoteManager.verbs[name]
+    asks, performs = (list(signature(half).parameters.values())[1:] for half in (verb.ask, verb.perform))
+    if [one.name for one in asks] == ["arguments", "options"]:  # it asks by the name, with what performs takes
+        return
+    own = [one for one in performs if one.name in {one.name for one in asks}]
+    assert [(one.name, one.kind, one.default) for one in asks] == [(one.name, one.kind, one.default) for one in own]
+    assert all(one.default is not one.empty for one in performs if one not in own)
 
 
 def test_a_class_that_is_neither_says_so() -> None:

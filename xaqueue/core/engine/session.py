@@ -27,9 +27,8 @@ from xaqueue.core.model.branch import (
     call_of,
     check_flags,
 )
-from xaqueue.delivery import checked_reason
 from xaqueue.errors import Error, InvalidArgument, ProtocolError, ResourceFailed, RolledBack
-from xaqueue.message import EnqueueOptions, Message, MessageId, check_queue_name, id_of
+from xaqueue.message import EnqueueOptions, Message, MessageId, check_queue_name, checked_reason, id_of
 from xaqueue.times import check_seconds
 from xaqueue.xa import Code, Flag, Outcome, Vote
 from xaqueue.xid import Xid

@@ -28,7 +28,7 @@ from xaqueue.core.engine.busy import leave
 from xaqueue.core.engine.session import Session
 from xaqueue.core.model.branch import Branch, Rider, State
 from xaqueue.core.storage.ids import fresh_id
-from xaqueue.delivery import ACK, LEASE_S, NACK, REJECT, Detail, checked_count, checked_lease_s, checked_reason
+from xaqueue.delivery import ACK, LEASE_S, NACK, REJECT, Detail, checked_count, checked_lease_s
 from xaqueue.errors import (
     ConnectionLost,
     Error,
@@ -39,9 +39,9 @@ from xaqueue.errors import (
     RetryLater,
 )
 from xaqueue.features.retries import moving, tries
-from xaqueue.message import Message
+from xaqueue.message import Message, checked_reason
 from xaqueue.rpc import wire
-from xaqueue.rpc.verb import verb
+from xaqueue.rpc.verb import verb, verb_of
 from xaqueue.rpc.wire import PAGE_BYTES, TRIES
 from xaqueue.times import LATEST_US, check_seconds
 from xaqueue.xa import Code, Outcome
@@ -69,14 +69,6 @@ class Lent(Rider):
     overdue = "is a lease that has ended"
 
 
-@verb(CONSUME)
-def receive(
-    self: Session, queue: str, max_messages: int = 1, lease_s: float = LEASE_S, wait_s: float | None = 0.0
-) -> list[tuple[bytes, Message]]:
-    """See ``Connection.receive``."""
-    return _receive(self, queue, max_messages, lease_s, wait_s)
-
-
 def _receive(
     self: Session,
     queue: str,
@@ -86,7 +78,7 @@ def _receive(
     *,
     most_bytes: int | None = None,
 ) -> list[tuple[bytes, Message]]:
-    """most_bytes: it ends behind the message with which the bodies reach so many."""
+    """See ``Connection.receive``. most_bytes: it ends behind the message with which the bodies reach so many."""
     count, lease_s, limit_s = checked_count(max_messages), checked_lease_s(lease_s), check_seconds("wait_s", wait_s)
     self._check_open()
     self.space.wait_until_loaded()
@@ -105,15 +97,8 @@ def _receive(
     return [(branch.xid.gtrid, message) for branch, message in found]
 
 
-@receive.server
-def _(caller: Caller, queue: str, options: Any = None) -> list[tuple[bytes, Any]]:
-    given = {} if options is None else wire.options_of(options, "receive", RECEIVE_OPTIONS)
-    found = _receive(caller.session, queue, most_bytes=PAGE_BYTES, **given)
-    return [(lease, wire.message_to(message)) for lease, message in found]
-
-
-@receive.client
-def _(
+@verb_of(CONSUME, _receive)
+def receive(
     self: Link, queue: str, max_messages: int = 1, lease_s: float = LEASE_S, wait_s: float | None = 0.0
 ) -> list[tuple[bytes, Message]]:
     """Fewer where their bodies have a MiB together. Raises ConnectionLost where the answer is lost: what was on its
@@ -123,6 +108,13 @@ def _(
     found = self.call("receive", queue, options, waits_s=limit_s)
     self.has_received |= bool(found)
     return [(lease, wire.message_of(message)) for lease, message in found]
+
+
+@receive.server
+def _(caller: Caller, queue: str, options: Any = None) -> list[tuple[bytes, Any]]:
+    given = {} if options is None else wire.options_of(options, "receive", RECEIVE_OPTIONS)
+    found = _receive(caller.session, queue, most_bytes=PAGE_BYTES, **given)
+    return [(lease, wire.message_to(message)) for lease, message in found]
 
 
 @verb(CONSUME)

@@ -22,12 +22,11 @@ from xaqueue.core.model.message_name import tags_of
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.model.retry import Retry
 from xaqueue.core.storage.ids import fresh_id
-from xaqueue.delivery import REASON_LIMIT
 from xaqueue.errors import Error, InvalidArgument, MessageTooLarge, ResourceFailed, RetryLater
 from xaqueue.features.carry import carry
 from xaqueue.features.retries import tries
 from xaqueue.features.retries.options import EXPIRY_QUEUE, FAILURE_QUEUE
-from xaqueue.message import Message, MessageId, Origin, Properties, id_of
+from xaqueue.message import REASON_LIMIT, Message, MessageId, Origin, Properties, id_of
 from xaqueue.xid import LOCAL_FORMAT_ID, Xid
 
 TRIES, EXPIRED, MOVED, REJECTED = "tries", "expired", "moved", "rejected"

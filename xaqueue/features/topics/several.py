@@ -35,7 +35,7 @@ from xaqueue.message import (
     properties_of,
 )
 from xaqueue.rpc import wire
-from xaqueue.rpc.verb import verb
+from xaqueue.rpc.verb import verb, verb_of
 from xaqueue.rpc.wire import PAGE, PAGE_BYTES
 from xaqueue.times import check_seconds
 from xaqueue.xa import Code
@@ -88,34 +88,21 @@ def _ask_to_add(self: Link, name: str, to: str | list[str], body: bytes, options
     return MessageId(self._ask(name, to, body, options))
 
 
-@verb(PRODUCE)
-def enqueue_many(
-    self: Session, queue: str, bodies: Sequence[bytes], **options: Unpack[EnqueueOptions]
-) -> list[MessageId]:
-    """Adds several messages with these options; see ``Connection.enqueue_many``."""
-    return _add_many(self, queue, bodies, None, options)
-
-
 def _add_many(
-    self: Session, queue: str, bodies: Sequence[bytes], ids: Sequence[bytes] | None, options: EnqueueOptions
+    self: Session,
+    queue: str,
+    bodies: Sequence[bytes],
+    ids: Sequence[bytes] | None = None,
+    **options: Unpack[EnqueueOptions],
 ) -> list[MessageId]:
-    """ids: of the messages, where the caller has made them."""
+    """Adds several messages with these options; see ``Connection.enqueue_many``. ids: what the caller has made."""
     with self._work() as branch:
         self._awaits = queue
         return _enqueue_many(self.space, branch, queue, bodies, ids, options)
 
 
-@enqueue_many.server
-def _(caller: Caller, queue: str, ids: Any, bodies: Any, options: Any = None) -> list[MessageId]:
-    given = caller.options_to_add("enqueue_many", options, MANY_OPTIONS)
-    is_right = isinstance(bodies, list) and (ids is None or (isinstance(ids, list) and len(ids) == len(bodies)))
-    if not is_right or len(bodies) > PAGE:
-        raise InvalidArgument(f"enqueue_many is refused: ids (or nil) and as many bodies, at most {PAGE}, are wanted")
-    return _add_many(caller.session, queue, bodies, ids, given)
-
-
-@enqueue_many.client
-def _(self: Link, queue: str, bodies: Sequence[bytes], **options: Unpack[EnqueueOptions]) -> list[MessageId]:
+@verb_of(PRODUCE, _add_many)
+def enqueue_many(self: Link, queue: str, bodies: Sequence[bytes], **options: Unpack[EnqueueOptions]) -> list[MessageId]:
     """Pipelined, as few frames as hold them; with a dedup_key asked: the server may know the first one of it."""
     self._check_working()
     checked = properties_of(queue, 0, options)
@@ -138,16 +125,21 @@ def _(self: Link, queue: str, bodies: Sequence[bytes], **options: Unpack[Enqueue
     return ids
 
 
-@verb(CONSUME)
-def dequeue_many(self: Session, queue: str, count: int, *, wait_s: float | None = 0.0) -> list[Message]:
-    """Takes up to ``count`` messages, and waits for the first as ``dequeue`` does. Where it raises, none."""
-    return _take_many(self, queue, count, wait_s=wait_s)
+@enqueue_many.server
+def _(caller: Caller, queue: str, ids: Any, bodies: Any, options: Any = None) -> list[MessageId]:
+    given = caller.options_to_add("enqueue_many", options, MANY_OPTIONS)
+    is_right = isinstance(bodies, list) and (ids is None or (isinstance(ids, list) and len(ids) == len(bodies)))
+    if not is_right or len(bodies) > PAGE:
+        raise InvalidArgument(f"enqueue_many is refused: ids (or nil) and as many bodies, at most {PAGE}, are wanted")
+    return _add_many(caller.session, queue, bodies, ids, **given)
 
 
 def _take_many(
     self: Session, queue: str, count: int, *, wait_s: float | None = 0.0, most_bytes: int | None = None
 ) -> list[Message]:
-    """most_bytes: it ends behind the message with which the bodies reach so many."""
+    """Takes up to ``count`` messages, and waits for the first as ``dequeue`` does. Where it raises, none.
+
+    most_bytes: it ends behind the message with which the bodies reach so many."""
     limit_s = check_seconds("wait_s", wait_s) if wait_s != 0 else 0.0
     with self._work() as branch:
         if limit_s:
@@ -156,19 +148,8 @@ def _take_many(
         return _dequeue_many(self.space, branch, queue, count, limit_s, most_bytes)
 
 
-@dequeue_many.server
-def _(caller: Caller, queue: str, count: Any, options: Any = None) -> tuple[bool, list[Any]]:
-    """Whether there may be more, for want of which it did not end, and the messages."""
-    given = {} if options is None else wire.options_of(options, "dequeue_many", ("wait_s",))
-    if type(count) is not int or count < 1:
-        raise InvalidArgument(f"dequeue_many of {count!r} messages: a number from 1 is wanted")
-    found = _take_many(caller.session, queue, min(count, PAGE), most_bytes=PAGE_BYTES, **given)
-    is_full = len(found) == PAGE or sum(len(message.body) for message in found) >= PAGE_BYTES
-    return is_full and len(found) < count, [wire.message_to(message) for message in found]
-
-
-@dequeue_many.client
-def _(self: Link, queue: str, count: int, *, wait_s: float | None = 0.0) -> list[Message]:
+@verb_of(CONSUME, _take_many)
+def dequeue_many(self: Link, queue: str, count: int, *, wait_s: float | None = 0.0) -> list[Message]:
     self._check_working()
     found: list[Message] = []
     more, limit_s = True, check_seconds("wait_s", wait_s)
@@ -182,6 +163,17 @@ def _(self: Link, queue: str, count: int, *, wait_s: float | None = 0.0) -> list
             break  # those are taken; the next call says what is wrong
         found += map(wire.message_of, page)
     return found
+
+
+@dequeue_many.server
+def _(caller: Caller, queue: str, count: Any, options: Any = None) -> tuple[bool, list[Any]]:
+    """Whether there may be more, for want of which it did not end, and the messages."""
+    given = {} if options is None else wire.options_of(options, "dequeue_many", ("wait_s",))
+    if type(count) is not int or count < 1:
+        raise InvalidArgument(f"dequeue_many of {count!r} messages: a number from 1 is wanted")
+    found = _take_many(caller.session, queue, min(count, PAGE), most_bytes=PAGE_BYTES, **given)
+    is_full = len(found) == PAGE or sum(len(message.body) for message in found) >= PAGE_BYTES
+    return is_full and len(found) < count, [wire.message_to(message) for message in found]
 
 
 # The steps
