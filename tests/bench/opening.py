@@ -118,7 +118,7 @@ def _fill(space: Path, queue: str, messages: int, report: Report) -> None:
     _write(f"{space}/{layout.watermark_path(queue)}", watermark)
 
 
-def measure_here(space: Path, say: Callable[[Said], None], end: Callable[[Session], None] = Session.close) -> None:
+def measure_here(space: Path, say: Callable[[Said], None], end: Callable[[Session], object] = Session.close) -> None:
     """What a child does: opens the space and says how far it is, and at the end what it cost, and the closing."""
     before = resident_bytes()
     sparing = _Sparing(say)

@@ -16,6 +16,7 @@ from support.crash_cases import EXTREMES, FULL, trees_of
 from support.crash_level import ANY_QUEUE, CYCLING, LAGGING, NOON_US, Level, open_space
 from support.crash_story import EMPTY
 from support.forgetful import Crashed, ForgetfulFileSystem, Tree
+from support.journal_of import journal_log
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.owner.record import Owner
@@ -233,7 +234,7 @@ def test_what_only_the_replica_has_goes_with_a_crash_of_the_source() -> None:
         source.step()
         replica.catch_up(follows=follows)
         before, state = source.fs.tree_after_kill(), seen(source.space)
-        hardened = source.space.journal_log.journal.position  # type: ignore[union-attr]
+        hardened = journal_log(source.space).journal.position  # type: ignore[union-attr]
         source.step()
         copy = JournalCopy(replica.fs, *START)
         piece = source.shipping.next(copy.epoch, copy.lsn, copy.hardened, 0)

@@ -12,6 +12,7 @@ from support.crash_cases import EXTREMES, FULL, trees_of
 from support.crash_level import JOURNAL, LAGGING, NONE, STRICT, Level, open_space, ready
 from support.crash_story import EMPTY
 from support.forgetful import Crashed, ForgetfulFileSystem, Tree
+from support.journal_of import journal_log
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.model.layout import SNAPSHOTS
@@ -101,7 +102,7 @@ def test_it_is_the_space_at_one_moment_whatever_comes_in_between(level: Level, s
 
     def interrupt() -> None:
         nonlocal at_work, calls
-        log = work.space.journal_log
+        log = journal_log(work.space)
         calls += not at_work
         if not at_work and log is not None and calls % EVERY == 0:
             at_work = True

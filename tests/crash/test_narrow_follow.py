@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.bare_space import BareSpace
+from support.journal_of import journal_log
 from support.narrow_disk import LARGE_BYTES, NarrowFileSystem, narrow_space
 from support.space_scan import scan
 from xaqueue.xid import Xid
@@ -101,7 +102,7 @@ def lack(bare: BareSpace, fs: NarrowFileSystem, when: str) -> None:
     follow(bare)
     check(bare)
     if when == "after a kill, covered":
-        journal = bare.space.journal_log
+        journal = journal_log(bare.space)
         assert journal is not None
         journal.checkpoint()
     if when == "once closed":

@@ -19,6 +19,7 @@ from support.contract_batches import batch
 from support.crash_level import STRICT, open_space
 from support.crash_story import EMPTY
 from support.forgetful import ForgetfulFileSystem, Tree
+from support.journal_of import rounds_of
 from support.lockstep import Lockstep
 from xaqueue.batch import ONE_SPACE
 from xaqueue.core.engine.state import Space
@@ -83,14 +84,14 @@ def test_one_round_gains_names_before_it_loses_any(monkeypatch: pytest.MonkeyPat
     adds = ended(space, adding, [("q", b"added")])
     calls = [lambda: adds.prepare(adding), lambda: x.commit(X), lambda: takes.commit(taking)]
     monkeypatch.setattr(Step, "sleep", noted_sleep)
-    space.log._leading = True  # so that all three gather
+    rounds_of(space)._leading = True  # so that all three gather
     threads = [threading.Thread(target=call, daemon=True) for call in calls]
     for thread in threads:
         thread.start()
         asleep.get(timeout=PATIENCE_S)
     copies: list[ForgetfulFileSystem] = []
     fs.before_call = lambda: copies.append(fs.copy())
-    space.log._lead()
+    rounds_of(space)._lead()
     fs.before_call = lambda: None
     for thread in threads:
         thread.join(PATIENCE_S)

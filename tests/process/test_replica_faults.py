@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import xaqueue
+from support.journal_of import journal_log, rounds_of
 from support.replicas import ReplicaThread, made, text, until
 from support.served import RUN, Process, ServerThread
 from xaqueue.connection import Connection
@@ -114,7 +115,7 @@ def test_it_stops_while_a_commit_waits(tmp_path: Path, serve: Serve, follow: Fol
     until(lambda: source.space.loaded)
     replica.stop()
     waiting = begin_put(source.url)
-    until(lambda: bool(source.space.log._in_hand))
+    until(lambda: bool(rounds_of(source.space)._in_hand))
     source.stop()
     waiting.join(60)
     assert not waiting.is_alive()
@@ -160,7 +161,7 @@ def test_what_recovery_does_waits_for_nobody(tmp_path: Path, serve: Serve, follo
     replica = follow(there, source.url)
     until(lambda: source.space.loaded)
     put(source.url, b"taken")
-    log = source.space.journal_log
+    log = journal_log(source.space)
     assert log is not None
     assert log.register is not None
     with closing(xaqueue.connect(source.url)) as connection:

@@ -15,6 +15,7 @@ import pytest
 
 import xaqueue
 from support.contract_connection import block_files
+from support.journal_of import journal_log
 from support.raw_client import MIGRATE, ONEPHASE, PATIENCE_S, SUSPEND, RawClient, UnknownXid
 from support.raw_work import Worker, judge, stock
 from support.served import Process, ServerThread
@@ -285,7 +286,7 @@ def test_a_sync_that_hangs_holds_up_only_who_waits_for_it(
     served: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With several clients: what needs no sync is answered, what needs one is answered behind it, each in its order."""
-    log = served.space.journal_log
+    log = journal_log(served.space)
     assert log is not None
     hangs, go_on = threading.Event(), threading.Event()
     files = log.journal._fs

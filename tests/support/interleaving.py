@@ -35,6 +35,7 @@ from support.crash_story import (
     shown,
 )
 from support.forgetful import ForgetfulFileSystem, Tree
+from support.journal_of import journal_log
 from support.lockstep import Lockstep
 from xaqueue.core.engine.state import Space
 from xaqueue.core.engine.timeouts import expire
@@ -310,7 +311,7 @@ class _Branch:
             call(self.session, verb, self.xid)
         elif not expire(self.session.space, time.monotonic() + 2 * IDLE_S, IDLE_S):
             raise ResourceFailed("it is closed")
-        has_journal = self.session.space.journal_log is not None
+        has_journal = journal_log(self.session.space) is not None
         self.record.acknowledge(self.position, verb, self.promised, after, has_journal=has_journal)
         self.promised = after
         if verb.endswith("rollback") or verb == "expire":

@@ -19,6 +19,7 @@ class LogOwner:
         self.definitions, self.features = Definitions(), Features()
         self.queues: dict[str, Queue] = {}
         self.published = published
+        self.pending: Callable[[], object] = lambda: None
         self.retried: Callable[[OSError, Callable[[], object]], object] | None = None
 
     def lost(self) -> str:
@@ -31,6 +32,12 @@ class LogOwner:
         self.published(marks)
 
     def arrived_locked(self) -> None:
+        pass
+
+    def pending_locked(self) -> None:
+        self.pending()
+
+    def full_locked(self) -> None:
         pass
 
     def retry(self, error: OSError, call: Callable[[], object]) -> None:

@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import generate_latest
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 
 import xaqueue
 from support.bare_space import BareSpace, bare_space
+from support.journal_of import journal_log
 from support.served import ServerThread
 from xaqueue import metrics
 from xaqueue.cli.main import app
@@ -84,7 +86,7 @@ def test_counters_begin_with_each_owner(bare: BareSpace) -> None:
         found = told(bare)
         assert found["xaqueue_messages_enqueued_total", "orders"] == 2
         assert found["xaqueue_messages_dequeued_total", "orders"] == 2
-        assert found["xaqueue_steps_total",] >= found["xaqueue_rounds_total",] >= (bare.space.journal_log is not None)
+        assert found["xaqueue_steps_total",] >= found["xaqueue_rounds_total",] >= (journal_log(bare.space) is not None)
         bare.space.checkpoint()
         bare.space.counter_file.write(bare.space.counted())
         bare.reopen()
@@ -110,9 +112,9 @@ def test_what_is_moved_or_expires_is_never_less_than_nothing(bare: BareSpace, mo
     seen = []
     perform = bare.space.log.perform
 
-    def looked(*arguments: object) -> object:
+    def looked(*arguments: Any, **named: Any) -> object:
         seen.append(states(bare))
-        done = perform(*arguments)  # type: ignore[arg-type]
+        done = perform(*arguments, **named)
         seen.append(states(bare))
         return done
 
@@ -133,7 +135,7 @@ def test_what_is_moved_or_expires_is_never_less_than_nothing(bare: BareSpace, mo
 
 def test_a_branch_that_lost_something_is_told(bare: BareSpace) -> None:
     bare.prepare(Xid(1, b"x", b"y"), add=[("orders", b"one"), ("orders", b"two")])
-    if bare.space.journal_log is not None:
+    if journal_log(bare.space) is not None:
         bare.space.log.settle()
     next(path for path in (bare.root / "prepared").iterdir() if path.name.endswith(".001")).write_bytes(b"torn")
     bare.space.close()

@@ -103,9 +103,8 @@ class DecisionLog:
             ) from error
         for gtrid, participant in self.table.heuristics:
             self.acknowledged(gtrid, participant)  # it was noted because it had answered
-        self.wants_checkpoint = self._journal.full_segments > 0
-        """Whether a segment is full, so that a checkpoint would release it."""
-        self._journal.switched = self._switched
+        self._covered = self._journal.switches - (self._journal.full_segments > 0)
+        """How many segments were full at the last checkpoint."""
         self._commit = JournalCommit(
             self.lock,
             self._journal,
@@ -245,7 +244,7 @@ class DecisionLog:
 
     def checkpoint(self) -> None:
         """Writes what dangles once more, and releases the segments behind. Raises DecisionLogError, RetryLater."""
-        self.wants_checkpoint = False
+        self._covered = self._journal.switches
         below, dangling = 0, list[Entry]()
 
         def mark() -> None:
@@ -340,8 +339,10 @@ class DecisionLog:
                 "find out who else has the log open and why its lock was lost. What is prepared stays so until then"
             )
 
-    def _switched(self) -> None:
-        self.wants_checkpoint = True
+    @property
+    def wants_checkpoint(self) -> bool:
+        """Whether a segment is full, so that a checkpoint would release it."""
+        return self._journal.switches != self._covered
 
     def _relieve(self, below: int) -> None:
         """In the middle of a round that has no room: where nothing dangles, old segments can go."""

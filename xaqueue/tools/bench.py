@@ -20,9 +20,9 @@ from statistics import median
 from typing import Any
 
 from xaqueue.connection import Connection
+from xaqueue.core.engine.log import Log
 from xaqueue.core.model.block import BODY_LIMIT_BYTES
 from xaqueue.core.owner.open import create
-from xaqueue.core.storage.group_commit import GroupCommit
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.errors import InvalidArgument
 from xaqueue.features.session import attach
@@ -197,7 +197,7 @@ def _dequeuer(connection: Connection, thread: int, messages: int) -> Step:
     return step
 
 
-def _counted(commits: GroupCommit, steps: list[Step], seconds: float) -> Rate:
+def _counted(commits: Log, steps: list[Step], seconds: float) -> Rate:
     rounds, shared = commits.rounds, commits.steps
     rate = rate_of(steps, seconds)
     return replace(rate, rounds=commits.rounds - rounds, steps=commits.steps - shared)

@@ -23,7 +23,7 @@ from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
-from xaqueue.core.engine.log import STEP_FILES, CommitPending, Owner
+from xaqueue.core.engine.log import NEVER, STEP_FILES, CommitPending, Copying, Owner, Register
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import Kind as BlockKind
 from xaqueue.core.model.block_files import make_twin, read_block
@@ -32,7 +32,7 @@ from xaqueue.core.model.change import DROP, MOVE, PUT, Change, Kind, Op
 from xaqueue.core.model.layout import ACTIVE, COMMITTED, PREPARED, RANGE_BITS
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage.fs import NO_ROOM, FileSystem, discard, remove_all
-from xaqueue.core.storage.group_commit import GroupCommit, Plan, Publish, Step, nothing
+from xaqueue.core.storage.group_commit import GroupCommit, Plan, Publish, Shipping, Step, nothing
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.core.storage.scheduling import THREADS, Threads
 from xaqueue.errors import Error, RetryLater
@@ -77,10 +77,14 @@ class _Names(NamedTuple):
 class DirectoryLog(GroupCommit):
     """See ``Log``."""
 
-    is_atomic = False
+    is_atomic = follows = False
     riding = ()
     pending = False
+    is_covered = True
+    checkpoints = 0
     waiting_room = (0, 0)
+    reads_of_memory = None
+    journal_epoch = 0
 
     def __init__(
         self,
@@ -120,6 +124,9 @@ class DirectoryLog(GroupCommit):
 
     def hand_back(self, written: Written) -> None:
         """It is where its block is."""
+
+    def remember_takes(self, begin: Callable[[], Register]) -> None:
+        """Its block says so."""
 
     def spill(self, branch: Branch) -> None:
         """It has files only."""
@@ -347,6 +354,9 @@ class DirectoryLog(GroupCommit):
     def perform_unrecorded(self, plan: Callable[[], Change]) -> None:
         self.perform(plan)
 
+    def ship(self, shipping: Shipping) -> None:
+        """It records nothing."""
+
     def published_late(self) -> None:
         """What was kept back until now counts as published. Called with the lock held."""
         self._published()
@@ -381,6 +391,25 @@ class DirectoryLog(GroupCommit):
     def exclusively(self, call: Callable[[], None]) -> None:
         """Calls this, beside the steps."""
         call()
+
+    def follow(self) -> None:
+        """They are behind nothing."""
+
+    def checkpoint(self) -> None:
+        """There is nothing to cover."""
+
+    def checkpoint_in(self, every_s: float) -> float:
+        return NEVER
+
+    def copy(self, copying: Copying, settle: Callable[[], None]) -> int:
+        with self._lock:
+            self.check()
+            copying.changing()
+            copying.rest()
+        return 0
+
+    def figures(self) -> dict[str, int]:
+        return {"rounds": self.rounds, "steps": self.steps}
 
     def sync_names(self, directories: Sequence[str]) -> None:
         self.check()

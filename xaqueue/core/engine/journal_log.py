@@ -18,6 +18,7 @@ import errno
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -26,7 +27,7 @@ from typing import Any
 
 from xaqueue.core.engine import redo
 from xaqueue.core.engine.behind import Behind, Turn
-from xaqueue.core.engine.log import HELD_BYTES, Owner, Register
+from xaqueue.core.engine.log import HELD_BYTES, Copying, Owner, Register
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import Kind, split_block
 from xaqueue.core.model.block_files import make_twin, read_block
@@ -53,6 +54,14 @@ LAG_S = 0.05
 """What has been pending so long, or at most twice as long, is followed in the background."""
 RETRY_S = 1.0
 """After there was no room. The journal has what waits."""
+LOOK_S = 1.0
+"""How often is looked whether a checkpoint is due."""
+NEW_FILES = 16 * 1024
+"""With more since the last checkpoint an open after a kill would take long to make them anew: the next one is due."""
+FEW = 256
+"""Changed paths that are copied while nothing follows."""
+COPIES = 20
+"""In which the rest becomes so few, unless more changes than can be copied meanwhile."""
 
 log = logging.getLogger("xaqueue")
 
@@ -60,7 +69,7 @@ log = logging.getLogger("xaqueue")
 class JournalLog(JournalCommit):
     """See ``Log``. ``follow`` and ``checkpoint`` may run in other threads beside the steps."""
 
-    is_atomic = True
+    is_atomic = follows = True
     _entry_of = staticmethod(entry_of)
 
     def __init__(
@@ -77,7 +86,6 @@ class JournalLog(JournalCommit):
         self._owner = owner
         self.fs = fs
         self.register: Register | None = None
-        """What is remembered of dequeues should this process be killed."""
         self._kept_bytes = min(KEPT_BYTES, journal.largest_bytes)
         self.behind = Behind(lock, cache_bytes)
         if journal.kept:
@@ -90,12 +98,17 @@ class JournalLog(JournalCommit):
         self._following = threading.Lock()
         self._spilling = threading.Lock()
         """Held while a block goes to active/: two sessions may find at once that it has to."""
-        self.notify: Callable[[], None] = lambda: None
-        """Called when something is pending after nothing was."""
-        self.made = 0
-        """Files that were made so far."""
-        self.hits = 0
-        self.misses = 0
+        self.checkpoints = 0
+        self._covered = journal.position
+        self._covered_at = time.monotonic()
+        """Where the journal ended behind the last checkpoint, and when that was."""
+        self._made = 0
+        """Files that were made since."""
+        self._switches = journal.switches
+        self._is_full = False
+        """A segment became full since."""
+        self._hits = 0
+        self._misses = 0
         self.changed_queues: dict[str, Queue] = {}
         self.touched: set[str] | None = None
         """The paths that were changed since somebody began to look at the directories while they follow."""
@@ -151,6 +164,9 @@ class JournalLog(JournalCommit):
     def take(self, branch: Branch, written: Written, block: Callable[[], bytes]) -> None:
         if self.register is not None and written.entry is not None and written.is_try:
             self.register.add(written.queue, written.entry)
+
+    def remember_takes(self, begin: Callable[[], Register]) -> None:
+        self.register = begin()
 
     def hand_back(self, written: Written) -> None:
         if self.register is not None and written.entry is not None:
@@ -237,7 +253,7 @@ class JournalLog(JournalCommit):
         """Its record is what is followed, and what watermarks tell of, so both wait for that."""
         self.behind.show(chain(planned.point, planned.ops, planned.rest))
         self._owner.arrived_locked()
-        self.notify()
+        self._owner.pending_locked()
 
     def _publish(self, group: Sequence[Step]) -> None:
         behind = self.behind
@@ -251,10 +267,13 @@ class JournalLog(JournalCommit):
                     behind.changes.append(ops)
                     behind.files += len(ops)
                     if len(behind.changes) == 1:
-                        self.notify()
+                        self._owner.pending_locked()
         if self.changed_queues:
             self._owner.published_locked(self._marks)
         self._upto = self.journal.position
+        if self.journal.switches != self._switches:
+            self._switches, self._is_full = self.journal.switches, True
+            self._owner.full_locked()
 
     def unhardened(self) -> dict[str, int]:
         lowest: dict[str, int] = {}
@@ -289,10 +308,10 @@ class JournalLog(JournalCommit):
     def read(self, path: str) -> bytes:
         put = self.behind.held.get(path) or self.behind.cached.get(path)
         if put is not None:
-            self.hits += 1
+            self._hits += 1
             data: bytes = put[2] + put[3]
             return data
-        self.misses += 1
+        self._misses += 1
         if path not in self.behind.dropped:
             with suppress(FileNotFoundError):
                 return read_block(self.fs, path)
@@ -374,7 +393,7 @@ class JournalLog(JournalCommit):
     def _do(self, turn: Turn) -> None:
         """What goes makes room for what comes, and there may be a reserve. The journal has both, in their order."""
         try:
-            self.made += redo.apply(self.fs, turn.left, turn.gone)
+            self._made += redo.apply(self.fs, turn.left, turn.gone)
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
@@ -382,7 +401,7 @@ class JournalLog(JournalCommit):
             return
         redo.apply_removals(self.fs, turn.gone, turn.left)
         try:
-            self.made += redo.apply(self.fs, turn.left, turn.gone)
+            self._made += redo.apply(self.fs, turn.left, turn.gone)
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
@@ -407,13 +426,50 @@ class JournalLog(JournalCommit):
         with self._following:
             call()
 
+    def copy(self, copying: Copying, settle: Callable[[], None]) -> int:
+        self.touched = set()
+        try:
+            copying.changing()
+            for _ in range(COPIES):
+                settle()
+                touched, self.touched = self.touched, set()
+                copying.again(touched)
+                if len(touched) <= FEW:
+                    break
+            found: list[int] = []
+            self.exclusively(partial(self._copy_rest, copying, found))
+        finally:
+            self.touched = None
+        return found[0]
+
+    def _copy_rest(self, copying: Copying, found: list[int]) -> None:
+        copying.again(self.touched or ())
+        copying.rest()
+        found.append(self.followed)
+
+    # Figures
+
+    @property
+    def journal_epoch(self) -> int:
+        return self.journal.segment_epoch
+
+    @property
+    def reads_of_memory(self) -> tuple[int, int]:
+        return self._hits, self._misses
+
+    def figures(self) -> dict[str, int]:
+        end = self.journal.position
+        behind = max(end - self.followed, 0) if self.pending else 0
+        found = {"rounds": self.rounds, "steps": self.steps, "journal_end": end, "behind_bytes": behind}
+        return found | {"hits": self._hits, "misses": self._misses}
+
     # Checkpoints
 
     def checkpoint(self) -> None:
         """What was followed is on disk, and the journal releases what that covers; traffic goes on. Raises
         ResourceFailed, RetryLater where there is no room for the record.
         """
-        below = self.followed
+        below, self._is_full = self.followed, False
         try:
             self._waiting.run(partial(synced, self.fs.sync_all))
             self.perform(lambda: checkpoint_entry(below), lambda: self._covers(below))
@@ -421,6 +477,21 @@ class JournalLog(JournalCommit):
         except OSError as error:
             self.fail(error)
             raise self._failed() from error
+        self.checkpoints += 1
+        self._covered, self._covered_at, self._made = self.journal.position, time.monotonic(), 0
+        if self.register is not None:
+            self.register.make()
+
+    def checkpoint_in(self, every_s: float) -> float:
+        if self.journal.position == self._covered:
+            return LOOK_S
+        if self._is_full or self._made > NEW_FILES:
+            return 0.0
+        return min(self._covered_at + every_s - time.monotonic(), LOOK_S)
+
+    @property
+    def is_covered(self) -> bool:
+        return self.journal.position == self.journal.checkpoint + checkpoint_entry(0).size_bytes
 
     def _covers(self, below: int) -> None:
         self.journal.checkpoint = max(self.journal.checkpoint, below)

@@ -2,13 +2,6 @@
 
 ``DirectoryLog`` carries a change out in the directories at once; the files of a branch are its record. ``JournalLog``
 appends one redo record, and a follower brings the directories behind it. Nothing else knows which of them it has.
-
-    add       a block of a branch that is active: it may be lost with this process
-    take      a message is dequeued: if this process is killed, that counts as a try
-    harden    content before name: what the blocks of a branch hold is on disk, where no record is going to hold it
-    perform   one step: plan (lock held) -> durable -> publish (lock held, in the order of the log)
-    read      a block's bytes, as of all that was published
-    settle    returns once the directories hold all that was published
 """
 
 from __future__ import annotations
@@ -24,7 +17,7 @@ from xaqueue.core.model.entry import Entry
 from xaqueue.core.model.layout import Watermark
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage import group_commit
-from xaqueue.core.storage.group_commit import Plan, Publish, Step
+from xaqueue.core.storage.group_commit import Plan, Publish, Shipping, Step
 from xaqueue.errors import RetryLater
 
 STEP_FILES = 256
@@ -32,20 +25,11 @@ STEP_FILES = 256
 finds blocks that were promised to nobody."""
 HELD_BYTES = 64 * 1024
 """What a prepared branch may hold of its blocks in memory; there may be many, and for long."""
+NEVER = float("inf")
 
 
 class CommitPending(RetryLater):
     """The commit point is on disk, and there was no room for what follows it: the same commit again completes it."""
-
-
-class Register(Protocol):
-    """What is taken, and may be in somebody's hands where this process is killed. Raises OSError."""
-
-    def add(self, queue: str, entry: Entry, *, handed_back: bool = False) -> None:
-        """A message of the queue was taken, or is handed back."""
-
-    def make(self) -> None:
-        """Makes its file where it is missing and there is room."""
 
 
 class Owner(group_commit.Owner, Protocol):
@@ -64,59 +48,102 @@ class Owner(group_commit.Owner, Protocol):
     def arrived_locked(self) -> None:
         """Behind a step that is hardened late: what was added is to be seen."""
 
+    def pending_locked(self) -> None:
+        """Something is to be followed after nothing was."""
+
+    def full_locked(self) -> None:
+        """A checkpoint is due."""
+
     def retry(self, error: OSError, call: Callable[[], object]) -> None:
         """Does again what found no room, with what is kept for that, or raises the error."""
 
 
+class Register(Protocol):
+    """What is remembered of dequeues should this process be killed. Its calls raise OSError."""
+
+    def add(self, queue: str, entry: Entry, *, handed_back: bool = False) -> None:
+        """A message of the queue was taken, or is handed back, which is no try."""
+
+    def make(self) -> None:
+        """Makes its file where it is missing and there is room."""
+
+
+class Copying(Protocol):
+    """Makes a copy of the directories."""
+
+    def changing(self) -> None:
+        """Copies what may change meanwhile, as it is found."""
+
+    def again(self, paths: Iterable[str]) -> None:
+        """Copies what is at these by now, or nothing any more."""
+
+    def rest(self) -> None:
+        """Copies all else; nothing changes meanwhile."""
+
+
 class Log(Protocol):
-    """Raises ResourceFailed once anything has failed. ``Change`` is in ``xaqueue.core.model.change``."""
+    """The log of a space: all changes of its directories go through it, and it says when they are durable.
+
+    A branch adds blocks (``add``, ``take``) that a crash may take. Each of its steps is a change, which ``perform``
+    plans with the space's lock held, makes durable with no lock held, and publishes with the lock held again, in the
+    order of the log; it returns behind that. Steps of several threads share a round of syncs. The first failure fences
+    it: from then on every call raises ResourceFailed, and only another open finds out what became of the last round.
+
+    The directories are what a step says: at once, or (``follows``) once somebody has called ``follow``; then they hold
+    less than memory for a moment, and ``read``, ``settle`` and ``exclusively`` are for whoever must not see that. A
+    ``checkpoint`` ends what the next open would have to do again. ``Change`` is in ``xaqueue.core.model.change``.
+    """
 
     is_atomic: bool
     """Whether a step of several operations is one record, so that it needs no commit point of its own."""
-
+    follows: bool
+    """Whether the directories come behind it, when ``follow`` is called."""
     changed_queues: dict[str, Queue]
-    """Queues to which a step has published since ``published`` was called last."""
+    """Queues to which a step has published since ``published_locked`` was called last."""
 
-    @property
-    def riding(self) -> Sequence[Step]:
-        """Steps that were shown, and are not durable yet."""
-
-    @property
-    def pending(self) -> bool:
-        """Whether the directories are behind."""
-
-    @property
-    def waiting_room(self) -> tuple[int, int]:
-        """Bytes and files, about, that wait for room on the disk."""
+    # Blocks of a branch that is active
 
     def add(self, branch: Branch, written: Written, head: bytes, body: bytes) -> None:
         """Keeps the block, or writes it to active/. Raises OSError; where it is one of NO_ROOM nothing is left."""
 
     def take(self, branch: Branch, written: Written, block: Callable[[], bytes]) -> None:
-        """block: makes the block of the dequeue. Raises OSError; where it is one of NO_ROOM nothing is left."""
+        """A message is dequeued: if this process is killed, that counts as a try. block: makes the block of the
+        dequeue. Raises OSError; where it is one of NO_ROOM nothing is left."""
 
     def hand_back(self, written: Written) -> None:
         """If this process is killed from here on, this dequeue is no try. Raises ResourceFailed."""
 
-    def ahead(self, branch: Branch, change: Change) -> Change:
-        """Does what of a prepare may be done before its step, and returns what is left. Raises as ``perform``."""
+    def remember_takes(self, begin: Callable[[], Register]) -> None:
+        """From here on takes are remembered there, where no block says so. Raises what begin raises."""
 
     def spill(self, branch: Branch) -> None:
         """Writes to active/ what it keeps of the branch in memory, as far as there is room. Raises OSError."""
 
-    def stage(self, path: str, head: bytes, body: bytes) -> None:
-        """Writes, durably, what a step is going to PUT there. Raises OSError; where it is one of NO_ROOM nothing is
-        left."""
-
-    def harden(self, branch: Branch) -> None:
-        """Raises RetryLater where there is no room, and nothing has failed."""
-
     def discard(self, paths: Iterable[str]) -> None:
         """Removes blocks in active/, which nobody was promised."""
+
+    # Content before name: it is on disk before a step gives it one, where no record is going to hold it
+
+    def harden(self, branch: Branch) -> None:
+        """What the blocks of a branch hold. Raises RetryLater where there is no room, and nothing has failed."""
 
     def harden_unprepared(self, branch: Branch, complete: Callable[[], None]) -> None:
         """As ``harden``, before a commit in one phase. complete: adds the blocks by which recovery finds all of it,
         where the step needs a commit point of its own."""
+
+    def stage(self, path: str, head: bytes, body: bytes) -> None:
+        """What a step is going to PUT there. Raises OSError; where it is one of NO_ROOM nothing is left."""
+
+    def sync_contents(self, paths: Sequence[str]) -> None:
+        """What these files hold is on disk, as far as the level asks for it."""
+
+    def sync_names(self, directories: Sequence[str]) -> None:
+        """The names in these directories are on disk, in this order, as far as the level asks for it."""
+
+    # Steps
+
+    def ahead(self, branch: Branch, change: Change) -> Change:
+        """Does what of a prepare may be done before its step, and returns what is left. Raises as ``perform``."""
 
     def perform(
         self, plan: Plan, publish: Publish = ..., branch: Branch | None = None, *, late: bool = False
@@ -131,26 +158,110 @@ class Log(Protocol):
         """As ``perform``; where the level allows it, it is shown first and durable a moment later, before whatever
         follows from it. Then there is no RetryLater. is_limited: not where too many wait already."""
 
+    def perform_unrecorded(self, plan: Callable[[], Change]) -> None:
+        """As ``perform``, of what the next open does again: a journal has no record of it. Raises OSError, too."""
+
+    @property
+    def riding(self) -> Sequence[Step]:
+        """Steps that were shown, and are not durable yet."""
+
     def unhardened(self) -> dict[str, int]:
         """By queue the lowest number of a message that is shown and not durable yet. Called with the lock held."""
 
     def harden_late(self) -> None:
         """Returns once all is durable that was performed late. Raises RetryLater where there is no room."""
 
-    def perform_unrecorded(self, plan: Callable[[], Change]) -> None:
-        """As ``perform``, of what the next open does again: a journal has no record of it. Raises OSError, too."""
+    def published_late(self) -> None:
+        """What was kept back until now counts as published. Called with the lock held."""
+
+    def ship(self, shipping: Shipping) -> None:
+        """Each round is told there from here on, where it is recorded."""
+
+    # The directories
+
+    @property
+    def pending(self) -> bool:
+        """Whether the directories are behind."""
+
+    @property
+    def waiting_room(self) -> tuple[int, int]:
+        """Bytes and files, about, that wait for room on the disk."""
 
     def read(self, path: str) -> bytes:
-        """Raises OSError."""
+        """A block's bytes, as of all that was published. Raises OSError."""
+
+    def follow(self) -> None:
+        """The directories come to all that was published before. Raises OSError, ResourceFailed; where it is one of
+        NO_ROOM what waits goes on waiting."""
 
     def settle(self) -> None:
-        """Raises OSError, where it is one of NO_ROOM what waits goes on waiting."""
+        """Returns once the directories hold all that was published. Raises as ``follow``."""
 
     def exclusively(self, call: Callable[[], None]) -> None:
         """Settles, and calls this while nobody but the steps changes the directories. Raises what either raises."""
 
-    def sync_contents(self, paths: Sequence[str]) -> None:
-        """What these files hold is on disk, as far as the level asks for it."""
+    def copy(self, copying: Copying, settle: Callable[[], None]) -> int:
+        """Has all of them copied as of one moment; steps go on meanwhile as far as they can. settle: as that one, and
+        fences. Returns the LSN of that moment, 0 where there is no journal. Raises what either raises."""
 
-    def sync_names(self, directories: Sequence[str]) -> None:
-        """The names in these directories are on disk, in this order, as far as the level asks for it."""
+    def checkpoint(self) -> None:
+        """What is in the directories is on disk, so that the next open need not do it again. Raises ResourceFailed,
+        OSError, and RetryLater without room."""
+
+    def checkpoint_in(self, every_s: float) -> float:
+        """In how many seconds one is due, or is to be asked for again; so often one is made while there is work. NEVER
+        where it needs none."""
+
+    checkpoints: int
+    """How many there were."""
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether the last checkpoint has everything."""
+
+    # Its end
+
+    failure: BaseException | None
+    """Why it is used no more: fenced, closed, or for reading only."""
+    fenced: bool
+    """Whether it was a failure that ended it."""
+    interrupts: dict[int, BaseException]
+    """What came while a thread waited for its round, by thread."""
+
+    def deliver_interrupt(self) -> None:
+        """Raises what interrupted this thread while it waited; called where all is noted that its steps have done."""
+
+    def check(self) -> None:
+        """ResourceFailed once it is ended."""
+
+    def fail(self, error: BaseException) -> None:
+        """Fences: nothing is acknowledged any more, and whoever waits is woken."""
+
+    def when_fenced(self, call: Callable[[], object]) -> None:
+        """Has this called once it is fenced, by whichever thread does so; at once where it is."""
+
+    def end(self, reason: BaseException) -> None:
+        """It is used no more, and this is why: closed, or for reading only. Whoever waits is woken."""
+
+    def close(self) -> None:
+        """It is ended, and what it holds beside the journal or the directories is let go."""
+
+    def abandon(self, error: BaseException) -> None:
+        """In a forked child: fails without taking locks that a thread of the parent may have held."""
+
+    # What is told of it
+
+    rounds: int
+    steps: int
+    """How many there were."""
+
+    @property
+    def journal_epoch(self) -> int:
+        """In the names of its segments; 0 where there is no journal."""
+
+    @property
+    def reads_of_memory(self) -> tuple[int, int] | None:
+        """How many reads found their block in memory, and how many did not; None where it keeps none."""
+
+    def figures(self) -> dict[str, int]:
+        """What it counts, by the names in ``xaqueue.metrics``."""

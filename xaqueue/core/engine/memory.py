@@ -109,6 +109,28 @@ class Features:
     returns: Returns = Returns()  # noqa: RUF009 - it has no state
 
 
+class Wakeable(Protocol):
+    """Who sleeps until there is something to do."""
+
+    def wake(self) -> None:
+        """There may be by now. Costs little: the space's lock may be held."""
+
+
+class _Nobody:
+    def wake(self) -> None:
+        pass
+
+
+class Wakes:
+    """Whom a space wakes."""
+
+    def __init__(self) -> None:
+        self.pending: Wakeable = _Nobody()
+        """The directories are to follow."""
+        self.full: Wakeable = _Nobody()
+        """A checkpoint is due."""
+
+
 class Memory:
     """The part of a ``Space`` that is no more than memory."""
 
@@ -122,6 +144,7 @@ class Memory:
         self.defining = threading.Lock()
         """Held from a reading of queues.toml until that is in force: an older one undoes no newer one."""
         self.waiting = waiting
+        self.wakes = Wakes()
         self.settled = waiting.condition(self.lock)
         """Some branch is no longer busy, or the messages are loaded."""
         self.queues: dict[str, Queue] = {}

@@ -22,6 +22,7 @@ from xaqueue.carried import Life
 from xaqueue.core.engine.directory_log import DirectoryLog
 from xaqueue.core.engine.disk_space import RoomLimit
 from xaqueue.core.engine.journal_log import JournalLog
+from xaqueue.core.engine.log import Log
 from xaqueue.core.engine.memory import Features, Memory, RecoveryReport
 from xaqueue.core.model import layout
 from xaqueue.core.model.block_files import damage_of
@@ -36,7 +37,7 @@ from xaqueue.core.storage.fs import NO_ROOM, FileSystem, synced
 from xaqueue.core.storage.group_commit import nothing
 from xaqueue.core.storage.hardening import DEFAULT, Hardening
 from xaqueue.core.storage.ids import fresh_id
-from xaqueue.core.storage.journal import Journal, checkpoint_entry
+from xaqueue.core.storage.journal import Journal
 from xaqueue.core.storage.regular import NO_RIGHTS
 from xaqueue.core.storage.scheduling import THREADS, Threads
 from xaqueue.errors import DamagedBlock, JournalDamaged, NotSupportedError, ResourceFailed, RetryLater, RolledBack
@@ -130,7 +131,7 @@ class Space(Memory):
         """Where replicas follow its journal."""
         self.is_whole = threading.Event()
         """All messages are in their places; recovery may wait for a replica yet."""
-        self.log: JournalLog | DirectoryLog
+        self.log: Log
         if journal is not None:
             self.log = JournalLog(
                 fs,
@@ -142,11 +143,6 @@ class Space(Memory):
             )
         else:
             self.log = DirectoryLog(fs, hardening, self.lock, self, waiting=waiting)
-
-    @property
-    def journal_log(self) -> JournalLog | None:
-        """The log, where it is a journal."""
-        return self.log if isinstance(self.log, JournalLog) else None
 
     def serve(self) -> None:
         """Recovery is done, and some may be using its branches already."""
@@ -282,29 +278,27 @@ class Space(Memory):
 
     # Checkpoints
 
-    def checkpoint(self) -> None:
+    def checkpoint(self) -> bool:
         """Hardens what the journal is ahead of the directories, and releases what it covers; traffic goes on. Behind
         that the counters are written now and then, which is all that there is to do without a journal.
 
-        Raises ResourceFailed.
+        Returns whether there was room for it. Raises ResourceFailed.
         """
         counted = self.counted() if self.counter_file.left_s <= 0 else None
-        journal = self.journal_log
         try:
-            if journal is not None:
-                self.settle()
-                journal.checkpoint()
-                self.room.restore(self.definitions)
-                if journal.register is not None:
-                    journal.register.make()
+            self.settle()
+            self.log.checkpoint()
+            self.room.restore(self.definitions)
             if counted is not None:
                 self.check()
                 self.check_owner()
                 self.waiting.run(partial(self.counter_file.write, counted))
         except RetryLater as full:
             log.warning("[no-room-yet] no checkpoint yet: %s", full)
+            return False
         except OSError as error:
             raise self.fence(error) from error
+        return True
 
     def begin_counting(self, note: Callable[[str], object]) -> None:
         """The queues go on from what was counted before."""
@@ -315,8 +309,7 @@ class Space(Memory):
 
     def counted(self, *, closed: bool = False) -> Counted:
         """Until now."""
-        log = self.journal_log
-        hits, misses = (log.hits, log.misses) if log is not None else (0, 0)
+        hits, misses = self.log.reads_of_memory or (0, 0)
         with self.lock:
             counters = {name: queue.counters.copy() for name, queue in self.queues.items()}
             there = {name: len(queue.index) for name, queue in self.queues.items() if closed and len(queue.index)}
@@ -433,8 +426,7 @@ class Space(Memory):
             for queue in self.queues.values():
                 queue.arrived.notify_all()
             self.settled.notify_all()
-        log = self.journal_log
-        is_covered = log is None or log.journal.position == log.journal.checkpoint + checkpoint_entry(0).size_bytes
+        is_covered = self.log.is_covered
         try:
             if not failed:
                 self._write_final_watermarks()
@@ -455,6 +447,12 @@ class Space(Memory):
 
     def retry(self, error: OSError, call: Callable[[], object]) -> None:
         self.room.retry(error, call)
+
+    def pending_locked(self) -> None:
+        self.wakes.pending.wake()
+
+    def full_locked(self) -> None:
+        self.wakes.full.wake()
 
     def _write_final_watermarks(self) -> None:
         """After a clean close numbering goes on without a gap."""

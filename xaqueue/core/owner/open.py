@@ -346,7 +346,11 @@ def start_background(space: Space, chores: ChoresOf, *, lasting: bool = False) -
         return []
     own = [Checkpoints(space), TimeLimits(space)] if space.waiting is THREADS else [Checkpoints(space)]
     found = list[Background](begin(space, [*own, *chores(space, lasting)]))
-    return found if space.journal_log is None else [*found, Follower(space.journal_log, space.fence)]
+    if space.log.follows:
+        space.wakes.pending = follower = Follower(space.log, space.fence)
+        follower.wake()  # for what came meanwhile
+        found.append(follower)
+    return found
 
 
 def _watch(root: Path, space: Space) -> DefinitionsWatch:

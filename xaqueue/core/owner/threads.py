@@ -12,17 +12,16 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from xaqueue.core.engine import timeouts
-from xaqueue.core.engine.journal_log import LAG_S, RETRY_S, JournalLog
+from xaqueue.core.engine.journal_log import LAG_S, RETRY_S
+from xaqueue.core.engine.log import Log
 from xaqueue.core.engine.state import Space
 from xaqueue.core.owner.chores import NEVER, Chore, Chores
 from xaqueue.core.storage.fs import NO_ROOM
 from xaqueue.core.storage.layers import OwnerFileSystem
 from xaqueue.errors import ResourceFailed
 
-LOOK_S = 1.0
-"""How often is looked whether a checkpoint is due."""
-NEW_FILES = 16 * 1024
-"""With more since the last checkpoint, the next one is due."""
+NO_ROOM_S = 10.0
+"""After a checkpoint that found no room."""
 WATCH_S = 5.0
 """The watchdog looks at least so often; where the deadline is short, four times within it."""
 LOCK_S = 1.0
@@ -41,6 +40,9 @@ class _BackgroundThread:
     def _run(self) -> None:
         raise NotImplementedError
 
+    def wake(self) -> None:
+        self._due.set()
+
     def stop(self) -> None:
         self._stopped.set()
         self._due.set()
@@ -50,13 +52,11 @@ class _BackgroundThread:
 class Follower(_BackgroundThread):
     """Has the directories follow the journal, a moment behind it; ``failed`` is called with an error that ends it."""
 
-    def __init__(self, log: JournalLog, failed: Callable[[BaseException], object]) -> None:
+    def __init__(self, log: Log, failed: Callable[[BaseException], object]) -> None:
         self._log = log
         self._failed = failed
         super().__init__("follow")
-        log.notify = self._due.set
-        if log.pending:
-            self._due.set()
+        self.wake()
 
     def _run(self) -> None:
         while not self._stopped.is_set():
@@ -77,41 +77,18 @@ class Follower(_BackgroundThread):
 
 
 class Checkpoints(Chore):
-    """One is made when a segment of the journal is full, when the directories have so many new files that an open after
-    a kill would take long to make them anew, and now and then while there is work. Without a journal it is what counts
-    that is written.
-    """
+    """One is made when the log says so. Where it needs none, it is what counts that is written."""
 
     def __init__(self, space: Space) -> None:
         super().__init__(space)
-        self._covered = self._made = 0
-        self._last = time.monotonic()
-        self._is_full = False
-        log = space.journal_log
-        if log is not None:
-            self._covered, self._made = log.journal.position, log.made
-            log.journal.switched = self._switched
-
-    def _switched(self) -> None:
-        self._is_full = True
-        self.wake()
+        space.wakes.full = self
 
     def left_s(self) -> float:
-        log, space = self.space.journal_log, self.space
-        if log is None:
-            return space.counter_file.left_s
-        if log.journal.position == self._covered:
-            return LOOK_S
-        if self._is_full or log.made > self._made + NEW_FILES:
-            return 0.0
-        return min(self._last + space.definitions.checkpoint_s - time.monotonic(), LOOK_S)
+        left_s = self.space.log.checkpoint_in(self.space.definitions.checkpoint_s)
+        return self.space.counter_file.left_s if left_s == NEVER else left_s
 
     def run(self, turn: Chores) -> float:
-        self._is_full, log = False, self.space.journal_log
-        self.space.checkpoint()
-        if log is not None:
-            self._covered, self._made, self._last = log.journal.position, log.made, time.monotonic()
-        return 0.0
+        return 0.0 if self.space.checkpoint() else NO_ROOM_S
 
 
 class TimeLimits(Chore):

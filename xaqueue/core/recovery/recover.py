@@ -135,11 +135,9 @@ def _remember(space: Space, records: Sequence[Record]) -> None:
 
 def _ship(space: Space, journal: Journal, policy: Callable[[], copies.Replication]) -> None:
     """Replicas may follow the journal from here on."""
-    log = space.journal_log
-    assert log is not None
     space.shipping = Shipping(space.fs, journal, space.waiting, policy)
-    log.shipped, log.ship_early = space.shipping.hardened, space.shipping.written
-    log.when_fenced(space.shipping.stop)
+    space.log.ship(space.shipping)
+    space.log.when_fenced(space.shipping.stop)
 
 
 class _Recovery:

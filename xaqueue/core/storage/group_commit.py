@@ -316,6 +316,17 @@ class GroupCommit:
         self._finished = ()
 
 
+class Shipping(Protocol):
+    """Somebody else follows the journal."""
+
+    def written(self) -> None:
+        """A round is written, and about to be synced."""
+
+    def hardened(self, lsn: int, shows: bool) -> None:
+        """A round is synced, up to this LSN. shows: whether anything is to be seen behind it. May wait, and raise
+        Unacknowledged."""
+
+
 class JournalCommit(GroupCommit):
     """Hardens a round by one write of its records to a journal and one sync. A plan returns its record, or None."""
 
@@ -339,11 +350,8 @@ class JournalCommit(GroupCommit):
         if waiting is not THREADS:
             journal.harden_by = waiting.harden
         self._relieve = relieve
-        self.shipped: Callable[[int, bool], None] | None = None
-        """Called behind the sync of a round, with the LSN behind it and whether it shows anything: somebody follows the
-        journal. It may wait, and raise Unacknowledged."""
-        self.ship_early: Callable[[], None] = nothing
-        """Called when a round is written, before its sync."""
+        self.shipping: Shipping | None = None
+        """To whom each round is told."""
         self.riding: list[Step] = []
         """Published, and not hardened: their records go before all others of the next round, or of this one."""
 
@@ -367,6 +375,10 @@ class JournalCommit(GroupCommit):
 
     def _rides(self, planned: Any) -> None:
         """A step is published, and not hardened yet. Called with the lock held."""
+
+    def ship(self, shipping: Shipping) -> None:
+        """From here on."""
+        self.shipping = shipping
 
     def harden_late(self) -> None:
         """Returns once all is hardened that was published late. Raises RetryLater where there is no room."""
@@ -397,8 +409,8 @@ class JournalCommit(GroupCommit):
                         recorded.append(step)
         if recorded:
             self._record(recorded, records)
-            if self.shipped is not None:
-                self._ship(recorded, any(record.kind < TIME for record in records))
+            if self.shipping is not None:
+                self._ship(self.shipping, recorded, any(record.kind < TIME for record in records))
         if self.failure is not None:
             raise self._failed()  # it may have hung until somebody fenced the space, and those who waited were told
         if self._lost():
@@ -411,12 +423,12 @@ class JournalCommit(GroupCommit):
     def _written(self) -> None:
         if self._finished:
             self.wake_finished()
-        self.ship_early()
+        if self.shipping is not None:
+            self.shipping.written()
 
-    def _ship(self, steps: Sequence[Step], shows: bool) -> None:
-        assert self.shipped is not None
+    def _ship(self, shipping: Shipping, steps: Sequence[Step], shows: bool) -> None:
         try:
-            self.shipped(self.journal.position, shows)
+            shipping.hardened(self.journal.position, shows)
         except Unacknowledged as unknown:
             for step in steps:
                 step.error = step.error or Unacknowledged(str(unknown))
@@ -439,7 +451,7 @@ class JournalCommit(GroupCommit):
     def _record(self, steps: Sequence[Step], records: Sequence[Entry]) -> None:
         """Hardens the records; those for which there is no room fail alone."""
         relieved, begin = False, self.journal.position
-        written = None if self.shipped is None else self._written
+        written = None if self.shipping is None else self._written
         while records:
             try:
                 syncing = written or (self.wake_finished if self._finished else None)

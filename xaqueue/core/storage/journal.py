@@ -109,8 +109,8 @@ class Journal:
         self.checkpoint = found.checkpoint
         """Every record below it is in the directories, durably."""
         self.syncs = 0
-        self.switched: Callable[[], None] = lambda: None
-        """Called by the writer when a segment is full."""
+        self.switches = 0
+        """How many segments became full."""
         self.harden_by: HardenBy | None = None
         """Makes the call that syncs what ``write`` has written; else ``write`` does."""
         self.clock: Callable[[], int] | None = None
@@ -440,7 +440,7 @@ class Journal:
                 self._present = None
                 self._following = None
             self.position = following.start + SECTOR_BYTES
-        self.switched()
+        self.switches += 1
 
     def _recycled(self, old: Segment, start: int) -> Segment | None:
         """Its header is one sector, so that it is either segment at any time; what has the other's name is a stray.

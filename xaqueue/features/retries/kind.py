@@ -39,8 +39,7 @@ class TriesKind(RecordKind):
     def finish(self, opening: Opening) -> None:
         space = opening.space
         tries.count_killed(space, opening.set_aside)
-        if space.journal_log is not None:
-            space.journal_log.register = Register(space.room.unreserved, space.held)
+        space.log.remember_takes(lambda: Register(space.room.unreserved, space.held))
 
     def check_queue(self, look: Looking, queue: str) -> None:
         known = records.read_retries(look.fs, queue, look.damaged)

@@ -70,18 +70,16 @@ class PruneJournal(Chore):
 
     def __init__(self, space: Space) -> None:
         super().__init__(space)
-        self._seen = self._checkpoint
-
-    @property
-    def _checkpoint(self) -> int:
-        return self.space.journal_log.journal.checkpoint if self.space.journal_log is not None else 0
+        self._seen = space.log.checkpoints
 
     def left_s(self) -> float:
         shipping = self.space.shipping
-        return 0.0 if shipping is not None and not shipping.copying and self._checkpoint != self._seen else NEVER
+        if shipping is None or shipping.copying or self.space.log.checkpoints == self._seen:
+            return NEVER
+        return 0.0
 
     def run(self, turn: Chores) -> float:
-        self._seen = self._checkpoint
+        self._seen = self.space.log.checkpoints
         try:
             store.prune_for(self.space.fs, self.space.definitions)
         except OSError as error:

@@ -20,7 +20,6 @@ from functools import partial
 from zlib import crc32
 
 from xaqueue.core.engine import redo
-from xaqueue.core.engine.journal_log import JournalLog
 from xaqueue.core.engine.state import LOOK_S, Space
 from xaqueue.core.model import layout
 from xaqueue.core.model.layout import SNAPSHOTS
@@ -33,10 +32,6 @@ from xaqueue.features.snapshots.options import policy_of
 from xaqueue.snapshot import SnapshotStatus
 
 LINKED = (layout.PREPARED, layout.HEURISTIC, layout.BATCHES, layout.STREAMS, layout.CARRIERS, layout.QUARANTINE)
-FEW = 256
-"""Changed paths that are linked while nothing follows."""
-ROUNDS = 20
-"""In which the rest becomes so few, unless more changes than can be linked meanwhile."""
 
 
 def take(space: Space, *, is_held: bool = False) -> Manifest:
@@ -83,7 +78,7 @@ def _take(space: Space, is_held: bool) -> Manifest:
     place = f"{SNAPSHOTS}/.{number}"
     links = _Links(fs, place, partial(_check, space))
     try:
-        lsn = _link(space, links)
+        lsn = space.log.copy(links, space.settle)
         made = replace(_manifest(space, links, number, lsn), is_held=is_held)
         fs.create(f"{place}/{layout.MANIFEST}", [manifest.encode(made)])
         space.sync_all()
@@ -104,37 +99,6 @@ def _check(space: Space) -> None:
         raise RetryLater("the snapshot is given up: the space is being closed")
 
 
-def _link(space: Space, links: _Links) -> int:
-    """Returns the LSN as of which they are; 0 without a journal."""
-    log = space.journal_log
-    if log is None:
-        with space.lock:
-            space.check()
-            links.messages()
-            links.rest()
-        return 0
-    log.touched = set()
-    try:
-        links.messages()
-        for _ in range(ROUNDS):
-            space.settle()
-            touched, log.touched = log.touched, set()
-            links.relink(touched)
-            if len(touched) <= FEW:
-                break
-        found: list[int] = []
-        log.exclusively(partial(_finish, log, links, found.append))
-    finally:
-        log.touched = None
-    return found[0]
-
-
-def _finish(log: JournalLog, links: _Links, found: Callable[[int], None]) -> None:
-    links.relink(log.touched or ())
-    links.rest()
-    found(log.followed)
-
-
 class _Links:
     """The names of a snapshot that is being made."""
 
@@ -151,7 +115,7 @@ class _Links:
         for directory in layout.DIRECTORIES:
             self._make_dir(directory)
 
-    def messages(self) -> None:
+    def changing(self) -> None:
         """All of every queue, but what is written in place."""
         for queue in self._names(layout.COMMITTED):
             if layout.parse_queue_directory(queue) is None:
@@ -165,7 +129,7 @@ class _Links:
                     for file in self._names(directory):
                         self._link(f"{directory}/{file}")
 
-    def relink(self, paths: Iterable[str]) -> None:
+    def again(self, paths: Iterable[str]) -> None:
         """What stands at these is what is there now."""
         for path in paths:
             if path.startswith(layout.COMMITTED):
@@ -272,6 +236,6 @@ def _manifest(space: Space, links: _Links, number: int, lsn: int) -> Manifest:
         files=len(names),
         names=manifest.crc_of(names),
         copies=links.copies,
-        journal=0 if space.journal_log is None else space.journal_log.journal.segment_epoch,
+        journal=space.log.journal_epoch,
         checksums=crc32(checksums),
     )

@@ -153,14 +153,9 @@ def _of_branches(space: Space) -> dict[str, Any]:
 
 
 def _of_log(space: Space) -> dict[str, Any]:
-    log, journal = space.log, space.journal_log
-    found: dict[str, Any] = {"rounds": log.rounds, "steps": log.steps}
+    found: dict[str, Any] = space.log.figures()
     if isinstance(space.fs, OwnerFileSystem):
         found |= {"sync_counts": list(space.fs.syncs.counts), "sync_total_s": space.fs.syncs.total_s}
-    if journal is not None:
-        end = journal.journal.position
-        behind = max(end - journal.followed, 0) if journal.pending else 0
-        found |= {"journal_end": end, "behind_bytes": behind, "hits": journal.hits, "misses": journal.misses}
     return found
 
 

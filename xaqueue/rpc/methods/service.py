@@ -182,7 +182,7 @@ def status_in(space: Space, root: Path, sessions: int) -> dict[str, Any]:
         damaged=sum(1 for branch in in_doubt if branch.damage),
         committing=len(unfinished) - len(in_doubt),
         heuristic=len(decided),
-        cache=(log.hits, log.misses) if (log := space.journal_log) is not None else None,
+        cache=space.log.reads_of_memory,
         state=READY if space.read_only is None else READ_ONLY,
         counting=space.counted()[0],
     )

@@ -99,7 +99,7 @@ def test_what_comes_and_goes_never_touches_the_directories() -> None:
     before = fs.tree_after_kill()
     log.follow()
     assert fs.tree_after_kill() == before
-    assert log.made == 0
+    assert log._made == 0
 
 
 def test_a_watermark_is_written_behind_the_files_that_it_tells_of() -> None:
@@ -211,7 +211,7 @@ def test_what_was_followed_is_read_from_memory_up_to_a_limit() -> None:
     log.follow()
     for name in "cba":
         assert log.read(f"{RANGE}/{name}") == b"four"
-    assert (log.hits, log.misses) == (2, 1)
+    assert (log._hits, log._misses) == (2, 1)
 
 
 def test_names_in_active_are_synced_behind_those_that_left_it() -> None:
@@ -287,7 +287,7 @@ def test_whoever_is_told_that_something_is_pending_finds_it() -> None:
     """A follower that looks at once, and finds nothing, sleeps on: nobody tells it again."""
     log = LoggedDirectories(directories())
     found: list[bool] = []
-    log.notify = lambda: found.append(log.pending)
+    log.owner.pending = lambda: found.append(log.pending)
     for name in "ab":
         log.do((PUT, f"{RANGE}/{name}", b"x", b"", 0))
     log.settle()
@@ -339,6 +339,7 @@ def test_a_thread_follows_after_a_moment(tmp_path: Path) -> None:
     fs.make_dir("active")
     log = Told(fs)
     follower = Follower(log, lambda error: pytest.fail(str(error)))
+    log.owner.pending = follower.wake
     try:
         log.do((PUT, "a", b"x", b"", 0))
         assert followed.wait(PATIENCE_S)
@@ -354,6 +355,7 @@ def test_a_thread_that_is_stopped_follows_nothing_more(monkeypatch: pytest.Monke
     fs = directories()
     log = LoggedDirectories(fs)
     follower = Follower(log, lambda error: pytest.fail(str(error)))
+    log.owner.pending = follower.wake
     log.do((PUT, f"{RANGE}/a", b"x", b"", 0))
     follower.stop()
     assert fs.list(RANGE) == []
@@ -370,6 +372,7 @@ def test_an_error_of_the_thread_is_told(error: Exception) -> None:
 
     log = LoggedDirectories(Broken(None, Tree(dict.fromkeys(DIRECTORIES))))
     follower = Follower(log, told.append)
+    log.owner.pending = follower.wake
     try:
         log.do((PUT, f"{RANGE}/a", b"x", b"", 0))
         follower._thread.join(PATIENCE_S)
@@ -385,6 +388,7 @@ def test_the_thread_of_a_space_that_failed_does_nothing_more() -> None:
     log.do((PUT, f"{RANGE}/a", b"x", b"", 0))
     log.fail(OSError(errno.EIO, "Input/output error"))
     follower = Follower(log, lambda error: pytest.fail(str(error)))
+    log.owner.pending = follower.wake
     follower._thread.join(PATIENCE_S)
     assert not follower._thread.is_alive()
     with pytest.raises(ResourceFailed):

@@ -17,6 +17,7 @@ import xaqueue
 from support.crash_level import LAGGING, NONE, STRICT, Level, open_space
 from support.crash_story import EMPTY, body_of, message_id
 from support.forgetful import ForgetfulFileSystem
+from support.journal_of import journal_log, journal_of
 from support.served import ServerThread
 from xaqueue.core.engine.journal_log import LAG_S
 from xaqueue.core.engine.state import Space
@@ -56,17 +57,16 @@ def put_late(space: Space, *numbers: int) -> None:
 def test_it_makes_no_sync_and_is_taken_by_others_whose_own_sync_hardens_it() -> None:
     space, fs = opened()
     session, xid = prepared(space, 1)
-    assert space.journal_log is not None
-    syncs = space.journal_log.journal.syncs
+    syncs = journal_of(space).journal.syncs
     session.commit(xid, Flag.LATE)
-    assert space.journal_log.journal.syncs == syncs
+    assert journal_of(space).journal.syncs == syncs
     taker = Session(space)
     taker.start(Xid(1, b"taker", b""))
     message = taker.dequeue("a")
     assert message is not None
     taker.end(Xid(1, b"taker", b""))
     taker.commit(Xid(1, b"taker", b""), Flag.ONEPHASE)
-    assert space.journal_log.journal.syncs == syncs + 1
+    assert journal_of(space).journal.syncs == syncs + 1
     for tree in (fs.tree_after_kill(), *fs.trees_after_crash(limit=8)):
         again = open_space(tree.open(), LAGGING)
         assert not again.branches
@@ -87,7 +87,7 @@ def test_watermarks_and_readers_wait_for_the_record() -> None:
     queue = space.queues["a"]
     assert (queue.shown, queue.published) == (1, 0)
     assert space.log.pending
-    log = space.journal_log
+    log = journal_log(space)
     assert log is not None
     with space.lock:
         log._publish([])  # a round that was under way
@@ -116,11 +116,10 @@ def test_so_many_ride_and_the_next_one_makes_a_round(monkeypatch: pytest.MonkeyP
     branches = [prepared(space, number) for number in range(1, 6)]
     for session, xid in branches[:3]:
         session.commit(xid, Flag.LATE)
-    assert space.journal_log is not None
-    assert len(space.journal_log.riding) == 3
+    assert len(journal_of(space).riding) == 3
     for session, xid in branches[3:]:
         session.commit(xid, Flag.LATE)
-    assert len(space.journal_log.riding) == 1
+    assert len(journal_of(space).riding) == 1
 
 
 def test_without_room_it_goes_on_being_shown_and_nothing_is_hardened_before_it(
@@ -129,7 +128,7 @@ def test_without_room_it_goes_on_being_shown_and_nothing_is_hardened_before_it(
     space, fs = opened()
     sessions = [prepared(space, number) for number in (1, 2)]
     sessions[0][0].commit(sessions[0][1], Flag.LATE)
-    log = space.journal_log
+    log = journal_log(space)
     assert log is not None
     write, full = log.journal.write, [True]
 

@@ -11,6 +11,7 @@ import pytest
 
 from support.bare_space import BareSpace, bare_space
 from support.batch_story import xid as batch_xid
+from support.journal_of import journal_log
 from xaqueue.core.engine.log import HELD_BYTES
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.core.owner import open as opening
@@ -79,7 +80,7 @@ def test_a_step_has_the_strictest_of_its_queues(
     bare: BareSpace, queues: tuple[str, ...], ends: str, steps: int
 ) -> None:
     work(bare, "one phase", "fast")
-    journal = bare.space.journal_log
+    journal = journal_log(bare.space)
     assert journal is not None
     before = journal.journal.syncs
     work(bare, ends, *queues)
@@ -89,7 +90,7 @@ def test_a_step_has_the_strictest_of_its_queues(
 
 @pytest.mark.parametrize("why", ["large", "batch"])
 def test_what_is_too_much_and_what_is_of_a_batch_waits(bare: BareSpace, why: str) -> None:
-    journal = bare.space.journal_log
+    journal = journal_log(bare.space)
     assert journal is not None
     before = journal.journal.syncs
     if why == "large":

@@ -13,6 +13,7 @@ import pytest
 
 import xaqueue
 from support.bare_space import ANY_QUEUE, DURABLE, BareSpace, bare_space
+from support.journal_of import journal_log
 from xaqueue.core.engine import disk_space as room
 from xaqueue.core.engine import heuristics
 from xaqueue.core.engine.disk_space import (
@@ -329,7 +330,7 @@ def test_what_waits_for_the_disk_counts_as_written(tmp_path: Path, still: Callab
     """With a journal, messages wait in memory for a moment; a refusal does not come before the disk has them."""
     with bare_space(tmp_path / "space", "JOURNAL") as bare:
         disk = Disk(bare)
-        log = bare.space.journal_log
+        log = journal_log(bare.space)
         assert log is not None
         start = LARGE._replace(free_bytes=64 * MiB + 4 * MiB)
         disk.left = start
@@ -485,7 +486,7 @@ def test_a_dequeue_is_prepared_with_room_from_the_reserve(reserved: ReservedSpac
             assert connection.dequeue("orders") is not None
         assert reserved.pieces == 16
         connection.tpc_prepare()
-        assert reserved.pieces == (13 if reserved.space.journal_log is None else 16), "a record needs no files"
+        assert reserved.pieces == (13 if journal_log(reserved.space) is None else 16), "a record needs no files"
         connection.tpc_commit()
     assert reserved.take("orders") == [b"third"]
 

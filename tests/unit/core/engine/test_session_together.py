@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from support.bare_space import DURABLE, BareSpace, bare_space
+from support.journal_of import rounds_of
 from xaqueue.core.model import layout
 from xaqueue.core.model.entry import Entry
 from xaqueue.core.storage.fs import Room
@@ -159,7 +160,7 @@ def test_a_fence_ends_a_waiting_dequeue(bare: BareSpace, monkeypatch: pytest.Mon
 def test_an_interruption_before_a_step_has_gathered_is_no_step(
     bare: BareSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = bare.space.log
+    log = rounds_of(bare.space)
     with monkeypatch.context() as patch:
         patch.setattr(log, "_mutex", InterruptedLock(log._mutex))
         with pytest.raises(KeyboardInterrupt):
@@ -171,7 +172,7 @@ def test_an_interruption_before_a_step_has_gathered_is_no_step(
 def test_an_interruption_in_a_step_fences_and_leaves_no_lock_held(
     bare: BareSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = bare.space.log
+    log = rounds_of(bare.space)
     with monkeypatch.context() as patch:
         patch.setattr(log, "_lock", InterruptedLock(bare.space.lock))
         with pytest.raises(KeyboardInterrupt):
@@ -182,7 +183,7 @@ def test_an_interruption_in_a_step_fences_and_leaves_no_lock_held(
 
 
 def test_an_interrupted_close_leaves_no_other_hanging(bare: BareSpace, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = bare.space.log
+    log = rounds_of(bare.space)
     bare.put("q", b"1", b"2")
     first, second = Session(bare.space), Session(bare.space)
     for session, xid in ((first, X), (second, Y)):

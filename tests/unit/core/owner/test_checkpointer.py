@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 import xaqueue
+from support.journal_of import journal_of
+from xaqueue.core.engine import journal_log
 from xaqueue.core.model import layout
-from xaqueue.core.owner import threads
 from xaqueue.core.storage.journal import SMALLEST_SEGMENT_BYTES, Journal
 from xaqueue.core.storage.owner_file import boot_id
 from xaqueue.errors import SpaceError
@@ -48,9 +49,7 @@ class Recycled:
 
 def opened(root: Path) -> tuple[Session, Journal]:
     session = attach(root, watch=False)
-    log = session.space.journal_log
-    assert log is not None
-    return session, log.journal
+    return session, journal_of(session.space).journal
 
 
 def test_full_segments_are_released_while_work_goes_on(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +83,7 @@ def test_checkpoints_come_with_time(root: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_checkpoints_come_with_new_files(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each file above the last one is made anew by an open after a kill."""
-    monkeypatch.setattr(threads, "NEW_FILES", 5)
+    monkeypatch.setattr(journal_log, "NEW_FILES", 5)
     session, journal = opened(root)
     recycled = Recycled(journal, monkeypatch)
     before = journal.checkpoint

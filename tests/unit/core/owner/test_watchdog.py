@@ -17,6 +17,7 @@ import pytest
 
 import xaqueue
 from support.bare_space import DURABLE, BareSpace
+from support.journal_of import rounds_of
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.owner import record, threads
@@ -201,7 +202,7 @@ def check_told(future: Future[Any]) -> None:
 def gathered(bare: BareSpace, steps: int) -> None:
     """Returns once so many steps wait for the next round."""
     waiting = threading.Event()
-    while len(bare.space.log._gathering) < steps:
+    while len(rounds_of(bare.space)._gathering) < steps:
         waiting.wait(0.001)
 
 

@@ -14,7 +14,7 @@ import pytest
 import xaqueue
 from support.bare_space import DURABLE, BareSpace, bare_space
 from support.served import ServerThread
-from xaqueue.core.engine import heuristics
+from xaqueue.core.engine import heuristics, journal_log
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.core.owner import open, threads
 from xaqueue.features.counters import counters
@@ -254,8 +254,8 @@ def test_without_room_they_are_written_the_next_time(bare: BareSpace, monkeypatc
 def test_an_owner_at_work_writes_them(tmp_path: Path, sync: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counters, "EVERY_S", 0.0)
     monkeypatch.setattr(threads, "WATCH_S", 0.02)
-    monkeypatch.setattr(threads, "LOOK_S", 0.02)
-    monkeypatch.setattr(threads, "NEW_FILES", 0)
+    monkeypatch.setattr(journal_log, "LOOK_S", 0.02)
+    monkeypatch.setattr(journal_log, "NEW_FILES", 0)
     root = tmp_path / "space"
     open.create(root, any_queue=True, sync=sync)
     with xaqueue.connect(root) as connection:

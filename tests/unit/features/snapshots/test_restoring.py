@@ -420,7 +420,7 @@ def test_who_closes_does_not_wait_for_one(root: Path, monkeypatch: pytest.Monkey
             links.check()  # type: ignore[attr-defined]
             time.sleep(0.01)
 
-    monkeypatch.setattr(taking._Links, "messages", linger)
+    monkeypatch.setattr(taking._Links, "changing", linger)
     session = attach(root)
     assert begun.wait(30)
     session.close()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from support.bare_space import BareSpace, bare_space
+from support.journal_of import journal_of
 from xaqueue.core.engine import journal_log, messages
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.core.model.layout import block_path
@@ -192,10 +193,9 @@ def test_one_that_is_interrupted_is_not_committed_in_part(bare: BareSpace, monke
 
 def test_with_a_journal_its_record_has_the_body_once(tmp_path: Path) -> None:
     with bare_space(tmp_path, "JOURNAL", definitions=WAY) as made:
-        assert made.space.journal_log is not None
-        before = made.space.journal_log.journal.position
+        before = journal_of(made.space).journal.position
         publish(made, bytes(10_000))
-        assert made.space.journal_log.journal.position - before < 12_000
+        assert journal_of(made.space).journal.position - before < 12_000
 
 
 def test_blocks_that_go_to_active_are_one_file_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
