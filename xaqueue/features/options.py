@@ -8,6 +8,7 @@ from __future__ import annotations
 from xaqueue.core.model.definitions import ACCESS, OF_QUEUE, OF_SPACE
 from xaqueue.core.model.options import Known
 from xaqueue.features.dedup import options as dedup
+from xaqueue.features.groups import groups
 from xaqueue.features.limits import options as limits
 from xaqueue.features.replica import options as replica
 from xaqueue.features.retries import options as retries
@@ -23,5 +24,5 @@ KNOWN = Known(
     checks=(retries.check, limits.check, topics.check),
     undefining=(topics.check_undefining,),
     reloading=(replica.check_reloading,),
-    acts=(retries.act, limits.act),
+    acts=(groups.act, retries.act, limits.act),
 )

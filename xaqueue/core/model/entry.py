@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Protocol
+
 from xaqueue.core.model.message_name import Tags, read_tags
 from xaqueue.core.model.retry import Retry
 from xaqueue.message import MessageId
@@ -15,8 +18,8 @@ class Entry:
     __slots__ = (
         "correlation",
         "expires_at",
-        "group",
         "is_plain",
+        "line",
         "locked",
         "message_id",
         "not_before",
@@ -34,9 +37,11 @@ class Entry:
         self.message_id = message_id
         self.tags = tags
         said = read_tags(tags) if tags else _PLAIN
-        self.correlation, self.expires_at, self.group, self.not_before, self.priority, self.tries = said
+        self.correlation, self.expires_at, self.not_before, self.priority, self.tries = said
         self.is_plain = not tags
         """Nothing but its number decides its turn."""
+        self.line: Line | None = None
+        """In which it stands, once it is in an index that has lines."""
         self.retry: Retry | None = None
         self.locked = False
         self.queued = False
@@ -48,3 +53,50 @@ class Entry:
         self.retry, self.tries, self.is_plain = retry, retry.tries, False
         if retry.not_before is not None:
             self.not_before = max(retry.not_before, self.not_before or 0)
+
+
+class Line(Protocol):
+    """Some messages of a queue, of which one after the other is delivered: to whoever holds those before, or to nobody
+    meanwhile. It tells its index (``QueueIndex.queue``) which one may be taken now."""
+
+    @property
+    def next(self) -> int | None:
+        """The first that is free."""
+
+    def hold(self, seq: int, holder: object) -> None:
+        """This one is locked, or passed on to somebody else, who may have the next, too; None: nobody may."""
+
+    def let_go(self, seq: int) -> None:
+        """It is not locked any more, or leaves and holds nothing up."""
+
+    def come_back(self, seq: int) -> None:
+        """One that was locked is free again."""
+
+    def leave(self, seq: int) -> bool:
+        """It is gone. Whether anybody may take the next now."""
+
+    def lets(self, seq: int, now: int, holder: object) -> bool:
+        """Whether this holder may have this one now."""
+
+    def keeps(self, key: int) -> bool:
+        """Whether this, by which the queue sorts the next one, comes up for its holder only, or for nobody."""
+
+
+class Lines:
+    """Of one queue; of one that has none as it stands here."""
+
+    by_name: Mapping[str, Line] = {}
+
+    def enter(self, entry: Entry) -> Line | None:
+        """A message comes: in which it stands, by its tags."""
+        return None
+
+    def hand_of(self, holder: object) -> list[int]:
+        """The keys of what only this holder may have: a heap."""
+        return []
+
+    def begin_again(self) -> None:
+        """The queue sorts otherwise now: all keys come again."""
+
+
+NO_LINES = Lines()

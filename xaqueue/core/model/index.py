@@ -6,7 +6,7 @@ or somebody asks for it by its id. Heaps hold the keys of entries and are cleane
 locked or delayed is dropped when it comes up, and pushed again when the message becomes ready, so that skipping a
 locked message costs nothing for the next reader.
 Invariant: a ready message is packed or its key is in ``_ready``; a delayed one's key is in ``_delayed`` or, before it
-came up, in ``_ready``. Of a group that is so for the first that is free; while it is held, its holder has that in hand.
+came up, in ``_ready``. Of those in a line (``entry.Line``) that is so for the first that is free, or the line keeps it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from heapq import heapify, heappop, heappush, merge
 from itertools import chain, islice
 
 from xaqueue.core.model.delays import Delays
-from xaqueue.core.model.entry import Entry
+from xaqueue.core.model.entry import NO_LINES, Entry, Lines
 from xaqueue.core.model.packed_index import PackedRows, Row
 from xaqueue.core.model.retry import Retry
-from xaqueue.features.groups.groups import Groups
 from xaqueue.message import DEFAULT_PRIORITY, HIGHEST_PRIORITY, MessageId
 
 UNPACKED = 64
@@ -64,7 +63,8 @@ class QueueIndex:
         self._seqs: dict[bytes, int] = {}
         self._packed = PackedRows(newest_first=False)
         self._entries: dict[int, Entry] = {}
-        self._groups = Groups(self._is_free)
+        self.lines: Lines = NO_LINES
+        """Those in which messages stand; whoever has some sets it before the first message comes."""
         self._arrange(order)
 
     def _arrange(self, order: Order) -> None:
@@ -74,7 +74,7 @@ class QueueIndex:
         self._by_correlation: dict[str, list[int]] = {}
         self._ready: list[int] = []
         self._delayed: list[tuple[int, int]] = []
-        self._groups.empty_hands()
+        self.lines.begin_again()
         self._expiring: list[tuple[int, int]] = []
         """A heap of (when it expires, its number), of some that are gone or locked, too."""
         self._delays = Delays()
@@ -124,7 +124,7 @@ class QueueIndex:
     ) -> Entry | None:
         """The next ready message, now locked; or the one of this id, or the first whose correlation id has this hash.
 
-        holder: who takes it, and may have the next of a group when it has those before. ``passed``: numbers of those
+        holder: who takes it, and may have the next in a line when it has those before. ``passed``: numbers of those
         that have the hash and another correlation id. even_early: by its id, also before its turn, and where it has
         had all its tries and is not moved yet. None with ``is_unfinished``: it has not looked at all.
         """
@@ -140,17 +140,16 @@ class QueueIndex:
         elif correlation is not None:
             entry = self._first_correlated(now, correlation, passed, holder)
         else:
-            if self._expiring and self._groups.by_name:
-                self.find_expired(now, len(self.expired) + BATCH)  # each might hold its group back
+            if self._expiring and self.lines.by_name:
+                self.find_expired(now, len(self.expired) + BATCH)  # each might hold its line back
             entry = self._first(now, holder)
         if entry is not None:
             entry.locked = True
             self.locked += 1
             if entry.not_before is not None:
                 self._delays.discard(entry.not_before)
-            if entry.group is not None:
-                self._groups.hold(entry.group, entry.seq, holder)
-                self._queue_next(entry.group)
+            if entry.line is not None:
+                entry.line.hold(entry.seq, holder)
         return entry
 
     def find_expired(self, now: int, limit: int) -> None:
@@ -173,16 +172,14 @@ class QueueIndex:
             self.locked += 1
             if entry.not_before is not None:
                 self._delays.discard(entry.not_before)
-            if entry.group is not None:
-                self._groups.hold(entry.group, entry.seq, None)
+            if entry.line is not None:
+                entry.line.hold(entry.seq, None)
         return entry
 
     def pass_on(self, entry: Entry, holder: object) -> None:
-        """A locked message is this holder's from here on, and so is its group."""
-        if entry.group is not None:
-            self._groups.let_go(entry.group, entry.seq)
-            self._groups.hold(entry.group, entry.seq, holder)
-            self._queue_next(entry.group)
+        """A locked message is this holder's from here on, and so is its line."""
+        if entry.line is not None:
+            entry.line.hold(entry.seq, holder)
 
     def claim(self, entry: Entry) -> bool:
         """Locks a message for a branch whose decision came later than what was found of it. False where it cannot."""
@@ -200,11 +197,10 @@ class QueueIndex:
             self._delays.add(entry.not_before)
         if entry.expires_at is not None:
             heappush(self._expiring, (entry.expires_at, entry.seq))
-        if entry.group is None:
+        if entry.line is None:
             self._queue(entry)
         else:
-            self._groups.comes_back(entry.group, entry.seq)
-            self._queue_next(entry.group)
+            entry.line.come_back(entry.seq)
 
     def fail(self, entry: Entry, retry: Retry) -> None:
         """A delivery has failed: the message is put off, and where a branch had locked it, it is back."""
@@ -244,19 +240,18 @@ class QueueIndex:
         self._set_aside(entry, self.exhausted)
 
     def _set_aside(self, entry: Entry, leaving: list[Entry]) -> None:
-        """It leaves; the next of its group may come."""
+        """It leaves; the next in its line may come."""
         if not entry.locked:
             entry.locked = True
             self.locked += 1
             if entry.not_before is not None:
                 self._delays.discard(entry.not_before)
         leaving.append(entry)
-        if entry.group is not None:
-            self._groups.let_go(entry.group, entry.seq)
-            self._queue_next(entry.group)
+        if entry.line is not None:
+            entry.line.let_go(entry.seq)
 
     def remove(self, entry: Entry) -> bool:
-        """A locked message is gone for good. Whether one of its group may be taken now."""
+        """A locked message is gone for good. Whether another one may be taken now."""
         del self._entries[entry.seq]
         del self._seqs[entry.message_id]
         self.locked -= 1
@@ -267,35 +262,23 @@ class QueueIndex:
                 del self._by_correlation[entry.correlation]
         if len(self._ready) + len(self._delayed) + len(self._expiring) > SPARE_KEYS:
             self._compact_if_worth()
-        if entry.group is None:
-            return False
-        self._groups.let_go(entry.group, entry.seq)
-        return self._leave(entry.group)
+        return entry.line is not None and entry.line.leave(entry.seq)
 
-    def _is_free(self, seq: int) -> bool:
+    def is_here(self, seq: int) -> bool:
+        return seq in self._entries
+
+    def is_free(self, seq: int) -> bool:
+        """Whether it is here and nobody has locked it."""
         entry = self._entries.get(seq)
         return entry is not None and not entry.locked
 
-    def _queue_next(self, name: str) -> bool:
-        """The next of the group may be taken, by its holder or by anybody; whether by anybody."""
-        seq = self._groups.next_of(name)
-        if seq is None:
-            return False
+    def queue(self, seq: int) -> bool:
+        """A free one is the next in its line now. Whether anybody may take it, and not only who holds that."""
         return self._queue(self._entries[seq])
 
-    def _leave(self, name: str) -> bool:
-        """One of this group is gone. As ``_queue_next``."""
-        return self._groups.leave(name, self._entries.__contains__) and self._queue_next(name)
-
-    def _is_next(self, entry: Entry, name: str, now: int, holder: object) -> bool:
-        """Whether its group lets this one have it."""
-        if not self._groups.lets(name, holder):
-            return False
-        while (first := self._groups.next_of(name)) not in (None, entry.seq) and self._leaves(
-            self._entries[first], now
-        ):
-            pass
-        return first == entry.seq
+    def leaves(self, seq: int, now: int) -> bool:
+        """Whether it has expired, or had all its tries: then it is set aside."""
+        return self._leaves(self._entries[seq], now)
 
     def remove_through(self, seq: int) -> list[MessageId]:
         """Every message with this number or one below is gone for good; none may be locked. Returns their ids."""
@@ -311,8 +294,8 @@ class QueueIndex:
         deque(map(self._seqs.pop, left), 0)
         self._forget_correlations(gone)
         for entry in gone:
-            if entry.group is not None:
-                self._leave(entry.group)
+            if entry.line is not None:
+                entry.line.leave(entry.seq)
         self._compact_if_worth()
         return left
 
@@ -424,30 +407,27 @@ class QueueIndex:
 
     def _enter(self, entry: Entry) -> None:
         self._entries[entry.seq] = entry
-        if entry.group is not None:
-            self._groups.add(entry.group, entry.seq)
+        if entry.tags:
+            entry.line = self.lines.enter(entry)
         self._place(entry)
 
     def _place(self, entry: Entry) -> None:
-        """Its turn comes; one of a group is behind the others of that."""
+        """Its turn comes; in a line it is behind those before it."""
         if entry.not_before is not None and not entry.locked:
             self._delays.add(entry.not_before)
         if entry.correlation is not None:
             insort(self._by_correlation.setdefault(entry.correlation, []), self._key_of(entry))
         if entry.expires_at is not None:
             heappush(self._expiring, (entry.expires_at, entry.seq))
-        if entry.group is None:  # as ``_queue``, without the call
+        if entry.line is None:  # as ``_queue``, without the call
             entry.queued = True
             heappush(self._ready, entry.seq if self._fifo else self._key(entry.seq, entry.priority))
-        elif self._groups.next_of(entry.group) == entry.seq:
+        elif entry.line.next == entry.seq:
             self._queue(entry)
 
     def _queue(self, entry: Entry) -> bool:
-        """It is ready, or will be, and the first of its group: for whoever holds that, or for anybody. Whether that."""
-        if entry.group is not None and self._groups.is_held(entry.group):
-            hand = self._groups.hand(entry.group)
-            if hand is not None:
-                heappush(hand, self._key_of(entry))
+        """It is ready, or will be, and the first in its line: for whoever holds that, or for anybody. Whether that."""
+        if entry.line is not None and entry.line.keeps(self._key_of(entry)):
             return False
         if not entry.queued:
             entry.queued = True
@@ -479,7 +459,7 @@ class QueueIndex:
             waited = self._entries.get(self._seq(heappop(self._delayed)[1]))
             if waited is not None and not waited.locked:
                 self._queue(waited)
-        hand = self._groups.hand_of(holder) if self._groups.by_name else None
+        hand = self.lines.hand_of(holder) if self.lines.by_name else None
         while True:
             head, keys = self._packed.head, self._ready
             if hand and (not keys or hand[0] < keys[0]):
@@ -508,8 +488,8 @@ class QueueIndex:
             return
         if entry.not_before is not None and entry.not_before > now:
             heappush(self._delayed, (entry.not_before, key))
-        elif not was_in_hand and entry.group is not None and self._groups.next_of(entry.group) == entry.seq:
-            self._queue(entry)  # in the hand of who holds its group
+        elif not was_in_hand and entry.line is not None and entry.line.next == entry.seq:
+            self._queue(entry)  # in the hand of who holds its line
 
     def _first_correlated(self, now: int, correlation: str, passed: Collection[int], holder: object) -> Entry | None:
         for key in list(self._by_correlation.get(correlation, ())):
@@ -524,7 +504,7 @@ class QueueIndex:
             return False
         if entry.not_before is not None and entry.not_before > now:
             return False
-        return entry.group is None or self._is_next(entry, entry.group, now, holder)
+        return entry.line is None or entry.line.lets(entry.seq, now, holder)
 
     def _is_there(self, entry: Entry, now: int) -> bool:
         """Whether somebody may have it who does not care for its turn; what waits to be moved for its tries waits no

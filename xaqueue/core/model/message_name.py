@@ -48,8 +48,6 @@ class Tags(NamedTuple):
     correlation: str | None = None
     """``correlation_hash`` of its correlation id."""
     expires_at: int | None = None
-    group: str | None = None
-    """A hash of its group."""
     not_before: int | None = None
     priority: int = DEFAULT_PRIORITY
     tries: int = 0
@@ -109,7 +107,6 @@ def read_tags(tags: str) -> Tags:
     return Tags(
         said.get("c"),
         int(expires_at, 16) if expires_at is not None else None,
-        said.get("g"),
         int(not_before, 16) if not_before is not None else None,
         int(said.get("p", DEFAULT_PRIORITY)),
         int(said.get("t", "0"), 16),

@@ -7,11 +7,25 @@ the queue are: what has been taken, or is not the next any more, is dropped when
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from heapq import heapify, heappop, heappush
+from typing import Any, Protocol
+
+from xaqueue.core.model.entry import Entry, Lines
 
 SPARE = 1024
 """So many numbers of messages that are gone are kept in any case."""
+
+
+class Messages(Protocol):
+    """Those of the queue, by number."""
+
+    def is_here(self, seq: int) -> bool: ...
+
+    def is_free(self, seq: int) -> bool: ...
+
+    def queue(self, seq: int) -> bool: ...
+
+    def leaves(self, seq: int, now: int) -> bool: ...
 
 
 class _Hand:
@@ -25,107 +39,127 @@ class _Hand:
         self.keys: list[int] = []
 
 
-class _Group:
-    __slots__ = ("hand", "held", "holder", "size", "waiting")
+class Group:
+    """See ``Line``."""
 
-    def __init__(self) -> None:
-        self.size = 0
+    __slots__ = ("_all", "_hand", "_held", "_holder", "_name", "_size", "waiting")
+
+    def __init__(self, name: str, groups: Groups) -> None:
+        self._name = name
+        self._all = groups
+        self._size = 0
         """Messages of it that are here."""
         self.waiting: list[int] = []
         """A heap of numbers: those that are free, and some that are not, or are gone."""
-        self.held: set[int] = set()
+        self._held: set[int] = set()
         """Those that branches have locked. What is set aside, because it leaves, holds nothing up."""
-        self.holder: object = None
+        self._holder: object = None
         """Who has these, and may take more; None where nobody may."""
-        self.hand: _Hand | None = None
+        self._hand: _Hand | None = None
         """Of the holder."""
 
+    def enter(self, seq: int) -> None:
+        self._size += 1
+        heappush(self.waiting, seq)
 
-class Groups:
-    """By name, the groups that have a message. is_free: whether the message of a number is here and not locked."""
-
-    def __init__(self, is_free: Callable[[int], bool]) -> None:
-        self._is_free = is_free
-        self.by_name: dict[str, _Group] = {}
-        self._hands: dict[int, _Hand] = {}
-        """By the id of a holder."""
-
-    def add(self, name: str, seq: int) -> None:
-        """A message of it comes."""
-        group = self.by_name.get(name)
-        if group is None:
-            group = self.by_name[name] = _Group()
-        group.size += 1
-        heappush(group.waiting, seq)
-
-    def next_of(self, name: str) -> int | None:
+    @property
+    def next(self) -> int | None:
         """The first of it that is free."""
-        waiting = self.by_name[name].waiting
+        waiting, is_free = self.waiting, self._all.messages.is_free
         while waiting:
-            if self._is_free(waiting[0]):
+            if is_free(waiting[0]):
                 return waiting[0]
             heappop(waiting)
         return None
 
-    def hold(self, name: str, seq: int, holder: object) -> None:
-        """One of it is locked by somebody who may have the next, too; None: nobody may."""
-        group = self.by_name[name]
-        if not group.held and holder is not None:
-            group.holder, group.hand = holder, self._hands.setdefault(id(holder), _Hand())
-            group.hand.groups += 1
-        elif group.holder is not holder:
-            self._forget_holder(group)
-        group.held.add(seq)
+    def hold(self, seq: int, holder: object) -> None:
+        self._let_go(seq)  # another one may have had it
+        if not self._held and holder is not None:
+            self._holder, self._hand = holder, self._all.hands.setdefault(id(holder), _Hand())
+            self._hand.groups += 1
+        elif self._holder is not holder:
+            self._forget_holder()
+        self._held.add(seq)
+        self._queue_next()
 
-    def let_go(self, name: str, seq: int) -> None:
-        """It is not locked by a branch any more."""
-        group = self.by_name[name]
-        group.held.discard(seq)
-        if not group.held:
-            self._forget_holder(group)
+    def let_go(self, seq: int) -> None:
+        self._let_go(seq)
+        self._queue_next()
 
-    def comes_back(self, name: str, seq: int) -> None:
-        """One that was locked is free again."""
-        heappush(self.by_name[name].waiting, seq)
-        self.let_go(name, seq)
+    def come_back(self, seq: int) -> None:
+        heappush(self.waiting, seq)
+        self.let_go(seq)
 
-    def leave(self, name: str, is_here: Callable[[int], bool]) -> bool:
-        """One of it is gone. Whether there are others."""
-        group = self.by_name[name]
-        group.size -= 1
-        if len(group.waiting) > 3 * group.size + SPARE:  # what leaves behind one that waits long
-            group.waiting = [seq for seq in set(group.waiting) if is_here(seq)]
-            heapify(group.waiting)
-        if not group.size:
-            del self.by_name[name]
-        return group.size > 0
+    def leave(self, seq: int) -> bool:
+        self._let_go(seq)
+        self._size -= 1
+        if len(self.waiting) > 3 * self._size + SPARE:  # what leaves behind one that waits long
+            self.waiting = [one for one in set(self.waiting) if self._all.messages.is_here(one)]
+            heapify(self.waiting)
+        if not self._size:
+            del self._all.by_name[self._name]
+        return self._size > 0 and self._queue_next()
 
-    def is_held(self, name: str) -> bool:
-        return bool(self.by_name[name].held)
+    def lets(self, seq: int, now: int, holder: object) -> bool:
+        """None of it is passed: what leaves before this one is set aside."""
+        if self._held and (holder is None or self._holder is not holder):
+            return False
+        while (first := self.next) not in (None, seq) and self._all.messages.leaves(first, now):
+            pass
+        return first == seq
 
-    def lets(self, name: str, holder: object) -> bool:
-        """Whether this one may have the next of it."""
-        group = self.by_name[name]
-        return not group.held or (holder is not None and group.holder is holder)
+    def keeps(self, key: int) -> bool:
+        if self._hand is not None:
+            heappush(self._hand.keys, key)
+        return bool(self._held)
 
-    def hand(self, name: str) -> list[int] | None:
-        """Where the next of a group that is held belongs; None where nobody may have it."""
-        hand = self.by_name[name].hand
-        return hand.keys if hand is not None else None
+    def _queue_next(self) -> bool:
+        """The next may be taken, by its holder or by anybody; whether by anybody."""
+        seq = self.next
+        return seq is not None and self._all.messages.queue(seq)
+
+    def _let_go(self, seq: int) -> None:
+        self._held.discard(seq)
+        if not self._held:
+            self._forget_holder()
+
+    def _forget_holder(self) -> None:
+        if self._hand is not None:
+            self._hand.groups -= 1
+            if not self._hand.groups:
+                del self._all.hands[id(self._holder)]
+            self._holder = self._hand = None
+
+
+class Groups(Lines):
+    """By name, the groups that have a message."""
+
+    def __init__(self, messages: Messages) -> None:
+        self.messages = messages
+        self.by_name: dict[str, Group] = {}
+        self.hands: dict[int, _Hand] = {}
+        """By the id of a holder."""
+
+    def enter(self, entry: Entry) -> Group | None:
+        name = entry.tags.partition(".g")[2][:16]
+        if not name:
+            return None
+        group = self.by_name.get(name)
+        if group is None:
+            group = self.by_name[name] = Group(name, self)
+        group.enter(entry.seq)
+        return group
 
     def hand_of(self, holder: object) -> list[int]:
-        """The keys of what this one may have, and nobody else: a heap."""
-        hand = self._hands.get(id(holder))
+        hand = self.hands.get(id(holder))
         return hand.keys if hand is not None else []
 
-    def empty_hands(self) -> None:
-        """The order of the queue is another one: all keys are to come again."""
-        for hand in self._hands.values():
+    def begin_again(self) -> None:
+        for hand in self.hands.values():
             hand.keys.clear()
 
-    def _forget_holder(self, group: _Group) -> None:
-        if group.hand is not None:
-            group.hand.groups -= 1
-            if not group.hand.groups:
-                del self._hands[id(group.holder)]
-            group.holder = group.hand = None
+
+def act(queue: Any) -> None:
+    """A queue is there, or defined otherwise."""
+    if queue.index.lines.__class__ is not Groups:
+        queue.index.lines = Groups(queue.index)

@@ -17,6 +17,7 @@ from xaqueue.core.model.entry import Entry
 from xaqueue.core.model.index import Order, QueueIndex
 from xaqueue.core.model.message_name import correlation_hash, tags_of
 from xaqueue.core.model.retry import Retry
+from xaqueue.features.groups.groups import Group, Groups
 from xaqueue.message import DEFAULT_PRIORITY, MessageId, Properties
 
 C = correlation_hash(b"c")
@@ -40,8 +41,18 @@ def entry(
     return Entry(seq, identity(seq), tags_of(properties))
 
 
-def filled(*entries: Entry, order: Order = Order.FIFO) -> QueueIndex:
+def group_of(one: Entry) -> str | None:
+    return one.tags.partition(".g")[2][:16] or None
+
+
+def made(order: Order = Order.FIFO) -> QueueIndex:
     index = QueueIndex(order)
+    index.lines = Groups(index)
+    return index
+
+
+def filled(*entries: Entry, order: Order = Order.FIFO) -> QueueIndex:
+    index = made(order)
     for one in entries:
         index.add(one)
     return index
@@ -294,7 +305,7 @@ class IndexAgainstList(RuleBasedStateMachine):
         super().__init__()
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(delays, "SECOND_US", 1)
-        self.index = QueueIndex()
+        self.index = made()
         self.order = Order.FIFO
         self.known: dict[int, Known] = {}
         self.now = self.latest = 100
@@ -321,21 +332,21 @@ class IndexAgainstList(RuleBasedStateMachine):
         return None
 
     def out_of(self, group: str) -> list[Known]:
-        return [one for one in self.known.values() if one.entry.group == group and one.out]
+        return [one for one in self.known.values() if group_of(one.entry) == group and one.out]
 
     def is_next(self, one: Known, holder: object) -> bool:
-        group = one.entry.group
+        group = group_of(one.entry)
         if group is None:
             return True
         before = [
             other
             for seq, other in self.known.items()
-            if other.entry.group == group and seq < one.entry.seq and not other.out and not self.is_late(other)
+            if group_of(other.entry) == group and seq < one.entry.seq and not other.out and not self.is_late(other)
         ]
         return not before and (not self.out_of(group) or (holder is not None and self.holders[group] is holder))
 
     def go_out(self, one: Known, holder: object) -> None:
-        group = one.entry.group
+        group = group_of(one.entry)
         if group is not None and not one.out:
             self.holders[group] = holder if not self.out_of(group) or self.holders[group] is holder else None
         one.out = True
@@ -592,7 +603,7 @@ def keyed(number: int, *, not_before: int | None = None) -> Entry:
 
 @pytest.mark.parametrize("by", ["message id", "correlation id"])
 def test_keys_of_an_index_that_is_only_read_by_ids_do_not_grow(by: str) -> None:
-    index = QueueIndex()
+    index = made()
     stays = keyed(MANY + 1)
     index.add(stays)
     for number in range(1, MANY + 1):
@@ -619,13 +630,14 @@ def test_keys_of_messages_that_leave_behind_the_first_of_their_group_do_not_stay
         gone = index.take(0, message_id=identity(seq), holder=holder, even_early=True)
         assert gone is not None
         index.remove(gone)
-    (group,) = index._groups.by_name.values()
+    (group,) = index.lines.by_name.values()
+    assert isinstance(group, Group)
     assert len(index._ready) + len(index._delayed) + len(group.waiting) < 3 * index_module.SPARE_KEYS
 
 
 def test_who_holds_many_groups_does_not_look_at_each_of_them() -> None:
     count, holder = 2000, object()
-    index = QueueIndex()
+    index = made()
     for seq in range(1, 2 * count + 1):
         index.add(entry(seq, group=str(seq % count)))
     found = [index.take(0, holder=holder) for _ in range(2 * count)]
@@ -634,7 +646,7 @@ def test_who_holds_many_groups_does_not_look_at_each_of_them() -> None:
 
 
 def test_one_that_had_all_its_tries_may_be_taken_by_its_id_before_it_is_moved() -> None:
-    index = QueueIndex()
+    index = made()
     index.max_tries = 1
     failed = entry(1)
     index.add(failed)
@@ -651,7 +663,7 @@ def test_one_that_had_all_its_tries_may_be_taken_by_its_id_before_it_is_moved() 
 
 
 def test_keys_of_delayed_messages_that_were_taken_by_their_ids_do_not_stay() -> None:
-    index = QueueIndex()
+    index = made()
     delayed = [keyed(number, not_before=10) for number in range(1, MANY + 1)]
     for added in delayed:
         index.add(added)
@@ -666,7 +678,7 @@ def test_keys_of_delayed_messages_that_were_taken_by_their_ids_do_not_stay() -> 
 
 
 def test_times_of_messages_that_were_taken_do_not_pile_up_where_nobody_asks() -> None:
-    index = QueueIndex()
+    index = made()
     for seq in range(1, 5001):
         later = entry(seq, not_before=seq * 1_000_000)
         index.add(later)
