@@ -15,8 +15,8 @@ from support.crash_level import CHECKPOINTS, JOURNAL, LAGGING, NOON_US, STRICT, 
 from support.crash_story import crashes
 from support.journal_of import journal_log
 from xaqueue.core.engine import commit, directory_log, messages
-from xaqueue.core.model import index as index_of
 from xaqueue.core.model import layout
+from xaqueue.core.model import order as order_of
 from xaqueue.core.model.entry import Entry
 from xaqueue.core.model.index import QueueIndex
 from xaqueue.core.model.layout import PREPARED, RANGE_SIZE, block_path, numbered
@@ -159,7 +159,7 @@ def late(seq: int) -> Entry:
 
 @pytest.mark.parametrize("due", [True, False])
 def test_a_take_passes_over_few_at_a_time(due: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_of, "SKIPPED", PIECE)
+    monkeypatch.setattr(order_of, "SKIPPED", PIECE)
     index = QueueIndex()
     for seq in range(1, BLOCKS + 1):
         index.add(late(seq))
@@ -175,7 +175,7 @@ def test_a_take_passes_over_few_at_a_time(due: bool, monkeypatch: pytest.MonkeyP
 
 
 def test_a_dequeue_lets_others_go_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_of, "SKIPPED", PIECE)
+    monkeypatch.setattr(order_of, "SKIPPED", PIECE)
     now = [NOON_US]
     with bare_space(tmp_path / "s", "NONE", lambda: now[0]) as bare:
         session = Session(bare.space)

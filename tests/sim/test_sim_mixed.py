@@ -23,7 +23,7 @@ from support.forgetful import Crashed
 from support.simulating import simulate
 from xaqueue.core.engine import timeouts
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
-from xaqueue.core.model.index import Order
+from xaqueue.core.model.order import Order
 from xaqueue.errors import LeaseExpired, QueueFull, ResourceFailed, RetryLater, RolledBack
 from xaqueue.features.dedup import dedup
 from xaqueue.features.retries import moving

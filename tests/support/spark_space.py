@@ -9,9 +9,9 @@ from uuid import UUID
 
 from xaqueue.core.model import block as command
 from xaqueue.core.model import layout
+from xaqueue.core.model.entry import Retry
 from xaqueue.core.model.message_name import tags_of
 from xaqueue.core.model.records import StreamRecord, encode_retry, encode_stream
-from xaqueue.core.model.retry import Retry
 from xaqueue.message import MessageId, Properties
 
 ENQUEUED_AT = 1_700_000_000_000_000

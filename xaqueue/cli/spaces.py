@@ -18,7 +18,7 @@ from xaqueue.cli.glance import counter_table, queue_document, queue_table, serve
 from xaqueue.cli.location import JsonOption, SpaceOption, location_of, no_url, reached, remote, served_at
 from xaqueue.core.model import definition_edits, definitions, layout
 from xaqueue.core.model import options as takes
-from xaqueue.core.model.index import Order
+from xaqueue.core.model.order import Order
 from xaqueue.core.owner import open
 from xaqueue.core.storage.hardening import DEFAULT, GRAMMAR, Hardening
 from xaqueue.errors import AccessDenied, ConnectionLost, InvalidArgument

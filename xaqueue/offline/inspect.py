@@ -21,8 +21,8 @@ from xaqueue.core.model import layout, message_name, records
 from xaqueue.core.model.block_files import listed, read_checked
 from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.model.format import Format, read_format
-from xaqueue.core.model.index import Order
 from xaqueue.core.model.layout import JOURNAL
+from xaqueue.core.model.order import Order
 from xaqueue.core.owner.definitions_file import read_definitions, usable_definitions
 from xaqueue.core.owner.open import hardening_of
 from xaqueue.core.owner.record import Owner

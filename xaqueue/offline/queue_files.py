@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from xaqueue.core.model import layout, message_name, records
+from xaqueue.core.model.entry import Retry
 from xaqueue.core.model.message_name import ID_DIGITS, PLAIN_NAME
-from xaqueue.core.model.retry import Retry
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.regular import NO_FILE
 

@@ -34,9 +34,9 @@ from typing import Any
 from xaqueue.access import AS_A_WHOLE, NO_TABLE, ON_QUEUES, Policy, Role
 from xaqueue.core.model import options
 from xaqueue.core.model.block import BODY_LIMIT_BYTES
-from xaqueue.core.model.index import Order
 from xaqueue.core.model.layout import QUEUES
 from xaqueue.core.model.options import Key, Table, choice, number, only, suggestion, switch, table_of, text, values
+from xaqueue.core.model.order import Order
 from xaqueue.core.storage.hardening import NOTHING, Hardening
 from xaqueue.core.storage.journal import SEGMENT_BYTES, SMALLEST_SEGMENT_BYTES
 from xaqueue.core.storage.regular import FOLLOW, read_at_most

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from xaqueue.core.model.message_name import Tags, read_tags
-from xaqueue.core.model.retry import Retry
 from xaqueue.message import MessageId
 
 _PLAIN = Tags()
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """What is remembered of a message whose delivery has failed. Times are int microseconds UTC, 0 if not known."""
+
+    tries: int
+    not_before: int | None = None
+    """Until then it is put off."""
+    first: int = 0
+    """When a delivery failed first, and last."""
+    last: int = 0
+    reason: str = ""
+    """Of the last failure."""
 
 
 class Entry:

@@ -171,7 +171,7 @@ class PackedRows:
         table = self._tables.get(seq >> TABLE_BITS)
         return table is not None and 0 <= seq - table.start < len(table.there) and table.there[seq - table.start] == 1
 
-    def snapshot(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[Row]:
         """The rows that are there now, in order, whatever becomes of them while they are looked at."""
         step = -1 if self.newest_first else 1
         tables = [self._tables[number].copy() for number in self._numbers[::step]]

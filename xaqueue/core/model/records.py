@@ -38,9 +38,8 @@ from xaqueue.batch import Batch, Decision, Plan, is_of_a_batch, parse_gtrid
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import NO_MESSAGE, UNLIMITED, Block, Kind, decode, encode_with_checksum
 from xaqueue.core.model.block_files import damage_of, read_block, read_checked
-from xaqueue.core.model.entry import Entry
+from xaqueue.core.model.entry import Entry, Retry
 from xaqueue.core.model.message_name import PLAIN_NAME
-from xaqueue.core.model.retry import Retry
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.regular import NO_DIRECTORY
 from xaqueue.errors import DamagedBlock, InvalidArgument, QueueReserved

@@ -23,11 +23,10 @@ from xaqueue.core.model.block import (
     verify,
 )
 from xaqueue.core.model.block_files import damage_of, read_checked
-from xaqueue.core.model.entry import Entry
+from xaqueue.core.model.entry import Entry, Retry
 from xaqueue.core.model.layout import COMMITTED, RANGE_BITS, Watermark
 from xaqueue.core.model.message_name import ID_DIGITS, PLAIN_NAME, parse, parse_plain
 from xaqueue.core.model.queue import Queue
-from xaqueue.core.model.retry import Retry
 from xaqueue.core.storage.fs import FileSystem, discard, is_damage
 from xaqueue.errors import DamagedBlock
 from xaqueue.message import MessageId

@@ -17,10 +17,9 @@ from xaqueue.core.engine.log import CommitPending
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.block import PROPERTIES_LIMIT_BYTES, Kind, head_of, pack_properties
 from xaqueue.core.model.branch import Branch, Rider, State, Written
-from xaqueue.core.model.entry import Entry
+from xaqueue.core.model.entry import Entry, Retry
 from xaqueue.core.model.message_name import tags_of
 from xaqueue.core.model.queue import Queue
-from xaqueue.core.model.retry import Retry
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import Error, InvalidArgument, MessageTooLarge, ResourceFailed, RetryLater
 from xaqueue.features.carry import carry

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from zlib import crc32
 
-from xaqueue.core.model.retry import Retry
+from xaqueue.core.model.entry import Retry
 from xaqueue.message import MessageId
 
 

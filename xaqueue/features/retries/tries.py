@@ -21,8 +21,7 @@ from xaqueue.core.model.branch import Branch, Explained
 from xaqueue.core.model.change import DROP, PUT, Change, Op
 from xaqueue.core.model.change import Kind as Step
 from xaqueue.core.model.definitions import UNDEFINED
-from xaqueue.core.model.entry import Entry
-from xaqueue.core.model.retry import Retry
+from xaqueue.core.model.entry import Entry, Retry
 from xaqueue.core.storage.fs import NO_ROOM
 from xaqueue.core.storage.regular import DAMAGE, NO_DIRECTORY
 from xaqueue.errors import RetryLater

@@ -15,8 +15,8 @@ from xaqueue.core.model.definitions import (
     options_of,
     parse,
 )
-from xaqueue.core.model.index import Order
 from xaqueue.core.model.options import suggestion
+from xaqueue.core.model.order import Order
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.errors import InvalidArgument, UnknownQueue
 from xaqueue.features.dedup.options import WINDOW_S

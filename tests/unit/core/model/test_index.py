@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from xaqueue.core.model import delays, packed_index
-from xaqueue.core.model import index as index_module
-from xaqueue.core.model.entry import Entry
-from xaqueue.core.model.index import Order, QueueIndex
+from xaqueue.core.model import order as order_module
+from xaqueue.core.model.entry import Entry, Retry
+from xaqueue.core.model.index import QueueIndex
 from xaqueue.core.model.message_name import correlation_hash, tags_of
-from xaqueue.core.model.retry import Retry
+from xaqueue.core.model.order import Order
 from xaqueue.features.groups.groups import Group, Groups
 from xaqueue.message import DEFAULT_PRIORITY, MessageId, Properties
 
@@ -575,9 +575,9 @@ class PackedIndexAgainstList(IndexAgainstList):
 
     def __init__(self) -> None:
         super().__init__()
-        self.patch.setattr(index_module, "UNPACKED", 0)
-        self.patch.setattr(index_module, "BATCH", 3)
-        self.patch.setattr(index_module, "FEW", 0)
+        self.patch.setattr(order_module, "UNPACKED", 0)
+        self.patch.setattr(order_module, "PIECE", 3)
+        self.patch.setattr(order_module, "FEW", 0)
         self.patch.setattr(packed_index, "TABLE_BITS", 4)
         self.patch.setattr(packed_index, "SPARSE", 2)
 
@@ -632,7 +632,7 @@ def test_keys_of_messages_that_leave_behind_the_first_of_their_group_do_not_stay
         index.remove(gone)
     (group,) = index.lines.by_name.values()
     assert isinstance(group, Group)
-    assert len(index._ready) + len(index._delayed) + len(group.waiting) < 3 * index_module.SPARE_KEYS
+    assert len(index._ready) + len(index._delayed) + len(group.waiting) < 3 * order_module.SPARE_KEYS
 
 
 def test_who_holds_many_groups_does_not_look_at_each_of_them() -> None:

@@ -9,8 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from xaqueue.core.model.entry import Entry
-from xaqueue.core.model.index import Order, QueueIndex
+from xaqueue.core.model.index import QueueIndex
 from xaqueue.core.model.layout import RANGE_BITS
+from xaqueue.core.model.order import Order
 from xaqueue.core.model.packed_index import TABLE_BITS, PackedRows, Row
 from xaqueue.message import MessageId
 
@@ -132,15 +133,15 @@ def test_the_head_is_the_lowest_or_the_highest() -> None:
     assert rows.head == 5000
     assert rows.pop(5000) == [row(5000)]
     assert rows.head == 9
-    assert list(rows.snapshot()) == [row(9), row(6), row(5)]
+    assert list(rows.rows()) == [row(9), row(6), row(5)]
     rows.turn(newest_first=False)
     assert rows.head == 5
     assert rows.shift(2) == [row(5), row(6)]
     assert rows.head == 9
     assert rows.shift(100) == [row(9)]
     assert rows.head == -1
-    assert list(rows.snapshot()) == []
-    assert list(rows.snapshot()) == []
+    assert list(rows.rows()) == []
+    assert list(rows.rows()) == []
 
 
 def test_only_what_is_there_is_said_to_be() -> None:
@@ -155,12 +156,12 @@ def test_a_row_below_its_table_is_refused_and_one_in_a_gap_is_not() -> None:
     assert not rows.add(*row(99))
     assert rows.add(*row(102))
     assert rows.add(*row(99 + (1 << TABLE_BITS)))
-    assert list(rows.snapshot()) == [row(100), row(102), row(103), row(99 + (1 << TABLE_BITS))]
+    assert list(rows.rows()) == [row(100), row(102), row(103), row(99 + (1 << TABLE_BITS))]
 
 
 def test_a_snapshot_stays_as_it_was() -> None:
     rows = rows_of(1, 2, 3)
-    snapshot = rows.snapshot()
+    snapshot = rows.rows()
     rows.pop(2)
     rows.add(*row(4))
     assert list(snapshot) == [row(1), row(2), row(3)]
@@ -179,14 +180,14 @@ def test_what_is_trimmed_is_not_lost() -> None:
     rows = rows_of(*range(1, 101))
     for seq in (*range(1, 50), *range(55, 101)):
         assert rows.pop(seq) == [row(seq)]
-    assert list(rows.snapshot()) == [row(seq) for seq in range(50, 55)]
+    assert list(rows.rows()) == [row(seq) for seq in range(50, 55)]
     assert rows.add(*row(55))
     assert not rows.add(*row(49))
 
 
 @every_order
 def test_rows_that_come_out_together_keep_their_order(order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xaqueue.core.model.index.UNPACKED", 0)
+    monkeypatch.setattr("xaqueue.core.model.order.UNPACKED", 0)
     index = QueueIndex(order)
     seqs = [1, 30, 60, 90, 100]
     for seq in seqs:
@@ -203,10 +204,10 @@ def test_a_whole_table_is_refused_where_it_is_begun() -> None:
     seqs = range(10, 20)
     rows = rows_of(9)
     assert not rows.add_all(seqs, [identity(seq) for seq in seqs])
-    assert list(rows.snapshot()) == [row(9)]
+    assert list(rows.rows()) == [row(9)]
     rows = rows_of(1 << TABLE_BITS)
     assert rows.add_all(seqs, [identity(seq) for seq in seqs])
-    assert list(rows.snapshot()) == [row(seq) for seq in (*seqs, 1 << TABLE_BITS)]
+    assert list(rows.rows()) == [row(seq) for seq in (*seqs, 1 << TABLE_BITS)]
     assert rows.head == 10
 
 
@@ -216,7 +217,7 @@ def test_a_table_with_gaps_is_as_if_each_was_added(newest_first: bool) -> None:
     rows, each = PackedRows(newest_first), rows_of(*seqs, newest_first=newest_first)
     assert rows.add_all(seqs, [identity(seq) for seq in seqs])
     assert rows.head == each.head == (20 if newest_first else 3)
-    assert list(rows.snapshot()) == list(each.snapshot())
+    assert list(rows.rows()) == list(each.rows())
     assert 5 not in rows
     assert rows.pop(7) == [row(7)]
     assert rows.add(*row(5))
@@ -224,7 +225,7 @@ def test_a_table_with_gaps_is_as_if_each_was_added(newest_first: bool) -> None:
 
 
 def test_an_index_takes_many_also_where_its_table_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xaqueue.core.model.index.UNPACKED", 0)
+    monkeypatch.setattr("xaqueue.core.model.order.UNPACKED", 0)
     index = QueueIndex()
     for seq in (9, 8):
         index.add(Entry(seq, identity(seq)))

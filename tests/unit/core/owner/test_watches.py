@@ -16,7 +16,7 @@ from watchdog.observers.inotify import InotifyEmitter
 
 from support.bare_space import DURABLE, BareSpace, bare_space
 from xaqueue.core.model import definitions, layout
-from xaqueue.core.model.index import Order
+from xaqueue.core.model.order import Order
 from xaqueue.core.owner import open as attach_room
 from xaqueue.core.owner.open import write_definitions
 from xaqueue.core.owner.watches import DefinitionsWatch

@@ -14,10 +14,10 @@ from support.bare_space import DURABLE, BareSpace, FaultyFileSystem, bare_space,
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout, message_name
 from xaqueue.core.model.block import HEAD_READ_BYTES
+from xaqueue.core.model.entry import Retry
 from xaqueue.core.model.layout import RANGE_SIZE
 from xaqueue.core.model.message_name import correlation_hash
 from xaqueue.core.model.records import encode_retry
-from xaqueue.core.model.retry import Retry
 from xaqueue.features.kinds import KINDS
 from xaqueue.features.opening import open_space
 from xaqueue.message import MessageId, Properties

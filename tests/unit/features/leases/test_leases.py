@@ -19,7 +19,7 @@ from xaqueue.core.engine.timeouts import expire
 from xaqueue.core.model import layout
 from xaqueue.core.model.branch import State
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
-from xaqueue.core.model.index import Order
+from xaqueue.core.model.order import Order
 from xaqueue.delivery import ACK, MOST_MESSAGES, NACK, REJECT, Delivery
 from xaqueue.errors import (
     DiskLow,

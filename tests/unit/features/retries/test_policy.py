@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xaqueue.core.model.retry import Retry
+from xaqueue.core.model.entry import Retry
 from xaqueue.features.retries.policy import RetryPolicy
 from xaqueue.message import MessageId
 

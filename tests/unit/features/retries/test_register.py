@@ -19,9 +19,8 @@ from support.forgetful import Crashed, Tree
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
-from xaqueue.core.model.entry import Entry
+from xaqueue.core.model.entry import Entry, Retry
 from xaqueue.core.model.layout import ACTIVE, TRIES
-from xaqueue.core.model.retry import Retry
 from xaqueue.errors import QueueFull, ResourceFailed, RetryLater
 from xaqueue.features.retries import register
 from xaqueue.features.session import Session
