@@ -89,6 +89,11 @@ def files(fs: FailingFileSystem, queue: str) -> Iterator[MessageId]:
             yield parsed[1]
 
 
+def count_keys(fs: FailingFileSystem) -> int:
+    """The files of keys that ``work`` has."""
+    return len(fs.list(layout.keys_path("work"))) if fs.is_dir(layout.keys_path("work")) else 0
+
+
 def follow(space: Space) -> None:
     """The directories come up with the journal."""
     space.log.settle()

@@ -57,6 +57,8 @@ class Rules:
     """Lines of queues.toml, each with its table."""
     puts: Sequence[str] = ()
     """Queues of its own, which get messages and are taken from as all are."""
+    body_bytes = 0
+    """Of a message, at least."""
     is_prompt = False
     """Its rules are asked when a message is put: nobody keeps it in his hands for a while first."""
     weights: ClassVar[Mapping[str, int]] = {}

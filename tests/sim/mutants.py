@@ -28,7 +28,7 @@ from sim.rules.dedup import Dedup
 from sim.rules.delays import Delays
 from sim.rules.groups import Groups
 from sim.rules.leases import Leases
-from sim.rules.limits import Limits
+from sim.rules.limits import ByteLimits, Limits
 from sim.rules.retries import Retries
 from sim.rules.streams import Streams
 from sim.rules.topics import Topics
@@ -160,34 +160,36 @@ MUTANTS: Sequence[Mutant] = (
     *(unsynced(kind, (Batches,)) for kind in BATCH_SYNCS),
     *(unsynced(kind, (Streams,)) for kind in STREAM_SYNCS),
     undone("unlink", "/range="),
-    undone("link", "/range=", (Topics,), DIRECTORIES),
-    undone("create", "/.dedup/", (Dedup,), DIRECTORIES),
+    undone("rename", "/queue=other/", (Topics,), DIRECTORIES),
+    dropped("features.topics.several.publish", b"", Topics),
+    undone("rename", "/.dedup/", (Dedup,), DIRECTORIES),
     undone("sync_dir", "/.dedup/", (Dedup,), DIRECTORIES),
-    undone("sync_data", "/.dedup/", (Dedup,), DIRECTORIES),
-    undone("unlink", "/.dedup/", (Dedup,)),
+    undone("unlink", "/.dedup/", (Dedup,), DIRECTORIES),
     dropped("features.dedup.dedup.Claims._holder_locked", None, Dedup),
     dropped("features.dedup.dedup.Claims.ops", (), Dedup),
     dropped("features.dedup.dedup.known", None, Dedup),
-    dropped("features.dedup.dedup.restore", None, Dedup),
-    undone("create", "/.retries/", (Retries,), DIRECTORIES),
-    undone("sync_data", "/.retries/", (Retries,), DIRECTORIES),
-    undone("sync_dir", "/.retries/", (Retries,), DIRECTORIES),
+    undone("rename", "/.retries/", (Retries,), DIRECTORIES),
+    undone("unlink", "/.retries/", (Retries,), DIRECTORIES),
     dropped("features.retries.tries.count_killed", None, Retries),
     dropped("features.retries.tries.records_of", [], Retries),
     dropped("features.groups.groups.Groups.is_held", False, Groups),
+    dropped("features.groups.groups.Groups.lets", True, Groups),
     dropped("features.groups.groups.Groups.comes_back", None, Groups),
     dropped("features.limits.queue_room.check", None, Limits),
-    undone("create", "batches/", (Batches,), DIRECTORIES),
+    dropped("features.limits.queue_room.check", None, ByteLimits),
+    undone("rename", "batches/", (Batches,), DIRECTORIES),
     dropped("features.batches.batch_recovery.rolls_forward", False, Batches),
     dropped("features.batches.batches.decision", None, Batches),
-    undone("create", "streams/", (Streams,), DIRECTORIES),
+    undone("rename", "streams/", (Streams,), DIRECTORIES),
     undone("rename", "archive/", (Streams,)),
+    dropped("features.streams.cleanup._archive", None, Streams),
     dropped("features.carry.carrier.Carrier.has_applied", False, Carry, levels=JOURNALS),
     dropped("features.carry.carry._apply", None, Carry, levels=JOURNALS),
-    dropped("features.carry.carrier_note.note_of", None, Carry, levels=JOURNALS),
     dropped("features.streams.cleanup._remove_expired", None, Delays),
     dropped("features.retries.moving.move_all", True, Delays, Retries),
+    dropped("features.retries.moving._forget", None, Delays, Retries),
     dropped("features.retries.tries.hand_back", None, Leases, Retries),
+    dropped("features.retries.moving.reject", None, Leases, Retries),
 )
 
 

@@ -23,13 +23,16 @@ from sim.rules.dedup import Dedup
 from sim.rules.delays import Delays
 from sim.rules.groups import Groups
 from sim.rules.leases import Leases
-from sim.rules.limits import Limits
+from sim.rules.limits import ByteLimits, Limits
 from sim.rules.retries import Retries
 from sim.rules.streams import Streams
 from sim.rules.topics import Topics
 from sim.world import STEPS, World
 
-FEATURES: tuple[type[Rules], ...] = (Retries, Limits, Dedup, Groups, Delays, Leases, Topics, Streams, Batches, Carry)
+FEATURES: tuple[type[Rules], ...] = (
+    *(Retries, Limits, ByteLimits, Dedup, Groups, Delays, Leases, Topics),
+    *(Streams, Batches, Carry),
+)
 SHRINK_S = 60.0
 
 

@@ -21,6 +21,7 @@ from sim.wire import Server
 from support.crash_level import Level
 from support.failing_disk import FailingFileSystem
 from support.forgetful import Crashed
+from xaqueue.core.engine.state import Space
 from xaqueue.core.model.definitions import Definitions
 from xaqueue.errors import ConnectionLost, Error, ResourceFailed, RetryLater, RolledBack
 from xaqueue.message import MessageId
@@ -34,7 +35,6 @@ WAYS = ("closed", "killed", "cut", "cut")
 FAULTS = ("crash",) * 6 + ("sync fails", "no room", "request", "answer", "answer")
 QUIET = 20
 """So many steps of 31 have no fault."""
-BODY = b"body of %d"
 BECAME = {
     IN_DOUBT: Outcome.IN_DOUBT,
     DONE_BY_HAND: Outcome.COMMITTED,
@@ -122,6 +122,10 @@ class World:
         self.server.lose = self.lose
         self._begin(number, seat, Branch(xid=xid_of(number)))
         return number
+
+    def body(self, number: int) -> bytes:
+        """Of the message of this number."""
+        return (b"body of %d" % number).ljust(max(each.body_bytes for each in self.model.rules))
 
     def begin(self, branch: Branch) -> int:
         """With a session of its own, here."""
@@ -264,7 +268,27 @@ class World:
         self.way = way
         self._reopen([self.model.after(way)])
 
-    def _reopen(self, allowed: list[Model], decides: tuple[int, str] | None = None) -> None:
+    def attempt_early(self, call: Callable[[Space], object], effect: Effect) -> None:
+        """As soon as the branches of a space are known that is opened after a kill."""
+        self.restart("killed")
+        self.space.log.end(OSError("killed"))
+        before, done = self.model.after("killed"), list[Model]()
+
+        def perform(space: Space) -> None:
+            call(space)
+            done.append(_with(before, effect))
+
+        self.fs.crash_after = self.fs.calls + self.dice.randrange(60)
+        try:
+            self._open(on_branches=perform)
+        except (Crashed, ResourceFailed):
+            assert self.fs.crashed
+            self._reopen([model.after(self.way) for model in done or [before, _with(before, effect)]])
+        else:
+            self.fs.crash_after = None
+            self._explain(done)
+
+    def _reopen(self, allowed: list[Model]) -> None:
         """Which is cut off in turn, sometimes."""
         way, again = self.way, self.dice.random() < 0.2
         is_closed = way == "closed" and not self.fs.crashed and not self.fs.failed
@@ -294,13 +318,14 @@ class World:
     def _cut(self) -> None:
         self.fs = doors.disk(self.fs.tree_by_chance(self.dice))
 
-    def _open(self, *, closed_well: bool = False) -> None:
+    def _open(self, *, closed_well: bool = False, on_branches: Callable[[Space], object] = lambda _: None) -> None:
         self.fs.struck.clear()
         self.space = doors.open_space(
-            self.fs, self.level, self.defined, lambda: self.model.now_us, closed_well=closed_well
+            self.fs, self.level, self.defined, lambda: self.model.now_us, on_branches, closed_well=closed_well
         )
         self.server = Server(self.space)
         self.seats: dict[int, Seat] = {}
+        self.is_new = True
         self.fs.failed = False
         for each in self.model.rules:
             each.opened(self)
@@ -316,7 +341,7 @@ class World:
             contents[name] = {number_of(one.message_id): (one.seq, one.tries) for one in found}
             assert len(contents[name]) == len(found), "a message is there twice"
             for one in found:
-                assert one.body == BODY % number_of(one.message_id)
+                assert one.body == self.body(number_of(one.message_id))
         return contents, {xid: session.outcome(xid) for xid in session.recover(1000, ALL)}
 
     def _wanted(self, model: Model) -> object:
@@ -334,6 +359,7 @@ class World:
 
     def check(self) -> None:
         self.model.expect()
+        self.is_new = False
         assert self._shows(self.model), f"{self._seen()} is not {self._wanted(self.model)}"
         self._adopt()
 

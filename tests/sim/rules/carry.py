@@ -44,6 +44,8 @@ class Carry(Rules):
             world.attempt(lambda: session.rollback(xid), lambda model: model.rollback(number), number)
             return
         world.rows.append(change.encode())
+        for one in world.model.branches[number].adds:
+            one.is_loose = True  # once it is delivered anew, nobody knows that somebody had it
         world.model.commit(number)
         world.attempt(lambda: session.commit(xid, Flag.LATE))
         if world.dice.random() < 0.5:

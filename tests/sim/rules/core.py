@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, cast
 
 from sim import doors
-from sim.model import ACTIVE, DONE_BY_HAND, IN_DOUBT, UNDONE_BY_HAND, Known, Model, Rules
-from sim.world import BODY, SECOND_US, WAYS, Over, World, id_of
+from sim.model import ACTIVE, DONE_BY_HAND, IN_DOUBT, UNDONE_BY_HAND, Branch, Known, Model, Rules
+from sim.world import SECOND_US, WAYS, Over, World, id_of
 from xaqueue.core.engine.state import Space
 from xaqueue.errors import DiskFull, RolledBack
 from xaqueue.message import MessageId
@@ -26,6 +26,8 @@ class Core(Rules):
         "forget": 1,
         "leave": 1,
         "restart": 1,
+        "decide_early": 1,
+        "move": 2,
         "pause": 3,
     }
 
@@ -69,6 +71,39 @@ class Core(Rules):
 
     def restart(self, world: World) -> None:
         world.restart(world.dice.choice(WAYS))
+
+    def decide_early(self, world: World) -> None:
+        """While a space is opened, before its messages are there."""
+        number, commits = world.pick(IN_DOUBT), world.dice.random() < 0.5
+        xid, verb = world.model.branches[number].xid, "commit" if commits else "rollback"
+        world.attempt_early(
+            lambda space: getattr(doors.session(space), verb)(xid),
+            lambda model: getattr(model, verb)(number),
+        )
+
+    def move(self, world: World) -> None:
+        """To where no message of its id is."""
+        model = world.model
+        ids = {one.number for one in model.known if one.queue == "plain"}
+        ids |= {one.number for branch in model.branches.values() for one in branch.adds}
+        names = [name for name in model.queues() if model.refusal(Branch(), "take", name) is None]
+        found = [
+            one for name in names for one in model.shown(name) if one not in model.held() and one.number not in ids
+        ]
+        if not found:
+            raise Over
+        number, one = world.at_work(), world.dice.choice(found)
+        place, manager = model.known.index(one), world.seat(number)
+
+        def effect(model: Model) -> None:
+            branch, moved = model.branches[number], model.known[place]
+            branch.takes.append(moved)
+            branch.moves.append(moved)
+            options = dict(moved.options)
+            branch.adds.append(Known(one.number, "plain", options, due_us=options.get("not_before") or 0))
+
+        moved = world.attempt(lambda: manager.move(one.queue, id_of(one.number), "plain"), effect, number)
+        assert moved == id_of(one.number)
 
     def pause(self, world: World) -> None:
         """The clock of the wall goes on, or is set back; the directories come up with the journal."""
@@ -120,7 +155,7 @@ def add(
 
     def put() -> MessageId:
         target = queues[0] if to is None else to
-        found = getattr(seat.manager, call)(target, BODY % own, message_id=id_of(own), **options)
+        found = getattr(seat.manager, call)(target, world.body(own), message_id=id_of(own), **options)
         if world.model.is_prompt:
             seat.manager.flush()
         return cast(MessageId, found)

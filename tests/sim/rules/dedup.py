@@ -6,9 +6,12 @@ from typing import Any, ClassVar
 
 from sim import doors
 from sim.model import CARRIED, IN_DOUBT, Branch, Known, Model, Rules
-from sim.world import SECOND_US, World
+from sim.world import SECOND_US, World, id_of, number_of
+from xaqueue.errors import QueueFull
+from xaqueue.xid import Xid
 
 WINDOW_S = 20
+PROBE = Xid(2, b"probe", b"")
 
 
 class Dedup(Rules):
@@ -45,11 +48,30 @@ class Dedup(Rules):
         until_us = model.now_us + WINDOW_S * SECOND_US
         self.seen |= {key: (one.number, until_us) for one in branch.adds if (key := key_of(one)) is not None}
 
+    def shows(self, world: World) -> bool:
+        """Where the space was opened just now."""
+        return not world.is_new or all(self.first(world.model, key) == probed(world, key) for key in ("k", "l"))
+
     def clear(self, world: World) -> None:
         world.attempt(lambda: doors.forget_keys(world.space), lambda model: model.of(Dedup).let_go(model))
+        if not world.level.hardening.journal:
+            assert doors.count_keys(world.fs) <= len(world.model.of(Dedup).seen), "what is over leaves its directory"
 
     def let_go(self, model: Model) -> None:
         self.seen = {key: found for key, found in self.seen.items() if found[1] > model.now_us}
+
+
+def probed(world: World, key: str) -> int | None:
+    """The number of the message that the key has; nothing is left of who asks."""
+    session = doors.session(world.space)
+    session.start(PROBE)
+    try:
+        found = number_of(session.enqueue("work", b"", dedup_key=key, message_id=id_of(0)))
+    except QueueFull:
+        found = 0
+    session.end(PROBE)
+    session.rollback(PROBE)
+    return found or None
 
 
 def key_of(one: Known) -> str | None:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sim.model import Branch, Known, Model, Rules
 from xaqueue.errors import QueueFull
 
 ROOM = {"work": 6, "failed": 1}
+BODY_BYTES = 4096
 
 
 class Limits(Rules):
-    toml = (("queues.work", f"max_messages = {ROOM['work']}"), ("queues.failed", f"max_messages = {ROOM['failed']}"))
+    """Of messages."""
+
+    toml: Sequence[tuple[str, str]] = (
+        ("queues.work", f"max_messages = {ROOM['work']}"),
+        ("queues.failed", f"max_messages = {ROOM['failed']}"),
+    )
     is_prompt = True
 
     def refuses(self, model: Model, branch: Branch, verb: str, queue: str) -> type[Exception] | None:
@@ -20,3 +28,10 @@ class Limits(Rules):
         held = [*model.known, *(one for each in model.branches.values() for one in each.adds)]
         counted = sum(one.queue == queue for one in held) - sum(one.queue == queue for one in takes)
         return ROOM.get(queue, 1 << 30) - counted
+
+
+class ByteLimits(Limits):
+    """Of bytes: there is room for so many bodies, whatever their properties take, and for no more."""
+
+    toml = tuple((f"queues.{name}", f"max_bytes = {(2 * most + 1) * BODY_BYTES // 2}") for name, most in ROOM.items())
+    body_bytes = BODY_BYTES

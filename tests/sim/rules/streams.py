@@ -45,6 +45,11 @@ class Streams(Rules):
                 return
             raise AssertionError("a queue was reserved that branches have messages of")
         world.attempt(perform, effect)
+        try:
+            session.reserve("feed", "another#1", 0, 0)
+        except QueueReserved:
+            return
+        raise AssertionError("a queue was reserved twice")
 
     def consume(self, world: World) -> None:
         there, archives = world.model.queue("feed"), world.dice.random() < 0.4
