@@ -172,7 +172,6 @@ MUTANTS: Sequence[Mutant] = (
     undone("unlink", "/.retries/", (Retries,), DIRECTORIES),
     dropped("features.retries.tries.count_killed", None, Retries),
     dropped("features.retries.tries.records_of", [], Retries),
-    dropped("features.groups.groups.Groups.is_held", False, Groups),
     dropped("features.groups.groups.Groups.lets", True, Groups),
     dropped("features.groups.groups.Groups.comes_back", None, Groups),
     dropped("features.limits.queue_room.check", None, Limits),

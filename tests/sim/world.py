@@ -217,12 +217,15 @@ class World:
 
     def _explain(self, allowed: Sequence[Model]) -> None:
         """One of the models shows what the space does."""
-        explained = [model for model in allowed if self._shows(model)]
-        assert explained, f"{self._seen()} is none of {[self._wanted(model) for model in allowed]}"
-        self.model = explained[0]
+        self.model = self._explained(allowed)
         self._adopt()
         for one in self.model.known:
             one.is_loose = False
+
+    def _explained(self, allowed: Sequence[Model]) -> Model:
+        explained = next((model for model in allowed if self._shows(model)), None)
+        assert explained is not None, f"{self._seen()} is none of {[self._wanted(model) for model in allowed]}"
+        return explained
 
     def _adopt(self) -> None:
         """How often each was tried, and what it is put off for: with the power, that may go."""
@@ -299,7 +302,7 @@ class World:
         self.server.is_dead = True
         self.fs.survive_kill()
         if way == "cut":
-            self._cut()
+            self._cut(allowed)
         while again:
             self.fs.crash_after = self.fs.calls + self.dice.randrange(40)
             try:
@@ -309,14 +312,21 @@ class World:
             self.fs.survive_kill()
             is_closed, again = False, self.dice.random() < 0.3
             if way == "cut" and self.dice.random() < 0.7:
-                self._cut()
+                self._cut(allowed)
         if self.level.hardening.journal == (level := self.dice.choice(self.levels)).hardening.journal or is_closed:
             self.level = level
         self._open(closed_well=is_closed)
         self._explain(allowed)
 
-    def _cut(self) -> None:
-        self.fs = doors.disk(self.fs.tree_by_chance(self.dice))
+    def _cut(self, allowed: Sequence[Model]) -> None:
+        """The world goes on from one of the trees that this may leave, and some others are looked at."""
+        trees = [*self.fs.some_trees_after_crash(1, self.dice), self.fs.tree_by_chance(self.dice)]
+        self.dice.shuffle(trees)
+        for tree in trees[1:]:
+            self.fs = doors.disk(tree)
+            self._open()
+            self._explained(allowed)
+        self.fs = doors.disk(trees[0])
 
     def _open(self, *, closed_well: bool = False, on_branches: Callable[[Space], object] = lambda _: None) -> None:
         self.fs.struck.clear()

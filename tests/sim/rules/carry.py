@@ -31,7 +31,9 @@ class Carry(Rules):
             if world.dice.random() < 0.4:
                 take(world, number, queue)
             else:
-                add(world, number, (queue,), drawn_options(world, queue))
+                options = drawn_options(world, queue)
+                options.pop("dedup_key", None)  # its window begins anew when the message is delivered
+                add(world, number, (queue,), options)
         session, xid = doors.session(world.space), xid_of(number)
         world.seats[number].manager.end(xid)
         change = world.attempt(lambda: session.carry(xid, CARRIER))
