@@ -1,4 +1,4 @@
-"""Retries, groups, leases, keys, limits, topics and moves, in processes that are killed: ``test_sim_mixed``, for real.
+"""Retries, groups, leases, keys, limits, topics and moves, in processes that are killed: as ``sim`` has it, for real.
 
 A message is in one place: a queue, the failure queue, consumed by a commit, or held by a branch in doubt. What a
 killed process did last has one of a few outcomes, and what the next one finds has to be one of them: a delivery that
