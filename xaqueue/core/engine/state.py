@@ -44,7 +44,6 @@ from xaqueue.errors import DamagedBlock, JournalDamaged, NotSupportedError, Reso
 from xaqueue.features.counters.counters import Counted, CounterFile
 from xaqueue.features.counters.values import Counters, Counting
 from xaqueue.features.replica.shipping import Shipping
-from xaqueue.snapshot import SnapshotStatus
 from xaqueue.xa import Code, Outcome
 from xaqueue.xid import LOCAL_FORMAT_ID
 
@@ -55,10 +54,6 @@ log = logging.getLogger("xaqueue")
 
 def _no_definitions(name: str, _: object, table: str = "queues") -> None:
     raise NotSupportedError(f"{table.removesuffix('s')} {name} is not defined here: the space has no queues.toml")
-
-
-def _no_snapshots(_: bool = True) -> SnapshotStatus:
-    raise NotSupportedError("snapshots are taken of a space in a directory: this one has none")
 
 
 class Space(Memory):
@@ -105,8 +100,6 @@ class Space(Memory):
         """Files of what a stream has consumed, or of what has expired, are to be cleared."""
         self.define: Callable[[str, Mapping[str, Any], str], None] = _no_definitions
         """Changes the definition of a queue, or of a topic, durably."""
-        self.take_snapshot: Callable[[bool], SnapshotStatus] = _no_snapshots
-        """Takes one; see ``xaqueue.features.snapshots.take``."""
         self.undefine: Callable[[str], None] = partial(_no_definitions, _=None)
         """Takes the definition of a queue that has no message away, durably."""
         self.remembers_local = False

@@ -69,7 +69,6 @@ from xaqueue.features.kinds import KINDS
 from xaqueue.features.pair.pair import Pair
 from xaqueue.features.replica.replicas import check_replication, replication_now
 from xaqueue.features.snapshots import store
-from xaqueue.features.snapshots import take as snapshots
 
 if TYPE_CHECKING:
     from xaqueue.core.owner.watches import DefinitionsWatch
@@ -275,7 +274,7 @@ def _open(
             is_shared=pair.beats,
             room=room,
             waiting=waiting,
-            on_branches=partial(_begun, on_branches),
+            on_branches=on_branches,
             lost=lock.lost,
             space_id=found.id,
             features=features,
@@ -331,12 +330,6 @@ def _refusal(root: Path, error: BaseException, taken: OwnerFile | None) -> Error
     return SpaceError(
         f"{root} cannot be opened as a queue space: {_reason(error) if told and isinstance(error, OSError) else error}"
     )
-
-
-def _begun(then: Callable[[Space], object], space: Space) -> None:
-    """Its branches are recovered, and a replica may begin."""
-    space.take_snapshot = partial(snapshots.take_and_keep, space)
-    then(space)
 
 
 def start_background(space: Space, chores: ChoresOf, *, lasting: bool = False) -> list[Background]:

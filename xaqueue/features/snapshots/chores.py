@@ -11,6 +11,7 @@ from xaqueue.core.owner.chores import NEVER, Chore, Chores
 from xaqueue.errors import Error, ResourceFailed, RetryLater
 from xaqueue.features.snapshots import store
 from xaqueue.features.snapshots.options import policy_of
+from xaqueue.features.snapshots.take import take_and_keep
 
 RETRY_S = 600.0
 """After one that could not be taken."""
@@ -29,7 +30,7 @@ class TakeSnapshots(Chore):
             left_s = self.left_of_interval_s()
             if left_s:
                 return left_s
-            taken = self.space.take_snapshot(True)
+            taken = take_and_keep(self.space)
             turn.began = time.monotonic()
             self._check(taken.number, turn)
         except ResourceFailed:

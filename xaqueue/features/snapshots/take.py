@@ -25,7 +25,7 @@ from xaqueue.core.model import layout
 from xaqueue.core.model.layout import SNAPSHOTS
 from xaqueue.core.storage.fs import NO_LINK, NO_ROOM, FileSystem, discard
 from xaqueue.core.storage.regular import NO_FILE
-from xaqueue.errors import OperationalError, RetryLater
+from xaqueue.errors import NotSupportedError, OperationalError, RetryLater
 from xaqueue.features.snapshots import manifest, store
 from xaqueue.features.snapshots.manifest import Manifest
 from xaqueue.features.snapshots.options import policy_of
@@ -40,6 +40,8 @@ def take(space: Space, *, is_held: bool = False) -> Manifest:
     Raises RetryLater where there is no room, another is being taken, or the space is being closed; ResourceFailed, and
     OperationalError where the directory cannot be written.
     """
+    if not space.fs.exists(layout.FORMAT):
+        raise NotSupportedError("snapshots are taken of a space in a directory: this one has none")
     if not space.snapshotting.acquire(blocking=False):
         raise RetryLater("a snapshot is being taken just now: try again when it is there")
     try:

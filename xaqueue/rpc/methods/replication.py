@@ -31,6 +31,7 @@ from xaqueue.features.replica.replicas import list_unshipped
 from xaqueue.features.replica.replicated import Replicated
 from xaqueue.features.replica.shipping import LOOK_S, Shipping
 from xaqueue.features.snapshots import manifest, store
+from xaqueue.features.snapshots.take import take_and_keep
 from xaqueue.rpc.verb import methods
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def replica_begin(caller: Caller) -> dict[str, Any]:
 
 
 def _begin(caller: Caller, space: Space) -> dict[str, Any]:
-    number = space.take_snapshot(False).number
+    number = take_and_keep(space, prunes=False).number
     made = store.find(space.fs, number)
     caller.copying, caller.copied = _pages(space.fs, number), number
     restored = space.fs.read(RESTORED) if space.fs.exists(RESTORED) else None

@@ -227,7 +227,7 @@ def test_no_command_that_has_the_space_closed_is_taken_over(
 ) -> None:
     """Its last owner beats no more, and says in ``owner`` that it does."""
     session = attach(root, lock=standby.wait(root))
-    session.space.take_snapshot(True)
+    session.snapshot()
     session.close()
     found = read_owner(root)
     assert found is not None
