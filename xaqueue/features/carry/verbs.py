@@ -21,7 +21,6 @@ from xaqueue.rpc.verb import verb
 from xaqueue.xid import Xid
 
 if TYPE_CHECKING:
-    from xaqueue.rpc.client.link import Link
     from xaqueue.rpc.server.peer import Caller
 
 
@@ -87,13 +86,6 @@ def _(caller: Caller, carrier: str, secret: Any, changes: Any, highest: Any, cou
             for queue, _ in change.taken:
                 caller.check("dequeue", CONSUME, [queue])
     return deliver(caller.session, carrier, secret, changes, highest, count, more)
-
-
-@deliver.client
-def _(
-    self: Link, carrier: str, secret: str, changes: Sequence[bytes], highest: int, count: int, more: bool = False
-) -> bool:
-    return bool(self.call("deliver", carrier, secret, list(changes), highest, count, more))
 
 
 @verb(RESOLVE)

@@ -68,7 +68,13 @@ def _(self: Link, queues: Sequence[str], body: bytes, **options: Unpack[EnqueueO
 def publish(self: Session, topic: str, body: bytes, **options: Unpack[EnqueueOptions]) -> MessageId:
     """Adds a message to each queue that subscribes to the topic; see ``Connection.publish``."""
     with self._work() as branch:
-        return _publish(self.space, branch, topic, body, options)
+        properties = properties_of("", 0, options)  # which is refused as well where nobody wants it
+        names = subscribers(self.space.definitions, check_queue_name(topic), properties.headers)
+        if names:
+            return _enqueue_to(self.space, branch, names, body, options)
+        body_of(body)
+        given = options.get("message_id")
+        return MessageId(fresh_id()) if given is None else id_of(given)
 
 
 @publish.server
@@ -145,7 +151,19 @@ def _take_many(
         if limit_s:
             self._waits_since = time.monotonic()
         self._awaits = queue if limit_s else ""
-        return _dequeue_many(self.space, branch, queue, count, limit_s, most_bytes)
+        found: list[Message] = []
+        size = 0
+        try:
+            while len(found) < count and (most_bytes is None or size < most_bytes):
+                message = messages.dequeue(self.space, branch, queue, 0.0 if found else limit_s, None, None)
+                if message is None:
+                    break
+                found.append(message)
+                size += len(message.body)
+        except BaseException:
+            messages.give_back(self.space, branch, queue, {message.message_id for message in found})
+            raise
+        return found
 
 
 @verb_of(CONSUME, _take_many)
@@ -223,16 +241,6 @@ def _enqueue_to(space: Space, branch: Branch, names: Sequence[str], body: bytes,
     return message_id
 
 
-def _publish(space: Space, branch: Branch, topic: str, body: bytes, options: EnqueueOptions) -> MessageId:
-    properties = properties_of("", 0, options)  # which is refused as well where nobody wants it
-    names = subscribers(space.definitions, check_queue_name(topic), properties.headers)
-    if names:
-        return _enqueue_to(space, branch, names, body, options)
-    body_of(body)
-    given = options.get("message_id")
-    return MessageId(fresh_id()) if given is None else id_of(given)
-
-
 def _enqueue_many(
     space: Space,
     branch: Branch,
@@ -273,23 +281,3 @@ def _fail_in_part(branch: Branch, done: int, wanted: int, error: BaseException) 
             f"{str(error) or type(error).__name__}",
             Code.XA_RBOTHER,
         )
-
-
-def _dequeue_many(
-    space: Space, branch: Branch, name: str, count: int, wait_s: float, most_bytes: int | None
-) -> list[Message]:
-    """The next messages, up to ``count``, or to the one whose body brings all to ``most_bytes``; it waits for the
-    first. Where it raises, it has taken none."""
-    found: list[Message] = []
-    size = 0
-    try:
-        while len(found) < count and (most_bytes is None or size < most_bytes):
-            message = messages.dequeue(space, branch, name, 0.0 if found else wait_s, None, None)
-            if message is None:
-                break
-            found.append(message)
-            size += len(message.body)
-    except BaseException:
-        messages.give_back(space, branch, name, {message.message_id for message in found})
-        raise
-    return found
