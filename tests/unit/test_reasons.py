@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from xaqueue.core.model import records
 from xaqueue.core.model.entry import Retry
-from xaqueue.delivery import REASON_LIMIT, checked_reason, reason_of
 from xaqueue.errors import InvalidArgument, RolledBack
 from xaqueue.message import REASON_LIMIT, MessageId, checked_reason, reason_of
 
