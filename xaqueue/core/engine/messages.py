@@ -35,7 +35,6 @@ from xaqueue.core.storage.ids import fresh_id
 from xaqueue.core.storage.regular import DAMAGE
 from xaqueue.errors import DamagedBlock, DiskLow, InvalidArgument, RetryLater
 from xaqueue.features.carry import carry
-from xaqueue.features.limits import queue_room
 from xaqueue.message import (
     EnqueueOptions,
     Message,
@@ -134,13 +133,13 @@ def add(
         if name not in space.definitions.known:
             space.definitions.find(name)  # raises where it was undefined since the caller has looked
         queue = space.queues.get(name) or space.queue(name)
-        if queue.limits is not None:
-            queue_room.check(space, branch, queue, len(head) + len(body), may_wait=may_wait)
+        if queue.room is not None:
+            queue.room.admit(space, branch, queue, len(head) + len(body), may_wait=may_wait)
         if is_given and (message_id in queue.pending or message_id in queue.index):
             raise InvalidArgument(f"message {message_id.hex()} is in queue {name} already: ids are unique")
         queue.pending.add(message_id)
-        if queue.limits is not None:
-            queue.hold(message_id, len(head) + len(body))
+        if queue.room is not None:
+            queue.room.hold(message_id, len(head) + len(body))
         branch.numbers = number = branch.numbers + 1
         if is_given and _REUSED not in branch.riders:
             branch.riders = (*branch.riders, _REUSED)

@@ -152,22 +152,11 @@ class Space(Memory):
         self.measure()
 
     def measure(self) -> None:
-        """Finds the sizes of what queues hold whose bytes are limited now, and were not before."""
+        """Whether there is room in a queue is counted from now on, where it was not before."""
         with self.lock:
-            queues = [queue for queue in self.queues.values() if queue.is_to_be_measured]
-            blocks = [written for branch in self.branches.values() for written in branch.blocks]
-        for queue in queues:
-            with self.lock:
-                queue.is_to_be_measured = False
-                entries = list(queue.index.entries(0))
-            sizes = {one.message_id: self.size_of(one.path, one.content) for one in blocks if one.queue == queue.name}
-            for entry in entries:
-                path = layout.message_path(queue.name, entry.seq, entry.message_id, entry.tags)
-                sizes[entry.message_id] = self.size_of(path)
-            with self.lock:
-                for message_id, size_bytes in sizes.items():
-                    if message_id in queue.index or message_id in queue.pending:
-                        queue.hold(message_id, size_bytes)
+            limited = [(queue, queue.room) for queue in self.queues.values() if queue.room is not None]
+        for queue, room in limited:
+            room.measure(self, queue)
 
     def size_of(self, path: str, content: tuple[bytes, bytes] | None = None) -> int:
         """Of a message's block; 0 where it is gone meanwhile, or cannot be read."""

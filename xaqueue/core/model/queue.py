@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterable
 from contextlib import suppress
+from typing import Any, Protocol
 
 from xaqueue.core.model import layout, options
 from xaqueue.core.model.definitions import QueueDefinition
@@ -21,8 +22,28 @@ from xaqueue.core.storage.fs import NO_ROOM, FileSystem
 from xaqueue.core.storage.scheduling import Condition
 from xaqueue.features.counters.values import Counters
 from xaqueue.features.dedup.values import Keys
-from xaqueue.features.limits.limits import Limits
 from xaqueue.reservation import Reservation
+
+
+class Room(Protocol):
+    """How much a queue may hold: what is committed, and what branches add to it. The space's lock is held."""
+
+    def admit(
+        self, space: Any, branch: Any, queue: Queue, size_bytes: int, *, count: int = 1, may_wait: bool = False
+    ) -> None:
+        """Returns once there is room for so many messages more, of so many bytes in all. Raises where there is none.
+
+        may_wait: the lock is let go meanwhile, and the queue may be defined otherwise.
+        """
+
+    def hold(self, message_id: bytes, size_bytes: int) -> None:
+        """One more comes, or is there."""
+
+    def gone(self, message_id: bytes) -> None:
+        """One that was counted has left, or does not come."""
+
+    def measure(self, space: Any, queue: Queue) -> None:
+        """It was defined so just now: what is there is counted. Called without the lock."""
 
 
 class Queue:
@@ -40,13 +61,8 @@ class Queue:
         """Who waits for that."""
         self.takers = 0
         """Who of these waits for a message."""
-        self.limits: Limits | None = None
-        self.sizes: dict[bytes, int] | None = None
-        """Bytes of what it holds and of what is ``pending``, by id, where they are limited."""
-        self.size_bytes = 0
-        """Their sum."""
-        self.is_to_be_measured = False
-        """Something of it may have no size yet."""
+        self.room: Room | None = None
+        """Where what it holds is limited."""
         self.stuck = ""
         """Why messages that had all their tries, or have expired, are not moved."""
         self.keys = Keys()
@@ -90,34 +106,15 @@ class Queue:
             self.index.limit_tries(limit)
             self.is_to_be_searched = True
 
-    def limit(self, limits: Limits | None) -> None:
-        """It holds no more than that from here on."""
-        if limits == self.limits:
-            return
-        self.limits = limits
-        if limits is None or not limits.max_bytes:
-            self.sizes, self.size_bytes = None, 0
-        elif self.sizes is None:
-            self.sizes, self.is_to_be_measured = {}, True
-        if self.waiters:
-            self.arrived.notify_all()  # there may be room now
-
-    def hold(self, message_id: bytes, size_bytes: int) -> None:
-        """A message that it holds, or that is pending, has so many bytes."""
-        if self.sizes is not None and message_id not in self.sizes:
-            self.sizes[message_id] = size_bytes
-            self.size_bytes += size_bytes
-
     def withdraw(self, message_id: bytes) -> None:
         """What was pending does not come."""
         self.pending.discard(message_id)
-        if self.limits is not None:
-            self._is_less(message_id)
+        if self.room is not None:
+            self._is_less(self.room, message_id)
 
-    def _is_less(self, message_id: bytes) -> None:
+    def _is_less(self, room: Room, message_id: bytes) -> None:
         """A message that was counted is gone: there may be room."""
-        if self.sizes is not None:
-            self.size_bytes -= self.sizes.pop(message_id, 0)
+        room.gone(message_id)
         if self.waiters:
             self.arrived.notify_all()
 
@@ -164,9 +161,9 @@ class Queue:
         gone, boundary = self.index.remove_through(record.consumed), (record.consumed + 1) >> RANGE_BITS
         left = len(gone)
         self.counters.dequeued += left
-        if self.limits is not None:
+        if self.room is not None:
             for message_id in gone:
-                self._is_less(message_id)
+                self._is_less(self.room, message_id)
         for number in [number for number in self.ranges if number < boundary]:
             left -= self.ranges[number]
             self.ranges[number] = 0
@@ -259,8 +256,8 @@ class Queue:
             self.expiring.discard(entry)
         if self.index.remove(entry) and self.waiters:
             self.arrived.notify_all()
-        if self.limits is not None:
-            self._is_less(entry.message_id)
+        if self.room is not None:
+            self._is_less(self.room, entry.message_id)
         number = entry.seq >> RANGE_BITS
         self.ranges[number] = left = self.ranges[number] - 1
         return not left and self.is_spent(number)

@@ -333,7 +333,8 @@ def _add(space: Space, branch: Branch, head: bytes, body: bytes) -> None:
         log.error("[carried-conflict] message %s, which is carried, is in queue %s already", message_id.hex(), name)
         return
     queue.pending.add(message_id)
-    queue.hold(message_id, len(head) + len(body))
+    if queue.room is not None:
+        queue.room.hold(message_id, len(head) + len(body))
     entry, number = Entry(0, message_id, tags_of(parsed.properties)), len(branch.blocks) + 1
     written = Written(number, Kind.ENQUEUE, name, message_id, parsed.checksum, entry)
     written.content = head, body

@@ -40,4 +40,9 @@ def check(definitions: Definitions) -> None:
 
 
 def act(queue: Queue) -> None:
-    queue.limit(limits_of(queue.definition))
+    limits = limits_of(queue.definition)
+    if limits is None and queue.room is None:
+        return
+    from xaqueue.features.limits import queue_room  # with the engine, which who only reads a file does not need
+
+    queue_room.act(queue, limits)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from time import monotonic
 
 from xaqueue.core.engine.state import Space
+from xaqueue.core.model import layout
 from xaqueue.core.model.block import Kind
 from xaqueue.core.model.branch import Branch
 from xaqueue.core.model.queue import Queue
@@ -21,51 +22,115 @@ LOOK_S = 0.5
 """How long who waits sleeps at most before it looks again: a fence, or the end of its branch, may wake nobody."""
 
 
-def check(
-    space: Space, branch: Branch, queue: Queue, size_bytes: int, *, count: int = 1, may_wait: bool = False
-) -> None:
-    """Returns once there is room for so many messages more, of so many bytes in all. Called with the lock held.
+class Room:
+    """Of a queue that has limits, and what counts for them."""
 
-    may_wait: where the queue is defined so. Raises QueueFull, UnknownQueue, the reason for which the branch is rolled
-    back meanwhile, ResourceFailed.
-    """
-    began = monotonic()
-    while (limits := queue.limits) is not None:
-        lack = _lack(branch, queue, limits, size_bytes, count)
-        if not lack:
-            return
-        left_s, why = _left(space, branch, limits, began) if may_wait and limits.waits else (0.0, "")
-        added, added_bytes = _of(branch, queue, Kind.ENQUEUE)
-        if left_s > 0 and limits.lack(added + count, added_bytes + size_bytes):
-            left_s, why = 0.0, ", and it does not wait for what its own branch adds"
-        if left_s <= 0:
-            _make_room(space, queue)
-            raise QueueFull(
-                f"queue {queue.name} is full: with this it had {lack}{why}. Enqueue again once others have taken some"
-            )
-        queue.waiters += 1
-        try:
-            queue.arrived.wait(min(left_s, LOOK_S))
-        finally:
-            queue.waiters -= 1
-        space.check()
-        space.definitions.find(queue.name)  # it may be undefined: what made room was its last message
-        if branch.rollback_reason is not None:
-            raise branch.rollback_reason
+    def __init__(self, limits: Limits) -> None:
+        self.sizes: dict[bytes, int] | None = None
+        """Bytes of what the queue holds and of what is ``pending``, by id, where they are limited."""
+        self.size_bytes = 0
+        """Their sum."""
+        self._is_to_be_measured = False
+        self.change(limits)
+
+    def change(self, limits: Limits) -> None:
+        """They are these from here on."""
+        self.limits = limits
+        if not limits.max_bytes:
+            self.sizes, self.size_bytes = None, 0
+        elif self.sizes is None:
+            self.sizes, self._is_to_be_measured = {}, True
+
+    def hold(self, message_id: bytes, size_bytes: int) -> None:
+        if self.sizes is not None and message_id not in self.sizes:
+            self.sizes[message_id] = size_bytes
+            self.size_bytes += size_bytes
+
+    def gone(self, message_id: bytes) -> None:
+        if self.sizes is not None:
+            self.size_bytes -= self.sizes.pop(message_id, 0)
+
+    def admit(
+        self, space: Space, branch: Branch, queue: Queue, size_bytes: int, *, count: int = 1, may_wait: bool = False
+    ) -> None:
+        """Waits where the queue is defined so. Raises QueueFull, UnknownQueue, the reason for which the branch is
+        rolled back meanwhile, ResourceFailed."""
+        began = monotonic()
+        while (room := room_of(queue)) is not None:
+            limits = room.limits
+            lack = _lack(branch, queue, room, size_bytes, count)
+            if not lack:
+                return
+            left_s, why = _left(space, branch, limits, began) if may_wait and limits.waits else (0.0, "")
+            added, added_bytes = _of(branch, queue, room, Kind.ENQUEUE)
+            if left_s > 0 and limits.lack(added + count, added_bytes + size_bytes):
+                left_s, why = 0.0, ", and it does not wait for what its own branch adds"
+            if left_s <= 0:
+                _make_room(space, queue)
+                raise QueueFull(
+                    f"queue {queue.name} is full: with this it had {lack}{why}. "
+                    "Enqueue again once others have taken some"
+                )
+            queue.waiters += 1
+            try:
+                queue.arrived.wait(min(left_s, LOOK_S))
+            finally:
+                queue.waiters -= 1
+            space.check()
+            space.definitions.find(queue.name)  # it may be undefined: what made room was its last message
+            if branch.rollback_reason is not None:
+                raise branch.rollback_reason
+
+    def measure(self, space: Space, queue: Queue) -> None:
+        with space.lock:
+            if not self._is_to_be_measured:
+                return
+            self._is_to_be_measured = False
+            blocks = [one for branch in space.branches.values() for one in branch.blocks if one.queue == queue.name]
+            entries = list(queue.index.entries(0))
+        sizes = {one.message_id: space.size_of(one.path, one.content) for one in blocks}
+        for entry in entries:
+            path = layout.message_path(queue.name, entry.seq, entry.message_id, entry.tags)
+            sizes[entry.message_id] = space.size_of(path)
+        with space.lock:
+            for message_id, size_bytes in sizes.items():
+                if message_id in queue.index or message_id in queue.pending:
+                    self.hold(message_id, size_bytes)
 
 
-def _lack(branch: Branch, queue: Queue, limits: Limits, size_bytes: int, count: int) -> str:
-    messages, held_bytes = len(queue.index) + len(queue.pending) + count, queue.size_bytes + size_bytes
+def room_of(queue: Queue) -> Room | None:
+    """Where it has limits."""
+    return queue.room if isinstance(queue.room, Room) else None
+
+
+def act(queue: Queue, limits: Limits | None) -> None:
+    """It is defined so now."""
+    room = room_of(queue)
+    if limits == (room.limits if room is not None else None):
+        return
+    if limits is None:
+        queue.room = None
+    elif room is None:
+        queue.room = Room(limits)
+    else:
+        room.change(limits)
+    if queue.waiters:
+        queue.arrived.notify_all()  # there may be room now
+
+
+def _lack(branch: Branch, queue: Queue, room: Room, size_bytes: int, count: int) -> str:
+    limits = room.limits
+    messages, held_bytes = len(queue.index) + len(queue.pending) + count, room.size_bytes + size_bytes
     if not limits.lack(messages, held_bytes):
         return ""
-    taken, taken_bytes = _of(branch, queue, Kind.DEQUEUE)
+    taken, taken_bytes = _of(branch, queue, room, Kind.DEQUEUE)
     return limits.lack(messages - taken, held_bytes - taken_bytes)
 
 
-def _of(branch: Branch, queue: Queue, kind: Kind) -> tuple[int, int]:
+def _of(branch: Branch, queue: Queue, room: Room, kind: Kind) -> tuple[int, int]:
     """How many messages of the queue the branch adds, or takes, and their bytes."""
     found = [one for one in list(branch.blocks) if one.kind is kind and one.queue == queue.name]
-    sizes = queue.sizes or {}
+    sizes = room.sizes or {}
     return len(found), sum(sizes.get(one.message_id, 0) for one in found)
 
 

@@ -21,7 +21,6 @@ from xaqueue.core.model.entry import Entry
 from xaqueue.core.model.message_name import tags_of
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import ConnectionLost, Error, InvalidArgument, RolledBack
-from xaqueue.features.limits import queue_room
 from xaqueue.features.topics.options import subscribers
 from xaqueue.message import (
     PLAIN_OPTIONS,
@@ -219,8 +218,8 @@ def _enqueue_to(space: Space, branch: Branch, names: Sequence[str], body: bytes,
         return next(iter(there.values()))
     with space.lock:  # before the first has it
         for queue in map(space.queue, names):
-            if queue.limits is not None:
-                queue_room.check(space, branch, queue, len(head) + len(body), may_wait=True)
+            if queue.room is not None:
+                queue.room.admit(space, branch, queue, len(head) + len(body), may_wait=True)
     first: Written | None = None
     done = 0
     try:
@@ -258,11 +257,11 @@ def _enqueue_many(
         messages.check_room(space, branch, sum(sizes))
     with space.lock:
         queue = space.queues.get(name) or space.queue(name)
-        if queue.limits is not None:
+        if queue.room is not None:
             packed = pack_properties(properties_of(name, space.now_ns() // 1000, options))
             head, _ = head_of(Kind.ENQUEUE, NO_MESSAGE, packed, b"", space.epoch)
             size_bytes = sum(sizes) + len(head) * len(sizes)
-            queue_room.check(space, branch, queue, size_bytes, count=len(sizes), may_wait=True)
+            queue.room.admit(space, branch, queue, size_bytes, count=len(sizes), may_wait=True)
     found: list[MessageId] = []
     try:
         for number, body in enumerate(bodies):

@@ -41,6 +41,7 @@ from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.errors import ConnectionLost, InvalidArgument, OutcomeUnknown, RetryLater
 from xaqueue.features.leases.leases import adopt
+from xaqueue.features.limits.queue_room import room_of
 from xaqueue.message import check_queue_name
 from xaqueue.offline.inspect import QueueStatus, Status, depths_in, described, fields_of_files
 from xaqueue.offline.inspect_branches import InDoubt, by_age, pages
@@ -233,7 +234,7 @@ def _queue(
         queue = space.queues.get(name)
         if queue is None:
             return made | {"depth": 0, "watermark": 0, "consumers": 0}, None, None
-        index, now = queue.index, space.now_us()
+        index, now, room = queue.index, space.now_us(), room_of(queue)
         known = space.branches
         in_doubt = sum(n for one, n in holders if one.base in IN_DOUBT and known.get(one.xid) is one)
         exhausted, held, delayed = len(index.exhausted), index.locked - queue.leaving, index.delayed(now)
@@ -244,18 +245,18 @@ def _queue(
             "delayed": delayed,
             "held": held,
             "in_doubt": min(in_doubt, held),
-            "size_bytes": queue.size_bytes,
+            "size_bytes": room.size_bytes if room is not None else 0,
             "consumers": queue.takers,
             "exhausted": exhausted,
             "stuck": queue.stuck,
             "counters": queue.counters.copy(),
         }
-        if queue.limits is not None:
-            made["full"] = queue.limits.reached(len(index) + len(queue.pending), queue.size_bytes)
+        if room is not None:
+            made["full"] = room.limits.reached(len(index) + len(queue.pending), room.size_bytes)
         if queue.record is not None:
             stream = "" if queue.keeper is None else queue.record.stream or "unknown: its record is damaged"
             made |= {"stream": stream, "consumed": queue.consumed_through, "in_flight": queue.in_flight}
-        return made, queue.oldest(now), index.some(most) if queue.sizes is None else None
+        return made, queue.oldest(now), index.some(most) if room is None or room.sizes is None else None
 
 
 def _measured(space: Space, made: dict[str, Any], oldest: Entry | None, some: list[Entry] | None) -> QueueStatus:

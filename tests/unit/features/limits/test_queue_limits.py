@@ -12,8 +12,10 @@ import pytest
 
 from support.bare_space import DURABLE, BareSpace, bare_space
 from xaqueue.connection import Connection
+from xaqueue.core.engine.state import Space
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.errors import QueueFull, RetryLater, RolledBack
+from xaqueue.features.limits.queue_room import Room, room_of
 from xaqueue.features.retries import moving
 from xaqueue.features.session import Session
 from xaqueue.features.streams import cleanup
@@ -199,6 +201,12 @@ def test_a_message_stays_where_its_failure_queue_is_full_and_moves_once_that_is_
     assert bare.take("two") == [b"2", b"poison"]
 
 
+def room(where: BareSpace | Space) -> Room:
+    found = room_of((where.space if isinstance(where, BareSpace) else where).queues["sized"])
+    assert found is not None
+    return found
+
+
 def held(bare: BareSpace) -> int:
     bare.space.settle()
     return sum(path.stat().st_size for path in bare.messages("sized"))
@@ -209,19 +217,18 @@ def test_bytes_are_those_of_the_files_however_they_are_counted(bare: BareSpace) 
     bare.reopen()
     bare.put("sized", b"x" * 1000, b"y" * 2000)
     xid = bare.prepare("p", add=[("sized", b"z" * 3000)])
-    queue = bare.space.queues["sized"]
-    counted = queue.size_bytes
+    counted = room(bare).size_bytes
     assert 6000 < counted < 6500
-    assert bare.reopen().queues["sized"].size_bytes == counted
+    assert room(bare.reopen()).size_bytes == counted
     with bare.connect() as connection, pytest.raises(QueueFull, match="max_bytes = 10000"):
         connection.enqueue("sized", b"v" * 4000)
     Session(bare.space).commit(xid)
-    assert held(bare) == counted == bare.space.queues["sized"].size_bytes
-    assert bare.reopen().queues["sized"].size_bytes == counted
+    assert held(bare) == counted == room(bare).size_bytes
+    assert room(bare.reopen()).size_bytes == counted
     with bare.connect() as connection:
         assert connection.dequeue("sized") is not None
         connection.commit()
-    assert held(bare) == bare.space.queues["sized"].size_bytes < counted - 1000
+    assert held(bare) == room(bare).size_bytes < counted - 1000
 
 
 def test_a_limit_of_bytes_counts_what_was_there_before_it(bare: BareSpace) -> None:
@@ -232,14 +239,14 @@ def test_a_limit_of_bytes_counts_what_was_there_before_it(bare: BareSpace) -> No
         connection.enqueue("sized", b"z" * 1000)
         bare.space.redefine(sized(4000))
         queue = bare.space.queues["sized"]
-        assert 3000 < queue.size_bytes < 3600
+        assert 3000 < room(bare).size_bytes < 3600
         with pytest.raises(QueueFull):
             connection.enqueue("sized", b"v" * 1000)
         connection.rollback()
     Session(bare.space).rollback(xid)
-    assert held(bare) == queue.size_bytes
+    assert held(bare) == room(bare).size_bytes
     bare.space.redefine(replace(DEFINED, default=QueueDefinition()))
-    assert (queue.limits, queue.size_bytes) == (None, 0)
+    assert queue.room is None
 
 
 def test_a_message_larger_than_the_queue_is_refused_at_once(bare: BareSpace) -> None:
@@ -254,7 +261,7 @@ def test_many_are_refused_before_the_first_to_the_last_byte(bare: BareSpace) -> 
     bodies = [b"x" * 10] * 20
     with bare.connect() as connection:
         connection.enqueue_many("sized", bodies, headers={"k": "v"}, priority=3)
-        needed = bare.space.queues["sized"].size_bytes
+        needed = room(bare).size_bytes
         connection.rollback()
         for spare, fits in ((-1, False), (0, True)):
             bare.space.redefine(sized(needed + spare))
@@ -282,7 +289,7 @@ def test_what_a_stream_consumes_makes_room(bare: BareSpace) -> None:
     assert bare.take("sized") == [b"y" * 1000, b"z" * 1000]
     bare.space.settle()
     cleanup.clear(bare.space)
-    assert bare.space.queues["sized"].size_bytes == held(bare)
+    assert room(bare).size_bytes == held(bare)
 
 
 def test_what_has_expired_makes_room_once_it_has_left(bare: BareSpace) -> None:
