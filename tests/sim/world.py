@@ -20,7 +20,7 @@ from sim.model import ACTIVE, DONE_BY_HAND, IN_DOUBT, UNDONE_BY_HAND, Branch, Mo
 from sim.wire import Server
 from support.crash_level import Level
 from support.failing_disk import FailingFileSystem
-from support.forgetful import Crashed
+from support.forgetful import Crashed, Tree
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.definitions import Definitions
 from xaqueue.errors import ConnectionLost, Error, ResourceFailed, RetryLater, RolledBack
@@ -33,6 +33,8 @@ STEPS = 60
 SECOND_US = 1_000_000
 WAYS = ("closed", "killed", "cut", "cut")
 FAULTS = ("crash",) * 6 + ("sync fails", "no room", "request", "answer", "answer")
+LOOKS = 0.15
+"""In so many steps it is looked at what a loss of power would leave behind them."""
 QUIET = 20
 """So many steps of 31 have no fault."""
 BECAME = {
@@ -72,6 +74,8 @@ class World:
     """Of the step of now."""
     model: Model
     fs: FailingFileSystem = field(init=False)
+    space: Space = field(init=False)
+    server: Server = field(init=False)
     numbers: int = 0
     monotonic_s: float = 1000.0
     level: Level = field(init=False)
@@ -80,6 +84,10 @@ class World:
     fault: str = ""
     lose: str | None = None
     """What the wire is to lose, once there is a session."""
+    seats: dict[int, Seat] = field(default_factory=dict)
+    """The sessions that work in branches."""
+    is_new: bool = True
+    """The space was opened just now."""
     trace: list[str] = field(default_factory=list)
     rows: list[bytes] = field(default_factory=list)
     """What a database has, which is asked whenever the space is opened."""
@@ -317,16 +325,40 @@ class World:
             self.level = level
         self._open(closed_well=is_closed)
         self._explain(allowed)
+        if way == "killed":
+            self._look_at(self._trees(), [self.model.after("cut")])
 
     def _cut(self, allowed: Sequence[Model]) -> None:
         """The world goes on from one of the trees that this may leave, and some others are looked at."""
-        trees = [*self.fs.some_trees_after_crash(1, self.dice), self.fs.tree_by_chance(self.dice)]
+        trees = self._trees()
         self.dice.shuffle(trees)
-        for tree in trees[1:]:
+        self._look_at(trees[1:], allowed)
+        self.fs = doors.disk(trees[0])
+
+    def _trees(self) -> list[Tree]:
+        return [*self.fs.some_trees_after_crash(1, self.dice), self.fs.tree_by_chance(self.dice)]
+
+    def _look_at(self, trees: Sequence[Tree], allowed: Sequence[Model]) -> None:
+        """What would come of each; the world goes on as if nobody had looked."""
+        kept = self.fs, self.space, self.server, self.seats
+        for tree in trees:
             self.fs = doors.disk(tree)
             self._open()
             self._explained(allowed)
-        self.fs = doors.disk(trees[0])
+            for queue in sorted({"plain", *(name for each in self.model.rules for name in each.puts)}):
+                self._put_one_more(queue)
+        self.fs, self.space, self.server, self.seats = kept
+        self.is_new = False
+
+    def _put_one_more(self, queue: str) -> None:
+        """It gets a number that no message of the queue ever had."""
+        session, xid = doors.session(self.space), Xid(3, b"one more", b"")
+        session.start(xid)
+        session.enqueue(queue, b"", message_id=id_of(0))
+        session.end(xid)
+        session.commit(xid, Flag.ONEPHASE)
+        (seq,) = (one.seq for one in session.browse(queue) if one.message_id == id_of(0))
+        assert seq > self.model.highest.get(queue, 0), f"{queue} gives the number {seq} again"
 
     def _open(self, *, closed_well: bool = False, on_branches: Callable[[Space], object] = lambda _: None) -> None:
         self.fs.struck.clear()
@@ -334,7 +366,7 @@ class World:
             self.fs, self.level, self.defined, lambda: self.model.now_us, on_branches, closed_well=closed_well
         )
         self.server = Server(self.space)
-        self.seats: dict[int, Seat] = {}
+        self.seats = {}
         self.is_new = True
         self.fs.failed = False
         for each in self.model.rules:
@@ -386,6 +418,8 @@ class World:
             getattr(self.model.of(type(rules)), name)(self)
         self._disarm(before)
         self.check()
+        if self.dice.random() < LOOKS:
+            self._look_at(self._trees(), [self.model.after("cut")])
 
 
 def listed_in(model: Model) -> dict[Xid, Outcome]:

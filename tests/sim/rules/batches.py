@@ -40,6 +40,10 @@ class Batches(Rules):
                 add(world, number, (world.dice.choice(("plain", "plain", "work")),), {})
             end(world, number, "prepare")
         self._commit(world, batch)
+        if world.dice.random() < 0.4:
+            number = world.at_work()
+            take(world, number, "plain")
+            end(world, number, "commit")
 
     def again(self, world: World) -> None:
         """Whose answer was lost, perhaps."""
