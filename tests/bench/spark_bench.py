@@ -134,7 +134,7 @@ def _consumed(
 
 def lay_out(space: Path, queue: str, messages: int, body_bytes: int) -> None:
     """A space with one queue as its owner would leave it, written without the engine: what is measured is reading."""
-    for directory in layout.DIRECTORIES:
+    for directory in layout.directories():
         (space / directory).mkdir(parents=True)
     (space / layout.FORMAT).write_text(f"xaqueue 1 bench {uuid4()}\n")
     (space / layout.QUEUES).write_text("[default]\n")

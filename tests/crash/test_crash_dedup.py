@@ -14,7 +14,6 @@ from support.crash_story import EMPTY
 from support.forgetful import ForgetfulFileSystem, Tree
 from xaqueue.batch import ONE_SPACE, Batch
 from xaqueue.core.engine.state import Space
-from xaqueue.core.model import layout
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.errors import RolledBack
 from xaqueue.features.dedup import dedup
@@ -249,4 +248,4 @@ def test_a_key_is_known_exactly_if_its_message_was_committed(level: Level) -> No
     assert set(ends.values()) == {"gone", "there", "consumed"}
     last, told = left[-1]
     assert told.done == set(STEPS)
-    assert not [path for path in last.tree_after_kill().nodes if path.startswith(f"{layout.keys_path('a')}/")]
+    assert not [path for path in last.tree_after_kill().nodes if path.startswith(f"{dedup.keys_path('a')}/")]

@@ -17,6 +17,7 @@ from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.model.layout import SNAPSHOTS
 from xaqueue.errors import ResourceFailed
+from xaqueue.features.kinds import KINDS
 from xaqueue.features.session import Session
 from xaqueue.features.snapshots import restore, store
 from xaqueue.features.snapshots.options import Snapshots
@@ -175,7 +176,7 @@ def test_a_crash_while_it_is_taken_leaves_the_space_as_it_was(level: Level) -> N
 
 
 def restored(fs: ForgetfulFileSystem, *, exact: bool = False) -> restore.Done:
-    return restore.restore(fs, None, NOW_US, exact=exact)
+    return restore.restore(fs, None, NOW_US, exact=exact, kinds=KINDS)
 
 
 def to_restore(

@@ -42,7 +42,7 @@ STREAM = "query#8c1"
 BRANCH = Xid(7, b"one", b"of two phases")
 STRICT, JOURNAL = "FSYNC;DSYNC", "JOURNAL"
 ALWAYS = {layout.FORMAT, layout.LOCK, layout.OWNER, layout.QUEUES, layout.RESERVE, layout.ARCHIVE, layout.OPERATORS}
-ALWAYS |= set(layout.DIRECTORIES)
+ALWAYS |= set(layout.directories())
 MADE = {STRICT: ALWAYS, JOURNAL: ALWAYS | {layout.JOURNAL, layout.TRIES}}
 """The names at the top of a space that has lived."""
 

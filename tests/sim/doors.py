@@ -25,7 +25,7 @@ from xaqueue.message import MessageId
 from xaqueue.xid import Xid
 
 LEVELS: tuple[Level, ...] = (STRICT, STRICT, level_of("FSYNC;DSYNC"), LAGGING, FILLING, CYCLING)
-EMPTY = Tree(dict.fromkeys(layout.DIRECTORIES))
+EMPTY = Tree(dict.fromkeys(layout.directories()))
 NOON_US = crash_level.NOON_US
 
 

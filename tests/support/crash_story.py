@@ -29,7 +29,7 @@ from xaqueue.xid import Xid
 IDLE_S = 1000.0
 """A branch may do nothing for so long."""
 SCAN = Flag.STARTRSCAN | Flag.ENDRSCAN
-EMPTY = Tree(dict.fromkeys(layout.DIRECTORIES))
+EMPTY = Tree(dict.fromkeys(layout.directories()))
 FRESH = 1 << 64
 """The message that is put after recovery, to see which number it gets."""
 

@@ -18,7 +18,7 @@ from xaqueue.core.storage.journal_format import Entry, Record
 from xaqueue.message import MessageId, Properties
 
 QUEUE = "orders"
-EMPTY = Tree(dict.fromkeys(layout.DIRECTORIES))
+EMPTY = Tree(dict.fromkeys(layout.directories()))
 RESERVED = 4
 """Numbers are reserved in groups, as the engine does."""
 

@@ -36,7 +36,7 @@ class FabricatedSpace:
 
     def __init__(self, root: Path, name: str = "fabricated") -> None:
         self.root = root
-        for directory in layout.DIRECTORIES:
+        for directory in layout.directories():
             (root / directory).mkdir(parents=True)
         (root / layout.FORMAT).write_text(f"xaqueue 1 {name} {UUID(int=1)}\n")
 

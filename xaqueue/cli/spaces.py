@@ -22,6 +22,7 @@ from xaqueue.core.model.order import Order
 from xaqueue.core.owner import open
 from xaqueue.core.storage.hardening import DEFAULT, GRAMMAR, Hardening
 from xaqueue.errors import AccessDenied, ConnectionLost, InvalidArgument
+from xaqueue.features import opening
 from xaqueue.features.counters.values import Counting
 from xaqueue.features.topics.options import TOPICS
 from xaqueue.message import check_queue_name
@@ -46,7 +47,7 @@ def init(
 ) -> None:
     """Make a directory a queue space."""
     there = (directory / layout.FORMAT).exists()
-    written = open.create(directory, name=name, sync=sync)
+    written = opening.create(directory, name=name, sync=sync)
     if there:
         typer.echo(f"{directory} is queue space {written.name} already: left as it is")
         return

@@ -37,12 +37,14 @@ def chores(space: Space, lasting: bool) -> Iterator[Chore]:
 
 
 FEATURES = Features(
+    kinds=KINDS,
     rules=dict.fromkeys(BATCH_FORMAT_IDS, BatchRule()),
     admits=(dedup.admit,),
     returns=Tries(),
 )
 """What they have to say in the steps of a branch, beside its riders."""
 
+create = open.create
 attach = partial(open.attach, chores=chores, features=FEATURES)
 open_space = partial(recover.open_space, kinds=KINDS, features=FEATURES)
 start_background = partial(open.start_background, chores=chores)

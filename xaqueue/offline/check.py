@@ -36,7 +36,7 @@ from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.journal_format import parse_name
 from xaqueue.core.storage.journal_reader import ARCHIVE, Found, look, read_readable
 from xaqueue.errors import DamagedBlock, InvalidArgument, JournalDamaged, SpaceError
-from xaqueue.features.kinds import KINDS
+from xaqueue.features.kinds import KINDS, is_valid
 from xaqueue.features.opening import attach
 from xaqueue.offline.check_committed import CommittedCheck
 from xaqueue.offline.findings import Finding, Looks, Severity, broken, damaged, leftover, note
@@ -184,7 +184,7 @@ class SpaceCheck:
         yield from self._prepared()
         yield from self._active()
         for kind in self._kinds:
-            for name in listed(self._fs, kind.directory) if kind.directory else ():
+            for name in listed(self._fs, kind.directory) if kind.directory in layout.directories() else ():
                 yield from self._at(kind.check, name, f"{kind.directory}/{name}")
         for name in listed(self._fs, QUARANTINE):
             if not name.endswith(".reason"):
@@ -200,9 +200,9 @@ class SpaceCheck:
         except InvalidArgument as error:
             yield broken(layout.QUEUES, str(error))
         names = set(self._fs.list(""))
-        for name in sorted(names - layout.OWN_NAMES):
+        for name in sorted(names - layout.own_names()):
             yield note(name, "is no part of a queue space; left alone")
-        for name in sorted(set(layout.DIRECTORIES) - names):
+        for name in sorted(set(layout.directories()) - names):
             yield leftover(name, "the directory is missing: made by the next open")
 
     def _prepared(self) -> Iterator[Finding]:
@@ -307,12 +307,12 @@ class JournalCheck:
 
     def _segments(self) -> Iterator[Finding]:
         try:
-            found = look(self._fs, JOURNAL, change.is_valid, used=self._used)
+            found = look(self._fs, JOURNAL, is_valid, used=self._used)
             if not self._moving:
                 check_end(self._fs, found.records, found.position)
         except JournalDamaged as damage:
             yield broken(JOURNAL, str(damage))
-            for gap in read_readable(self._fs, JOURNAL, change.is_valid).gaps:
+            for gap in read_readable(self._fs, JOURNAL, is_valid).gaps:
                 yield broken(f"{JOURNAL}/{gap.name}".rstrip("/"), f"cannot be read {gap}")
         except SpaceError as newer:
             yield broken(JOURNAL, str(newer))

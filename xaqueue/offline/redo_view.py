@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from xaqueue.core.engine import redo
-from xaqueue.core.model import change, layout
+from xaqueue.core.model import layout
 from xaqueue.core.model.block import decode_head
 from xaqueue.core.model.change import Content, Moved, final_states, highest_numbers, ops_of
 from xaqueue.core.model.format import read_format
@@ -33,6 +33,7 @@ from xaqueue.core.storage.journal_reader import Found, look, read_readable
 from xaqueue.core.storage.layers import ReadOnlyFileSystem
 from xaqueue.core.storage.regular import NO_FILE
 from xaqueue.errors import JournalDamaged, SpaceError
+from xaqueue.features.kinds import is_valid
 
 TRIES = 40
 PAUSE_S = 0.005
@@ -64,11 +65,11 @@ def read_journal(fs: FileSystem, owner: Owner | None, owned: bool) -> Seen:
     before = ""
     for _ in range(TRIES):
         try:
-            found = look(fs, JOURNAL, change.is_valid, used=used)
+            found = look(fs, JOURNAL, is_valid, used=used)
             return Seen(found, found.records)
         except JournalDamaged as damage:
             if not owned or str(damage) == before:
-                return Seen(None, read_readable(fs, JOURNAL, change.is_valid).records, str(damage))
+                return Seen(None, read_readable(fs, JOURNAL, is_valid).records, str(damage))
             before = str(damage)
         except FileNotFoundError:
             before = ""

@@ -34,6 +34,7 @@ from xaqueue.core.storage.journal_reader import Gap, look, read_readable
 from xaqueue.core.storage.journal_segment import free_archive, make_segment
 from xaqueue.core.storage.owner_file import OwnerFile
 from xaqueue.errors import JournalDamaged, SpaceError
+from xaqueue.features.kinds import is_valid
 
 log = logging.getLogger("xaqueue")
 
@@ -75,7 +76,7 @@ def find_loss(path: str | os.PathLike[str]) -> Loss | None:
     damage = _damage(fs, path)
     if damage is None:
         return None
-    readable = read_readable(fs, JOURNAL, change.is_valid)
+    readable = read_readable(fs, JOURNAL, is_valid)
     gaps = readable.gaps or ([] if damage.lost_from is None else [Gap(damage.lost_from, None, readable.files[-1])])
     first = min((gap.start for gap in gaps), default=None)
     steps = [_step(record, first is not None and record.lsn > first) for record in readable.records]
@@ -103,8 +104,8 @@ def salvage(path: str | os.PathLike[str]) -> Salvaged:
 
 def give_up(fs: FileSystem, segment_bytes: int) -> Salvaged:
     """Does what can be read of the journal again, and begins a new one. Raises OSError."""
-    readable = read_readable(fs, JOURNAL, change.is_valid)
-    for name in (*layout.DIRECTORIES, JOURNAL):
+    readable = read_readable(fs, JOURNAL, is_valid)
+    for name in (*layout.directories(), JOURNAL):
         if not fs.is_dir(name):
             if fs.exists(name):
                 quarantine.move(fs, name, "a file where a directory should be", time.time_ns() // 1000)
@@ -128,7 +129,7 @@ def give_up(fs: FileSystem, segment_bytes: int) -> Salvaged:
 def _damage(fs: FileSystem, path: str | os.PathLike[str]) -> JournalDamaged | None:
     owner = read_owner(path)
     try:
-        found = look(fs, JOURNAL, change.is_valid, used=owner is not None and owner.journalled)
+        found = look(fs, JOURNAL, is_valid, used=owner is not None and owner.journalled)
         check_end(fs, found.records, found.position)
         redo.check_lost(fs, found.records)
     except JournalDamaged as damage:

@@ -79,7 +79,7 @@ class MemorySpace:
         self._epoch = 0
         self._is_closed = False
         self._threads: list[_Chores] = []
-        self._begin(Tree(dict.fromkeys(layout.DIRECTORIES)))
+        self._begin(Tree(dict.fromkeys(layout.directories())))
         self.place = f"{MEMORY}://{next(_numbers)}"
         """What ``xaqueue.connect`` takes for it, in this process, until it is closed."""
         reach.in_memory[self.place] = self._connect

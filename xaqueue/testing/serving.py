@@ -14,6 +14,7 @@ import xaqueue
 from xaqueue.core.model import definitions
 from xaqueue.core.owner import open
 from xaqueue.errors import OperationalError
+from xaqueue.features import opening
 from xaqueue.testing.memory import Queues, text_of
 
 START_S = 60.0
@@ -34,7 +35,7 @@ def served(queues: Queues = (), *, sync: str | None = None) -> Iterator[str]:
         space, socket = f"{home}/space", f"{home}/socket"
         text = text_of(queues)
         definitions.parse(text)
-        open.create(space)
+        opening.create(space)
         open.write_definitions(space, text)
         command = [sys.executable, "-P", "-m", "xaqueue", "serve", "--space", space, "--unix", socket]
         command += ["--sync", sync] if sync is not None else []

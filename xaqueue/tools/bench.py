@@ -22,9 +22,9 @@ from typing import Any
 from xaqueue.connection import Connection
 from xaqueue.core.engine.log import Log
 from xaqueue.core.model.block import BODY_LIMIT_BYTES
-from xaqueue.core.owner.open import create
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.errors import InvalidArgument
+from xaqueue.features.opening import create
 from xaqueue.features.session import attach
 from xaqueue.tools import environment
 from xaqueue.tools.rates import Rate, Step, aligned, floor, latency_us, rate_of

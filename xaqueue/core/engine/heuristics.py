@@ -9,6 +9,7 @@ of it (XA_HEURCOM, XA_HEURRB, XA_HEURMIX).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from xaqueue.core.engine import blocks, commit, operator_log
 from xaqueue.core.engine.state import Space
@@ -197,6 +198,9 @@ class DecisionKind(RecordKind):
                 opening.note(f"the decision on branch {xid} is not carried out yet: {lack}")
             space.report.heuristic += 1
         return 0, 0
+
+    def bring(self, newer: Any) -> None:
+        newer.bring_all(HEURISTIC)
 
     def check(self, look: Looking, name: str, path: str) -> None:
         if layout.parse_xid(name) is None:

@@ -18,6 +18,7 @@ from xaqueue.core.model.change import Op
 from xaqueue.core.model.definitions import UNDEFINED, Definitions
 from xaqueue.core.model.entry import Entry
 from xaqueue.core.model.queue import Queue
+from xaqueue.core.model.record_kinds import RecordKinds
 from xaqueue.core.model.records import BatchMemory
 from xaqueue.core.storage.group_commit import nothing
 from xaqueue.core.storage.scheduling import Threads
@@ -107,6 +108,8 @@ class Features:
     """By the format id of an xid."""
     admits: Sequence[Admit] = ()
     returns: Returns = Returns()  # noqa: RUF009 - it has no state
+    kinds: RecordKinds = ()
+    """Of what they keep in the space's directory."""
 
 
 class Wakeable(Protocol):

@@ -112,7 +112,7 @@ def _or_restore(root: Path) -> str:
 def signs_of(root: Path) -> list[str]:
     """What is there that only an owner makes."""
     signs = [name for name in _SIGNS if os.path.lexists(root / name)]
-    return signs + [name for name in layout.DIRECTORIES if (root / name).is_dir() and any((root / name).iterdir())]
+    return signs + [name for name in layout.directories() if (root / name).is_dir() and any((root / name).iterdir())]
 
 
 def _advice(root: Path) -> str:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 from zlib import crc32
 
-from xaqueue.carried import CARRIER
 from xaqueue.core.model import message_name
 from xaqueue.core.storage import owner_file
 from xaqueue.errors import InvalidArgument
@@ -32,8 +32,6 @@ HEURISTIC = "heuristic"
 QUARANTINE = "quarantine"
 BATCHES = "batches"
 STREAMS = "streams"
-CARRIERS = "carriers"
-"""Notes of databases that carry changes of the space; see ``xaqueue.features.carry.carrier_note``."""
 ARCHIVE = "archive"
 """What streams have consumed and were to keep; made when there is something."""
 JOURNAL = "journal"
@@ -42,8 +40,6 @@ COUNTERS = "counters"
 RESERVE = "reserve"
 REMOVED = "removed"
 """What a restore has replaced, by the time when it did."""
-SCRUBBED = "scrubbed"
-"""What the last scrub found; see ``xaqueue.features.scrub.scrub``."""
 TRIES = "tries"
 """The register of tries; see ``xaqueue.features.retries.register``."""
 OPERATORS = "operators.log"
@@ -72,15 +68,13 @@ HEARTBEAT = owner_file.HEARTBEAT
 """Of an owner that a standby may take over from."""
 SOCKET = "socket"
 """A server's, where it was told of no other place."""
-DIRECTORIES = (ACTIVE, PREPARED, COMMITTED, HEURISTIC, QUARANTINE, BATCHES, STREAMS, CARRIERS)
-
-OWN_NAMES = frozenset(
-    {FORMAT, LOCK, OWNER, QUEUES, JOURNAL, RESERVE, TRIES, COUNTERS, OPERATORS, SOCKET, ARCHIVE, *DIRECTORIES}
-    | {SNAPSHOTS, REMOVED, RESTORED, GOOD_QUEUES, f".{GOOD_QUEUES}.new", SCRUBBED, f".{SCRUBBED}.new"}
+_DIRECTORIES = (ACTIVE, PREPARED, COMMITTED, HEURISTIC, QUARANTINE)
+_OWN_NAMES = frozenset(
+    {FORMAT, LOCK, OWNER, QUEUES, JOURNAL, RESERVE, TRIES, COUNTERS, OPERATORS, SOCKET, ARCHIVE, *_DIRECTORIES}
+    | {SNAPSHOTS, REMOVED, RESTORED, GOOD_QUEUES, f".{GOOD_QUEUES}.new"}
     | {HEARTBEAT, owner_file.NEW_LOCK, REPLICATION, f".{REPLICATION}.new", LAG, f".{LAG}.new", UNSHIPPED}
     | {f".{FORMAT}.new", owner_file.NEW_OWNER, f".{QUEUES}.new", f".{COUNTERS}.new"}
 )
-"""What a space's directory may hold at its top."""
 COPIED = (FORMAT, QUEUES, COUNTERS, OPERATORS)
 """Of the top what a snapshot copies: small, and written in place, or by people."""
 
@@ -96,22 +90,22 @@ COMMIT = "commit"
 
 _MESSAGE_PATH = re.compile(rf"{COMMITTED}/queue=([^/]+)/range=[0-9a-f]{{13}}/{message_name.PATTERN}")
 _RANGE = re.compile(r"range=([0-9a-f]{13})")
-_BATCH = re.compile(r"([0-9a-f]{32})\.([0-7][0-9a-f]{15})")
-_KEY = re.compile(r"([0-7][0-9a-f]{15})\.([0-9a-f]{32})\.([0-9a-f]{32})")
+BATCH = re.compile(r"([0-9a-f]{32})\.([0-7][0-9a-f]{15})")
 _BLOCK = re.compile(r"(.+)\.([0-9]{3,}|commit)")
 _TAGS = r"(?:\.[a-z][0-9a-z]+)*"
 _RANGES = rf"queue={QUEUE_NAME.pattern}/range=([0-9a-f]{{13}})/(?=[0-7])\1[0-9a-f]{{3}}\.[0-9a-f]{{32}}{_TAGS}"
 _XID = r"[0-9]{1,10}\.[0-9A-Za-z_-]{0,86}\.[0-9A-Za-z_-]{0,86}"
 _RECORDED = re.compile(
     rf"(?:{COMMITTED}|{ARCHIVE})/{_RANGES}"
-    rf"|{COMMITTED}/queue={QUEUE_NAME.pattern}/(?:\.retries/[0-7][0-9a-f]{{15}}\.[0-9a-f]{{32}}|\.dedup/{_KEY.pattern})"
     rf"|(?:{ACTIVE}|{PREPARED})/{_XID}\.(?:[0-9]{{3,}}|{COMMIT})|{HEURISTIC}/{_XID}"
-    rf"|{STREAMS}/queue={QUEUE_NAME.pattern}|{BATCHES}/{_BATCH.pattern}|{CARRIERS}/{CARRIER.pattern}"
 )
 _COPIED = re.compile(
     rf"{'|'.join(map(re.escape, COPIED))}|{COMMITTED}/queue={QUEUE_NAME.pattern}/\.watermark"
     rf"|{QUARANTINE}/(?!\.\.?\Z)[^/\0]+"
 )
+_IN_QUEUE = re.compile(rf"{COMMITTED}/queue={QUEUE_NAME.pattern}/(\.[a-z]+)")
+_kept: dict[str, re.Pattern[str]] = {}
+_kept_names: set[str] = set()
 _NAME_BYTES = 255
 WATERMARK_BYTES = 4096
 """More than the file of a watermark ever has."""
@@ -154,15 +148,6 @@ def retry_path(queue: str, seq: int, message_id: bytes) -> str:
     return f"{COMMITTED}/queue={queue}/.retries/{seq:016x}.{message_id.hex()}"
 
 
-def keys_path(queue: str) -> str:
-    """Of the directory of the keys that a queue has seen."""
-    return f"{COMMITTED}/queue={queue}/.dedup"
-
-
-def key_path(queue: str, until_us: int, key: bytes, message_id: bytes) -> str:
-    return f"{COMMITTED}/queue={queue}/.dedup/{until_us:016x}.{key.hex()}.{message_id.hex()}"
-
-
 def archived_path(path: str) -> str:
     """Where the message file that stands there is kept once a stream has consumed it."""
     return ARCHIVE + path.removeprefix(COMMITTED)
@@ -171,11 +156,6 @@ def archived_path(path: str) -> str:
 def stream_path(queue: str) -> str:
     """Of the record of the stream that consumes a queue."""
     return f"{STREAMS}/queue={queue}"
-
-
-def carrier_path(carrier: str) -> str:
-    """Of the note of a database that carries changes."""
-    return f"{CARRIERS}/{carrier}"
 
 
 def block_path(directory: str, xid_text: str, suffix: str) -> str:
@@ -208,12 +188,6 @@ def parse_message(name: str) -> tuple[int, MessageId] | None:
     return parsed[:2] if parsed else None
 
 
-def parse_key(name: str) -> tuple[int, bytes, MessageId] | None:
-    """What ``key_path`` was made of."""
-    match = _KEY.fullmatch(name)
-    return (int(match[1], 16), bytes.fromhex(match[2]), MessageId(bytes.fromhex(match[3]))) if match else None
-
-
 def is_consumed(name: str, consumed: int) -> bool:
     """Whether this is the name of a message file whose number is at or below this one."""
     return name <= f"{consumed:016x}.~" and message_name.parse_seq(name) is not None
@@ -225,10 +199,40 @@ def parse_message_path(path: str) -> tuple[str, int] | None:
     return (match[1], int(match[2], 16)) if match else None
 
 
+def keep(directory: str, names: re.Pattern[str] | None, others: Iterable[str] = ()) -> None:
+    """Every space has such a directory from here on, of a feature, in which steps put files of these names. One that
+    starts with a dot is in the directories of queues. others: what else the feature has at the top.
+    """
+    if names is not None:
+        _kept[directory] = names
+    _kept_names.update(others)
+
+
+def directories() -> tuple[str, ...]:
+    """That every space has at its top."""
+    assert _kept, "whoever opens a space, or looks into it, imports the features that keep something in it"
+    return (*_DIRECTORIES, *(name for name in _kept if not name.startswith(".")))
+
+
+def own_names() -> frozenset[str]:
+    """What a space's directory may hold at its top."""
+    return _OWN_NAMES | _kept_names | {*directories()}
+
+
+def is_of_queue(name: str) -> bool:
+    """Whether what has this name in the directory of a queue has files of the queue that steps put there."""
+    return name in _kept or name.startswith("range=")
+
+
 def is_recorded(path: str) -> bool:
     """Whether a record may name it: a file of the space that steps make, move and remove. What came from elsewhere is
     believed in no other: none of these leads out of the space, or to what says who has it."""
-    return _RECORDED.fullmatch(path) is not None and len(path.rpartition("/")[2]) <= _NAME_BYTES
+    directory, _, name = path.rpartition("/")
+    assert _kept, "without what features keep a sound record looks damaged"
+    in_queue = _IN_QUEUE.fullmatch(directory)
+    names = _kept.get(in_queue[1] if in_queue else directory)
+    found = _RECORDED.fullmatch(path) if names is None else names.fullmatch(name)
+    return found is not None and len(name) <= _NAME_BYTES
 
 
 def is_copied(path: str) -> bool:
@@ -248,7 +252,7 @@ def parse_block(name: str) -> tuple[Xid, str] | None:
 
 def parse_batch(name: str) -> tuple[str, int] | None:
     """Key and number of the batch of which a file in ``batches/`` is the record."""
-    match = _BATCH.fullmatch(name)
+    match = BATCH.fullmatch(name)
     return (match[1], int(match[2], 16)) if match else None
 
 

@@ -20,6 +20,7 @@ Who looks at a space that is open or not asks ``check`` what is wrong, and ``vie
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -74,7 +75,11 @@ class RecordKind:
     """Every method may raise OSError and what a step of the engine raises."""
 
     directory = ""
-    """Where its files are, made with the space; empty where it has none of its own."""
+    """Where its files are; empty where it has none of its own. One that starts with a dot is in each queue's."""
+    names: re.Pattern[str] | None = None
+    """Of its files there, which steps make."""
+    others: tuple[str, ...] = ()
+    """What else it has at the top of the space."""
 
     def find(self, opening: Opening) -> None:
         """No file may be changed where the space is open for reading only."""
@@ -104,7 +109,7 @@ class RecordKind:
 
     def places(self, space: Any) -> Iterable[str]:
         """Directories; where a file moves from one to another, that comes first."""
-        return [self.directory] if self.directory else []
+        return [self.directory] if self.directory and not self.directory.startswith(".") else []
 
     def tidy(self, space: Any) -> None:
         pass
@@ -120,6 +125,9 @@ class RecordKind:
 
     def check_space(self, look: Looking) -> None:
         """Of the rest."""
+
+    def bring(self, newer: Any) -> None:
+        """A snapshot takes the place of the space: what came after it is linked beside it, with ``newer.Newer``."""
 
     def view(self, fs: FileSystem) -> dict[str, Any]:
         """By name the fields that it has in the status of a space, which only the directory tells."""

@@ -6,9 +6,6 @@ same number and id in ``.retries/`` of its queue: a block of kind *update*, whos
 why (``reason``) one failed last. It comes with the first failure and goes with the message; one whose message is gone
 is removed by the next open.
 
-Keys: that a queue has seen a dedup_key says a block of kind *update* in ``.dedup/`` of the queue, for as long as its
-window lasts. Its name tells it all: when the window ends, a hash of the key, and the id of the message.
-
 Streams: a block of kind *branch* in ``streams/``, named after the queue, says through which number a stream has
 consumed it. That it stands there is the commit point: a message at or below the number is gone, wherever its file still
 is. The headers say all but the streams whose reservations were ended by hand; these are the body, a line each. It is
@@ -43,7 +40,6 @@ from xaqueue.core.model.message_name import PLAIN_NAME
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.regular import NO_DIRECTORY
 from xaqueue.errors import DamagedBlock, InvalidArgument, QueueReserved
-from xaqueue.features.dedup.values import Seen
 from xaqueue.message import MessageId, Properties
 from xaqueue.xid import Xid
 
@@ -83,7 +79,7 @@ def read_retries(
     """Of all messages of which a delivery has failed. ``damaged``: told of paths that are no records, and why."""
     directory = layout.retries_path(queue)
     found = {}
-    for name in _names_in(fs, directory, "tries", damaged):
+    for name in names_in(fs, directory, "tries", damaged):
         path, place = f"{directory}/{name}", layout.parse_message(name[:PLAIN_NAME])
         if place is None or len(name) != PLAIN_NAME:
             damaged(path, "no record of tries: its name is not <seq>.<message id>")
@@ -97,7 +93,7 @@ def read_retries(
     return found
 
 
-def _names_in(fs: FileSystem, directory: str, what: str, damaged: Callable[[str, str], object]) -> list[str]:
+def names_in(fs: FileSystem, directory: str, what: str, damaged: Callable[[str, str], object]) -> list[str]:
     try:
         return sorted(name for name in fs.list(directory) if not name.startswith("."))
     except FileNotFoundError:
@@ -107,27 +103,6 @@ def _names_in(fs: FileSystem, directory: str, what: str, damaged: Callable[[str,
             raise
         damaged(directory, f"a file where the directory of {what} should be")
         return []
-
-
-def encode_key(queue: str, seen: Seen, epoch: int) -> bytes:
-    """The record of a key, which nobody reads: its name says the same."""
-    head, _ = encode_with_checksum(
-        Block(Kind.UPDATE, seen.message_id, Properties(queue, expires_at=seen.until_us), epoch=epoch)
-    )
-    return head
-
-
-def read_keys(fs: FileSystem, queue: str, damaged: Callable[[str, str], object]) -> list[Seen]:
-    """The keys that a queue has seen, by the names of their records. ``damaged``: as above."""
-    directory = layout.keys_path(queue)
-    found = []
-    for name in _names_in(fs, directory, "keys", damaged):
-        parsed = layout.parse_key(name)
-        if parsed is None:
-            damaged(f"{directory}/{name}", "no record of a key: its name is not <end>.<hash>.<message id>")
-        else:
-            found.append(Seen(*parsed))
-    return found
 
 
 def files_of(queue: str, entry: Entry) -> list[str]:

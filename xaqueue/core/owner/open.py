@@ -65,7 +65,6 @@ from xaqueue.core.storage.scheduling import THREADS, Threads
 from xaqueue.errors import Error, InvalidArgument, ResourceFailed, RetryLater, SpaceError
 from xaqueue.features.carry import carry
 from xaqueue.features.counters.values import Counting, encode
-from xaqueue.features.kinds import KINDS
 from xaqueue.features.pair.pair import Pair
 from xaqueue.features.replica.replicas import check_replication, replication_now
 from xaqueue.features.snapshots import store
@@ -129,12 +128,12 @@ def create(
         if os.path.lexists(root / layout.FORMAT):
             return read_format(root)
         check_new(root)
-        foreign = [child.name for child in root.iterdir() if child.name not in layout.OWN_NAMES]
+        foreign = [child.name for child in root.iterdir() if child.name not in layout.own_names()]
         if foreign:
             raise SpaceError(f"{root} holds other files ({foreign[0]} ...): choose an empty directory for a space")
         written = Format(FORMAT_VERSION, checked_name(name or root.resolve().name), str(uuid.uuid4()))
         with closing(DirectoryFileSystem(root)) as files:
-            for directory in layout.DIRECTORIES:
+            for directory in layout.directories():
                 if not files.is_dir(directory):
                     files.make_dir(directory)
             _define(root, wanted, any_queue)
@@ -265,7 +264,7 @@ def _open(
         space = open_space(
             files,
             definitions,
-            kinds=KINDS,
+            kinds=features.kinds,
             hardening=hardening,
             epoch=epoch,
             progress=progress,

@@ -210,7 +210,7 @@ def open_to(root: Path, group: int | None) -> Modes:
     if group is None:
         return PRIVATE
     modes = for_group()
-    for path in (*(root / name for name in sorted(layout.OWN_NAMES)), root):
+    for path in (*(root / name for name in sorted(layout.own_names())), root):
         try:
             _share(path, group, modes)
         except FileNotFoundError:

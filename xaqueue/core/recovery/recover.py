@@ -32,7 +32,7 @@ from xaqueue.core.model.branch import Branch, Damaged, State, Written
 from xaqueue.core.model.change import Kind as Step
 from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.model.entry import Entry
-from xaqueue.core.model.layout import ACTIVE, COMMIT, COMMITTED, DIRECTORIES, FIRST, PREPARED
+from xaqueue.core.model.layout import ACTIVE, COMMIT, COMMITTED, FIRST, PREPARED
 from xaqueue.core.model.message_name import tags_of
 from xaqueue.core.model.record_kinds import Opening, RecordKinds
 from xaqueue.core.recovery import prepared
@@ -155,7 +155,7 @@ class _Recovery:
     def run(self, progress: Progress | None, answer: Callable[[], object]) -> RecoveryReport:
         """answer: called once the branches are recovered, and before the messages that they do not name are loaded."""
         started = time.monotonic()
-        for name in DIRECTORIES:
+        for name in layout.directories():
             if not self.fs.is_dir(name):
                 self.fs.make_dir(name)
         self.space.begin_counting(self._note)

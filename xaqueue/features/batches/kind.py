@@ -26,6 +26,7 @@ from xaqueue.xid import Xid
 
 class BatchKind(RecordKind):
     directory = BATCHES
+    names = layout.BATCH
 
     def find(self, opening: Opening) -> None:
         """Which batches are decided. A record that was in the making is promised to nobody."""
@@ -108,3 +109,6 @@ class BatchKind(RecordKind):
             return
         if records.decision_path(batch.gtrid) != path:
             look.damaged(path, f"is the record of {batch}, not of the batch that it is named after")
+
+    def bring(self, newer: Any) -> None:
+        newer.bring_all(BATCHES)

@@ -12,17 +12,21 @@ from typing import Any
 
 import msgpack
 
-from xaqueue.carried import CarrierState, CarrierStatus, checked_carrier
-from xaqueue.core.model import layout
+from xaqueue.carried import CARRIER, CarrierState, CarrierStatus, checked_carrier
 from xaqueue.core.model.block import NO_MESSAGE, UNLIMITED, Block, Kind, decode, encode_with_checksum
 from xaqueue.core.model.block_files import listed, read_checked
 from xaqueue.core.model.change import PUT, Op
-from xaqueue.core.model.layout import CARRIERS
 from xaqueue.core.model.record_kinds import Looking, Opening, RecordKind
-from xaqueue.core.storage.fs import FileSystem
+from xaqueue.core.storage.fs import FileSystem, discard
 from xaqueue.errors import DamagedBlock, InvalidArgument
 from xaqueue.features.carry.carrier import Carrier
 from xaqueue.message import Properties
+
+CARRIERS = "carriers"
+
+
+def carrier_path(carrier: str) -> str:
+    return f"{CARRIERS}/{carrier}"
 
 
 def note_of(carrier: Carrier, epoch: int, state: CarrierState | None = None) -> Op:
@@ -40,7 +44,7 @@ def note_of(carrier: Carrier, epoch: int, state: CarrierState | None = None) -> 
     )
     block = Block(Kind.BRANCH, NO_MESSAGE, Properties(""), body, epoch)
     head, _ = encode_with_checksum(block, body_limit_bytes=UNLIMITED)
-    return (PUT, layout.carrier_path(carrier.name), head, body, 0)
+    return (PUT, carrier_path(carrier.name), head, body, 0)
 
 
 def decode_note(data: bytes, name: str) -> Carrier:
@@ -58,9 +62,9 @@ def decode_note(data: bytes, name: str) -> Carrier:
 def statuses(fs: FileSystem, *, owned: bool) -> list[CarrierStatus]:
     """By the notes; what an owner waits for, only it knows."""
     found = []
-    for name in listed(fs, layout.CARRIERS):
+    for name in listed(fs, CARRIERS):
         try:
-            carrier = decode_note(read_checked(fs, layout.carrier_path(name)), name)
+            carrier = decode_note(read_checked(fs, carrier_path(name)), name)
         except (DamagedBlock, FileNotFoundError):
             continue  # for ``check`` to tell
         carrier.pending = not owned and carrier.state is not CarrierState.CLOSED
@@ -70,6 +74,7 @@ def statuses(fs: FileSystem, *, owned: bool) -> list[CarrierStatus]:
 
 class CarrierKind(RecordKind):
     directory = CARRIERS
+    names = CARRIER
 
     def find(self, opening: Opening) -> None:
         """Where a note is damaged it stays, and all queues wait: nobody knows which."""
@@ -94,7 +99,7 @@ class CarrierKind(RecordKind):
         space.find_awaited()
 
     def hardened(self, space: Any) -> Iterable[str]:
-        return [layout.carrier_path(one.name) for one in space.carriers.values() if not one.damage]
+        return [carrier_path(one.name) for one in space.carriers.values() if not one.damage]
 
     def check(self, look: Looking, name: str, path: str) -> None:
         try:
@@ -107,3 +112,21 @@ class CarrierKind(RecordKind):
         else:
             if carrier.state is CarrierState.OPEN and not look.live:
                 look.note(path, f"queues {', '.join(sorted(carrier.queues))} wait until its database was asked")
+
+    def bring(self, newer: Any) -> None:
+        """Whose database may hold changes yet, so that their queues wait. Where nothing of the space is missing, who
+        owes nothing then begins anew, since the database knows nothing of the id that the space gets.
+        """
+        for name in newer.names(CARRIERS):
+            path = carrier_path(name)
+            if newer.is_whole:
+                discard(newer.fs, f"{newer.place}/{path}")
+            if not (newer.is_whole and _owes_nothing(newer.fs, name)) and not newer.fs.exists(f"{newer.place}/{path}"):
+                newer.link(path)
+
+
+def _owes_nothing(fs: FileSystem, name: str) -> bool:
+    try:
+        return decode_note(fs.read(carrier_path(name)), name).state is CarrierState.CLOSED
+    except (OSError, DamagedBlock):
+        return False

@@ -17,6 +17,7 @@ committed together, the first has the message. What is moved to another queue is
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from heapq import heappush
@@ -25,11 +26,12 @@ from typing import Any
 from xaqueue.batch import is_of_a_batch
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout, records
-from xaqueue.core.model.block import Head
+from xaqueue.core.model.block import Block, Head, Kind, encode_with_checksum
 from xaqueue.core.model.branch import Branch, Call, Rider, State, Written
 from xaqueue.core.model.change import DROP, PUT, Change, Op
 from xaqueue.core.model.change import Kind as Step
 from xaqueue.core.model.queue import Queue
+from xaqueue.core.storage.fs import FileSystem
 from xaqueue.errors import RetryLater, RolledBack
 from xaqueue.features.dedup.options import WINDOW_S
 from xaqueue.features.dedup.values import Seen, hash_of
@@ -38,6 +40,48 @@ from xaqueue.xa import Code
 
 PIECE = 256
 """Records that are removed in one step."""
+
+
+KEYS = ".dedup"
+"""In the directory of a queue: that it has seen a key says a block of kind *update* there, for as long as its window
+lasts. Its name tells it all: when the window ends, a hash of the key, and the id of the message."""
+KEY = re.compile(r"([0-7][0-9a-f]{15})\.([0-9a-f]{32})\.([0-9a-f]{32})")
+
+
+def keys_path(queue: str) -> str:
+    return f"{layout.queue_path(queue)}/{KEYS}"
+
+
+def key_path(queue: str, until_us: int, key: bytes, message_id: bytes) -> str:
+    return f"{keys_path(queue)}/{until_us:016x}.{key.hex()}.{message_id.hex()}"
+
+
+def parse_key(name: str) -> tuple[int, bytes, MessageId] | None:
+    """What ``key_path`` was made of."""
+    match = KEY.fullmatch(name)
+    return (int(match[1], 16), bytes.fromhex(match[2]), MessageId(bytes.fromhex(match[3]))) if match else None
+
+
+def _encode(queue: str, seen: Seen, epoch: int) -> bytes:
+    """The record of a key, which nobody reads: its name says the same."""
+    head, _ = encode_with_checksum(
+        Block(Kind.UPDATE, seen.message_id, Properties(queue, expires_at=seen.until_us), epoch=epoch)
+    )
+    return head
+
+
+def read_keys(fs: FileSystem, queue: str, damaged: Callable[[str, str], object]) -> list[Seen]:
+    """The keys that a queue has seen, by the names of their records. ``damaged``: told of paths
+    that are none, and why."""
+    directory = keys_path(queue)
+    found = []
+    for name in records.names_in(fs, directory, "keys", damaged):
+        parsed = parse_key(name)
+        if parsed is None:
+            damaged(f"{directory}/{name}", "no record of a key: its name is not <end>.<hash>.<message id>")
+        else:
+            found.append(Seen(*parsed))
+    return found
 
 
 def window_s(queue: Queue) -> float:
@@ -214,7 +258,7 @@ def _until_us(queue: Queue, when_us: int) -> int:
 
 def _put_of(space: Space, queue: str, seen: Seen) -> Op:
     """The record of a message, as its commit puts it."""
-    return (PUT, layout.key_path(queue, *seen), records.encode_key(queue, seen, space.epoch), b"", 0)
+    return (PUT, key_path(queue, *seen), _encode(queue, seen, space.epoch), b"", 0)
 
 
 def _publish_locked(space: Space, queue: str, seen: Seen) -> None:
@@ -246,7 +290,7 @@ def _clear_piece(space: Space, queue: Queue) -> bool:
         over = queue.keys.pop_over(space.now_us(), PIECE)
     try:
         if over:
-            drops = [(DROP, layout.key_path(queue.name, *seen)) for seen in over]
+            drops = [(DROP, key_path(queue.name, *seen)) for seen in over]
             space.log.perform(Change(Step.EXPIRY, queue.name, (), rest=drops))
     except RetryLater:
         with space.lock:

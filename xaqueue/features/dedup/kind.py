@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from xaqueue.core.model import layout, records
+from xaqueue.core.model import layout
 from xaqueue.core.model.branch import Branch
 from xaqueue.core.model.layout import FIRST
 from xaqueue.core.model.record_kinds import Looking, Named, Opening, RecordKind
@@ -16,11 +16,14 @@ from xaqueue.xid import Xid
 
 
 class KeyKind(RecordKind):
+    directory = dedup.KEYS
+    names = dedup.KEY
+
     def find(self, opening: Opening) -> None:
         space = opening.space
         for queue in space.queues.values():
             if queue.exists:
-                queue.keys.found(records.read_keys(space.fs, queue.name, opening.set_aside))
+                queue.keys.found(dedup.read_keys(space.fs, queue.name, opening.set_aside))
 
     def meet(self, opening: Opening, xids: Iterable[Xid], named: Named) -> None:
         """Before a branch goes that claims a key: its message may have moved, and not the record of the key."""
@@ -43,7 +46,11 @@ class KeyKind(RecordKind):
                 dedup.recover_key(space, branch, written, key)
 
     def places(self, space: Any) -> Iterable[str]:
-        return [path for name in space.queues if space.fs.is_dir(path := layout.keys_path(name))]
+        return [path for name in space.queues if space.fs.is_dir(path := dedup.keys_path(name))]
 
     def check_queue(self, look: Looking, queue: str) -> None:
-        records.read_keys(look.fs, queue, look.damaged)
+        dedup.read_keys(look.fs, queue, look.damaged)
+
+    def bring(self, newer: Any) -> None:
+        for queue in newer.queues:
+            newer.bring_all(dedup.keys_path(queue), replaces=True)

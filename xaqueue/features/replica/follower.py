@@ -273,7 +273,7 @@ class Follower:
         fs = self._fs
         if fs.is_dir(restore.PLACE):
             store.remove_tree(fs, restore.PLACE)
-        for directory in layout.DIRECTORIES:
+        for directory in layout.directories():
             redo.make_dirs(fs, f"{restore.PLACE}/{directory}")
         count = 0
         while page := self._ask(source, "replica_next"):

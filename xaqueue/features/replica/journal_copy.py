@@ -54,7 +54,7 @@ class Diverged(OperationalError):
 
 def _check_directories(fs: FileSystem) -> None:
     """What is written below a link is written elsewhere. Raises SpaceError, OSError."""
-    found = [*layout.DIRECTORIES, layout.ARCHIVE, JOURNAL]
+    found = [*layout.directories(), layout.ARCHIVE, JOURNAL]
     for top in (layout.COMMITTED, layout.ARCHIVE):
         for queue in (f"{top}/{name}" for name in listed(fs, top) if layout.parse_queue_directory(name)):
             inner = fs.list(queue) if fs.is_dir(queue) else ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,8 @@ from xaqueue.xid import Xid
 
 
 class TriesKind(RecordKind):
-    """The register of tries."""
+    directory = ".retries"
+    names = re.compile(r"[0-7][0-9a-f]{15}\.[0-9a-f]{32}")
 
     def adopt(self, space: Any, branch: Branch, found: PreparedBranch) -> None:
         """What a branch takes from one queue and adds to another was moved, as far as its blocks tell."""
@@ -47,3 +49,7 @@ class TriesKind(RecordKind):
             if not look.holds(queue, message_id):
                 path = layout.retry_path(queue, seq, message_id)
                 look.leftover(path, "the tries of a message that is gone: removed by the next open")
+
+    def bring(self, newer: Any) -> None:
+        for queue in newer.queues:
+            newer.bring_all(layout.retries_path(queue), replaces=True)

@@ -29,6 +29,7 @@ from xaqueue.errors import DamagedBlock, RetryLater
 from xaqueue.features.scrub.options import DAYS
 from xaqueue.xid import Xid
 
+SCRUBBED = "scrubbed"
 PIECE = 64
 """Messages between two looks whether it is to stop."""
 BYTES = 4096
@@ -65,7 +66,7 @@ def scrub(space: Space, stopped: Stopped) -> bool:
     read = sum(one.messages for one in found)
     moved, left = sum(len(one.moved) for one in found), sum(len(one.left) for one in found)
     text = f"messages read: {read:,}; damaged and set aside: {moved:,}, left to who has them: {left:,}"
-    replace_file(space.fs, layout.SCRUBBED, text.encode(), durable=False)
+    replace_file(space.fs, SCRUBBED, text.encode(), durable=False)
     log.log(logging.WARNING if moved or left else logging.INFO, "[scrubbed] %s", text)
     return True
 
@@ -73,7 +74,7 @@ def scrub(space: Space, stopped: Stopped) -> bool:
 def last_scrub(fs: FileSystem) -> tuple[int, str] | None:
     """When the last one came to its end, int microseconds UTC, and what it found; None where nobody knows."""
     try:
-        return fs.modified_ns(layout.SCRUBBED) // 1000, fs.read(layout.SCRUBBED, BYTES).decode("utf-8", "replace")
+        return fs.modified_ns(SCRUBBED) // 1000, fs.read(SCRUBBED, BYTES).decode("utf-8", "replace")
     except OSError:
         return None
 
@@ -165,5 +166,7 @@ class Scrub(Chore):
 
 
 class ScrubKind(RecordKind):
+    others = (SCRUBBED, f".{SCRUBBED}.new")
+
     def view(self, fs: FileSystem) -> dict[str, Any]:
         return {"scrubbed": last_scrub(fs)}

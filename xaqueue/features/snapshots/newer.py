@@ -10,16 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from xaqueue.carried import CarrierState
-from xaqueue.core.engine import quarantine, redo
+from xaqueue.core.engine import heuristics, quarantine, redo
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import Kind, decode
 from xaqueue.core.model.block_files import listed, ranges_in
+from xaqueue.core.model.record_kinds import RecordKinds
 from xaqueue.core.recovery.load import read_head
 from xaqueue.core.storage.fs import NO_LINK, FileSystem, discard
 from xaqueue.core.storage.regular import NO_DIRECTORY
 from xaqueue.errors import DamagedBlock
-from xaqueue.features.carry.carrier_note import decode_note
 from xaqueue.message import Message, MessageId
 from xaqueue.xid import Xid
 
@@ -27,9 +26,14 @@ from xaqueue.xid import Xid
 class Newer:
     """``place``: where it is built; the snapshot is there already."""
 
-    def __init__(self, fs: FileSystem, place: str) -> None:
+    def __init__(self, fs: FileSystem, place: str, kinds: RecordKinds, *, is_whole: bool) -> None:
+        """is_whole: nothing of the space is missing, so that what is not there is over."""
         self.fs = fs
         self.place = place
+        self.is_whole = is_whole
+        self._kinds = kinds
+        found = (layout.parse_queue_directory(name) for name in listed(fs, layout.COMMITTED))
+        self.queues = [queue for queue in found if queue is not None]
         self.messages = self.lost = 0
         """Brought over; and those that cannot be read, which stay where they are."""
         self._origins: dict[MessageId, set[str]] = {}
@@ -37,22 +41,17 @@ class Newer:
 
     def bring(self, paths: Collection[str]) -> None:
         """All but what only a branch can tell. paths: what the snapshot has, relative to it. Raises OSError."""
-        for name in listed(self.fs, layout.COMMITTED):
-            queue = layout.parse_queue_directory(name)
-            if queue is not None:
-                for number in ranges_in(self.fs, queue):
-                    self._bring_messages(queue, layout.range_path(queue, number << layout.RANGE_BITS))
-                for directory in (layout.retries_path(queue), layout.keys_path(queue)):
-                    self._bring_all(directory, replaces=True)
-        for directory in (layout.HEURISTIC, layout.BATCHES):
-            self._bring_all(directory)
+        for queue in self.queues:
+            for number in ranges_in(self.fs, queue):
+                self._bring_messages(queue, layout.range_path(queue, number << layout.RANGE_BITS))
+        for kind in (heuristics.KIND, *self._kinds):
+            kind.bring(self)
         for path in paths if self._origins else ():
             self._drop_moved(path)
 
-    def bring_branches(self, *, is_whole: bool) -> set[Xid]:
+    def bring_branches(self) -> set[Xid]:
         """Those that are in doubt now, and not those that were and are no more; of one that has lost a block what the
-        snapshot has. Returns the snapshot's of which nobody can tell. is_whole: nothing of the space is missing, so
-        that who is not there is over.
+        snapshot has. Returns the snapshot's of which nobody can tell.
         """
         present, lost = branches_in(self.fs, layout.PREPARED), quarantine.lost_blocks(self.fs)
         then = branches_in(self.fs, f"{self.place}/{layout.PREPARED}")
@@ -61,40 +60,22 @@ class Newer:
                 for path in then.pop(xid):
                     discard(self.fs, path)
             for path in paths if xid not in then else ():
-                self._link(path)
+                self.link(path)
         for xid in lost.keys() - then.keys():
             for path in (f"{layout.QUARANTINE}/{name}{end}" for name in lost[xid] for end in ("", ".reason")):
                 if self.fs.exists(path) and not self.fs.exists(f"{self.place}/{path}"):
-                    self._link(path)
+                    self.link(path)
         unknown = set()
         for xid, paths in then.items():
             if xid in present or xid in lost:
                 continue
             is_decided = self.fs.is_dir(layout.PREPARED) and self.fs.exists(f"{layout.HEURISTIC}/{xid}")
-            if is_whole or is_decided or any(self._has_come(path) for path in paths):
+            if self.is_whole or is_decided or any(self._has_come(path) for path in paths):
                 for path in paths:
                     discard(self.fs, path)
             else:
                 unknown.add(xid)
         return unknown
-
-    def bring_carriers(self, *, is_whole: bool) -> None:
-        """Whose database may hold changes yet, so that their queues wait. is_whole: as above; who owes nothing then
-        begins anew, since the database knows nothing of the id that the space gets.
-        """
-        for name in _names(self.fs, layout.CARRIERS):
-            path = f"{layout.CARRIERS}/{name}"
-            if is_whole:
-                discard(self.fs, f"{self.place}/{path}")
-            if not (is_whole and self._owes_nothing(path)) and not self.fs.exists(f"{self.place}/{path}"):
-                self._link(path)
-
-    def _owes_nothing(self, path: str) -> bool:
-        try:
-            note = decode_note(self.fs.read(path), path)
-        except (OSError, DamagedBlock):
-            return False
-        return note.state is CarrierState.CLOSED
 
     def _bring_messages(self, queue: str, directory: str) -> None:
         for name in _names(self.fs, directory):
@@ -107,7 +88,7 @@ class Newer:
             except (OSError, DamagedBlock):
                 self.lost += 1
                 continue
-            self._link(path)
+            self.link(path)
             self.messages += 1
             origin = Message(message[1], queue, message[0], b"", block.properties).origin
             origins = self._origins.setdefault(message[1], set())
@@ -143,14 +124,17 @@ class Newer:
             return False
         return head.kind is Kind.ENQUEUE and head.message_id in self._origins
 
-    def _bring_all(self, directory: str, *, replaces: bool = False) -> None:
+    def names(self, directory: str) -> list[str]:
+        return _names(self.fs, directory)
+
+    def bring_all(self, directory: str, *, replaces: bool = False) -> None:
         for name in _names(self.fs, directory):
             if replaces:
                 discard(self.fs, f"{self.place}/{directory}/{name}")
             if not name.startswith(".") and not self.fs.exists(f"{self.place}/{directory}/{name}"):
-                self._link(f"{directory}/{name}")
+                self.link(f"{directory}/{name}")
 
-    def _link(self, path: str) -> None:
+    def link(self, path: str) -> None:
         link_into(self.fs, path, f"{self.place}/{path}")
 
 

@@ -28,6 +28,7 @@ from xaqueue.core.model import change, layout
 from xaqueue.core.model.block_files import listed, ranges_in
 from xaqueue.core.model.change import highest_numbers
 from xaqueue.core.model.layout import JOURNAL, QUEUES, REMOVED, RESTORED, SNAPSHOTS, TRIES, Watermark
+from xaqueue.core.model.record_kinds import RecordKinds
 from xaqueue.core.recovery.from_journal import check_end
 from xaqueue.core.storage.fs import FileSystem, discard
 from xaqueue.core.storage.journal_reader import headers, look
@@ -46,7 +47,8 @@ _REMOVED = re.compile(rf"{REMOVED}/[0-9TZ]+(?:~[0-9]+)?")
 JUMP = 1 << 32
 """So many numbers are passed over: more than a lost tail can have used."""
 NEVER_BUILT = (JOURNAL, TRIES, layout.UNSHIPPED)
-REPLACED = (QUEUES, *NEVER_BUILT, layout.COUNTERS, RESTORED, layout.REPLICATION, *layout.DIRECTORIES)
+REPLACED = (QUEUES, *NEVER_BUILT, layout.COUNTERS, RESTORED, layout.REPLICATION)
+"""And every directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,7 @@ def restore(
     number: int | None,
     now_us: int,
     *,
+    kinds: RecordKinds,
     at_us: int = 0,
     exact: bool = False,
     queues: str = QUEUES,
@@ -155,7 +158,7 @@ def restore(
         if not (exact or at_us or is_whole):
             _follow(fs)
         queues = queues if lives or not as_new else ""
-        build = _Build(fs, found, now_us, at_us, exact=exact, queues=queues, is_whole=is_whole)
+        build = _Build(fs, found, now_us, at_us, exact=exact, queues=queues, is_whole=is_whole, kinds=kinds)
         build.lives = sorted({*lives, found.space.split()[-1]})
         return put_in_place(fs, replace(build.build(), passed=passed), close)
     return finish(fs, close)
@@ -223,6 +226,7 @@ class _Build:
         exact: bool,
         queues: str,
         is_whole: bool,
+        kinds: RecordKinds,
     ) -> None:
         self.fs = fs
         self.found = found
@@ -231,14 +235,13 @@ class _Build:
         self.at_us = at_us
         self.exact = exact or bool(at_us)
         self.queues = queues
-        self.is_whole = is_whole
-        self.newer = Newer(fs, PLACE)
+        self.newer = Newer(fs, PLACE, kinds, is_whole=is_whole)
         self.lives: list[str] = []
 
     def build(self) -> Done:
         fs, found = self.fs, self.found
         names = [path for path in manifest.files_below(fs, self.source) if layout.is_copied(path)]
-        for directory in layout.DIRECTORIES:
+        for directory in layout.directories():
             redo.make_dirs(fs, f"{PLACE}/{directory}")
         for path in names:
             if path in found.copies:
@@ -332,8 +335,7 @@ class _Build:
         if self.exact:
             return then
         self.newer.bring(names)
-        self.newer.bring_carriers(is_whole=self.is_whole)
-        unknown, earlier = self.newer.bring_branches(is_whole=self.is_whole), restored.read(self.fs)
+        unknown, earlier = self.newer.bring_branches(), restored.read(self.fs)
         left = branches_in(self.fs, f"{PLACE}/{layout.PREPARED}")
         return unknown | {xid for xid in left if earlier.of_branch(xid)}  # nobody could tell of these before
 
@@ -353,7 +355,7 @@ def _swap(fs: FileSystem, removed: str, close: Callable[[], None]) -> None:
     if fs.exists(f"{PLACE}/{layout.FORMAT}"):
         _move_away(fs, layout.FORMAT, removed)
         fs.sync_dir("")
-        for name in REPLACED:
+        for name in (*REPLACED, *layout.directories()):
             is_built = fs.exists(f"{PLACE}/{name}")
             if is_built or name in NEVER_BUILT:  # else what stands there is what was built
                 _move_away(fs, name, removed)

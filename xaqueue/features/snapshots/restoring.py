@@ -19,6 +19,7 @@ from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.modes import PRIVATE
 from xaqueue.core.storage.owner_file import OwnerFile
 from xaqueue.errors import InvalidArgument, OperationalError, SpaceError
+from xaqueue.features.kinds import KINDS
 from xaqueue.features.opening import attach
 from xaqueue.features.snapshots import restore as restoring
 from xaqueue.features.snapshots.options import policy_of
@@ -83,6 +84,7 @@ def restore(
                     fs,
                     number,
                     now_us,
+                    kinds=KINDS,
                     at_us=at_us,
                     exact=exact,
                     queues=queues,

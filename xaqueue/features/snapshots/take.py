@@ -31,8 +31,6 @@ from xaqueue.features.snapshots.manifest import Manifest
 from xaqueue.features.snapshots.options import policy_of
 from xaqueue.snapshot import SnapshotStatus
 
-LINKED = (layout.PREPARED, layout.HEURISTIC, layout.BATCHES, layout.STREAMS, layout.CARRIERS, layout.QUARANTINE)
-
 
 def take(space: Space, *, is_held: bool = False) -> Manifest:
     """Takes one, in ``snapshots/``; is_held: see ``Manifest``.
@@ -114,7 +112,7 @@ class _Links:
         """It is made on another file system, whose files are synced one by one."""
         self._made: set[str] = set()
         self._make_dir("")
-        for directory in layout.DIRECTORIES:
+        for directory in layout.directories():
             self._make_dir(directory)
 
     def changing(self) -> None:
@@ -125,7 +123,7 @@ class _Links:
             above = f"{layout.COMMITTED}/{queue}"
             for name in self._names(above):
                 directory = f"{above}/{name}"
-                if (name.startswith(("range=", ".retries", ".dedup"))) and self.fs.is_dir(directory):
+                if layout.is_of_queue(name) and self.fs.is_dir(directory):
                     self.check()
                     self._make_dir(directory)
                     for file in self._names(directory):
@@ -149,8 +147,8 @@ class _Links:
 
     def rest(self) -> None:
         """While nothing changes."""
-        for directory in LINKED:
-            for name in self._names(directory):
+        for directory in layout.directories():
+            for name in () if directory in (layout.ACTIVE, layout.COMMITTED) else self._names(directory):
                 self._link(f"{directory}/{name}")
         for queue in self._names(layout.COMMITTED):
             if layout.parse_queue_directory(queue) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,10 +14,12 @@ from xaqueue.core.model.records import StreamRecord
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.errors import DamagedBlock
 from xaqueue.features.streams.cleanup import filled_archives
+from xaqueue.message import QUEUE_NAME
 
 
 class StreamKind(RecordKind):
     directory = STREAMS
+    names = re.compile(rf"queue={QUEUE_NAME.pattern}")
 
     def find(self, opening: Opening) -> None:
         """A damaged record stays, and its queue is kept for nobody knows whom. No crash leaves one: its content is

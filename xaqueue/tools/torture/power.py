@@ -23,6 +23,7 @@ from xaqueue.core.owner import open
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.errors import DiskFull, Error
+from xaqueue.features import opening
 from xaqueue.features.kinds import KINDS
 from xaqueue.features.opening import open_space, start_background
 from xaqueue.features.session import Session
@@ -63,7 +64,7 @@ def survive_power_losses(scratch: Path, flags: str, seconds: float, seed: str) -
 def _lose_power(place: Path, flags: str, dice: random.Random, outcome: CrashTally) -> None:
     """One play, cut off, and everything that is looked at after it."""
     with made(place):
-        open.create(place / "space")
+        opening.create(place / "space")
         open.write_definitions(place / "space", DEFINITIONS)
         play = _Play(place / "space", Hardening.parse(flags), dice)
         play.run()

@@ -20,9 +20,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from xaqueue.core.owner import open
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.errors import DiskFull
+from xaqueue.features import opening
 from xaqueue.tools.torture.ledger import CrashTally, Ledger, Statement
 from xaqueue.tools.torture.power import made, survive_power_losses
 from xaqueue.tools.torture.work import NO_ROOM, reopened
@@ -94,7 +94,7 @@ def run(
         for level in levels:
             progress(f"killing {level}")
             with made(place / "kills"):
-                open.create(place / "kills" / "space", any_queue=True)
+                opening.create(place / "kills" / "space", any_queue=True)
                 killed = survive_kills(place / "kills" / "space", level, seconds / 2, seed, least)
             progress(f"taking the power from {level}")
             with made(place / "power"):

@@ -21,6 +21,8 @@ from xaqueue.core.model.change import DROP, MOVE, PUT, SAME
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.journal_format import EPOCH_BITS, SECTOR_BYTES, Entry, Record, record_of
 from xaqueue.errors import SpaceError
+from xaqueue.features.carry import carrier_note
+from xaqueue.features.dedup import dedup
 from xaqueue.features.replica.journal_copy import Diverged, JournalCopy
 from xaqueue.features.replica.shipping import Piece
 from xaqueue.features.snapshots import manifest, restore
@@ -38,10 +40,10 @@ OURS = st.one_of(
     st.builds(layout.message_path, QUEUES, NUMBERS, IDS, st.sampled_from(["", ".e5.n7", ".c0123456789abcdef.p9"])),
     st.builds(layout.message_path, QUEUES, NUMBERS, IDS).map(layout.archived_path),
     st.builds(layout.retry_path, QUEUES, NUMBERS, IDS),
-    st.builds(layout.key_path, QUEUES, NUMBERS, IDS, IDS),
+    st.builds(dedup.key_path, QUEUES, NUMBERS, IDS, IDS),
     st.builds(layout.stream_path, QUEUES),
     st.builds(layout.batch_path, IDS.map(bytes.hex), NUMBERS),
-    st.just(layout.carrier_path("0123456789abcdef.postgres%2F1")),
+    st.just(carrier_note.carrier_path("0123456789abcdef.postgres%2F1")),
     st.builds(layout.block_path, st.sampled_from(["active", "prepared"]), XIDS, st.sampled_from(["000", "commit"])),
     st.builds("heuristic/{}".format, XIDS),
 )
@@ -70,7 +72,7 @@ TOPS = [
 ]
 HOSTILE = st.one_of(
     st.sampled_from(
-        ["", "/", "/etc/passwd", *TOPS, *layout.DIRECTORIES, "journal/x", "socket", "removed/x", "heartbeat"]
+        ["", "/", "/etc/passwd", *TOPS, *layout.directories(), "journal/x", "socket", "removed/x", "heartbeat"]
     ),
     st.lists(st.sampled_from([*PARTS, *MESSAGE.split("/")]), max_size=7).map("/".join),
     st.builds(
@@ -89,7 +91,7 @@ def stays_inside(path: str) -> bool:
     parts = path.split("/")
     is_plain = posixpath.normpath(path) == path and not path.startswith(("/", "..")) and path.isprintable()
     is_deep_enough = len(parts) == (4 if parts[0] in ("committed", "archive") else 2)
-    return is_plain and parts[0] in (*layout.DIRECTORIES, "archive") and is_deep_enough and max(map(len, parts)) < 256
+    return is_plain and parts[0] in (*layout.directories(), "archive") and is_deep_enough and max(map(len, parts)) < 256
 
 
 @given(OURS)
@@ -154,7 +156,7 @@ def operations(path: str) -> list[list[object]]:
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
     """Of a replica in ``replica``."""
-    for directory in (*layout.DIRECTORIES, "../home"):
+    for directory in (*layout.directories(), "../home"):
         (tmp_path / "replica" / directory).mkdir(parents=True)
     (tmp_path / "home" / "victim").write_bytes(HEAD + BODY)
     return tmp_path

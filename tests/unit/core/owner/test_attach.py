@@ -354,7 +354,7 @@ def test_what_create_makes(tmp_path: Path) -> None:
     assert UUID(made.id).version == 4
     assert (root / "FORMAT").read_text() == f"xaqueue 1 orders-space {made.id}\n"
     made_files = ["FORMAT", "counters", "queues.toml"]
-    assert sorted(path.name for path in root.iterdir()) == sorted([*layout.DIRECTORIES, *made_files])
+    assert sorted(path.name for path in root.iterdir()) == sorted([*layout.directories(), *made_files])
 
 
 def test_create_leaves_a_space_as_it_is(tmp_path: Path) -> None:
@@ -436,10 +436,10 @@ def test_bad_definitions_keep_the_space_closed_and_say_why(tmp_path: Path) -> No
 def test_missing_directories_are_made_at_open(tmp_path: Path) -> None:
     """XAQ-14."""
     create(tmp_path / "s")
-    for name in layout.DIRECTORIES:
+    for name in layout.directories():
         (tmp_path / "s" / name).rmdir()
     attach(tmp_path / "s", watch=False).close()
-    assert all((tmp_path / "s" / name).is_dir() for name in layout.DIRECTORIES)
+    assert all((tmp_path / "s" / name).is_dir() for name in layout.directories())
 
 
 def test_a_fenced_space_is_opened_anew_once_its_sessions_are_closed(tmp_path: Path) -> None:

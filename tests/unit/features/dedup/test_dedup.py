@@ -125,7 +125,7 @@ def take_all(bare: BareSpace, queue: str = "q") -> list[bytes]:
 
 def records(bare: BareSpace, queue: str = "q") -> list[str]:
     bare.space.log.settle()
-    directory = bare.root / layout.keys_path(queue)
+    directory = bare.root / dedup.keys_path(queue)
     return sorted(path.name for path in directory.iterdir()) if directory.exists() else []
 
 
@@ -198,7 +198,7 @@ def test_it_is_kept_over_restarts(bare: BareSpace, clock: Clock, ending: str) ->
     if ending == "close":
         assert bare.space.close()
     bare.reopen()
-    assert [layout.parse_key(name) for name in records(bare)] == sorted(
+    assert [dedup.parse_key(name) for name in records(bare)] == sorted(
         (NOON_US + WINDOW_S * 1_000_000, hash_of(key), message_id)
         for key, message_id in ((b"k", first), (b"other", second))
     )
@@ -546,7 +546,7 @@ def test_what_is_over_is_removed(bare: BareSpace, clock: Clock, monkeypatch: pyt
     bare.reopen()
     assert len(bare.space.queue("q").keys.ends) == 3
     assert dedup.clear(bare.space, lambda: False)
-    assert [layout.parse_key(name)[2] for name in records(bare)] == [last, again]  # type: ignore[index]
+    assert [dedup.parse_key(name)[2] for name in records(bare)] == [last, again]  # type: ignore[index]
     assert (put(bare, "x", "last"), put(bare, "x", "0")) == (last, again)
     assert findings(bare) == []
 
@@ -556,7 +556,7 @@ def test_without_room_to_remove_them_they_stay(tmp_path: Path, clock: Clock) -> 
         put(bare, "first")
         clock.us += WINDOW_S * 1_000_000
         second = put(bare, "second")
-        bare.fs.faults["unlink", layout.keys_path("q")] = errno.ENOSPC
+        bare.fs.faults["unlink", dedup.keys_path("q")] = errno.ENOSPC
         with pytest.raises(RetryLater):
             dedup.clear(bare.space, lambda: False)
         assert put(bare, "third") == second
@@ -572,7 +572,7 @@ def test_a_record_for_which_there_is_no_room_keeps_its_message_back(strict: Bare
     first = one.put(body=b"one")
     two.put(body=b"two")
     one.end()
-    strict.fs.faults[call, "active/.put." if call == "create" else layout.keys_path("q")] = errno.ENOSPC
+    strict.fs.faults[call, "active/.put." if call == "create" else dedup.keys_path("q")] = errno.ENOSPC
     with pytest.raises(RetryLater):
         one.commit_at_once()
     with pytest.raises(RolledBack):
@@ -587,13 +587,13 @@ def test_a_record_for_which_there_is_no_room_keeps_its_message_back(strict: Bare
 
 def test_foreign_names_are_set_aside(bare: BareSpace) -> None:
     first = put(bare, "first")
-    directory = bare.root / layout.keys_path("q")
+    directory = bare.root / dedup.keys_path("q")
     bare.space.log.settle()
     (directory / first.hex()).touch()
     (bare.root / layout.queue_path("r")).mkdir()
-    (bare.root / layout.keys_path("r")).touch()
+    (bare.root / dedup.keys_path("r")).touch()
     found = {finding.path for finding in check(bare.root)}
-    assert {f"{layout.keys_path('q')}/{first.hex()}", layout.keys_path("r")} <= found
+    assert {f"{dedup.keys_path('q')}/{first.hex()}", dedup.keys_path("r")} <= found
     bare.reopen()
     assert len(bare.quarantined()) == 2
     assert put(bare, "again") == first

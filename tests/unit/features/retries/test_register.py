@@ -87,7 +87,7 @@ class Consumer:
     """Branches that take one message each, in a process that is killed now and then, beside what must come of it."""
 
     def __init__(self) -> None:
-        self.fs = Tree(dict.fromkeys(layout.DIRECTORIES)).open()
+        self.fs = Tree(dict.fromkeys(layout.directories())).open()
         self.branches = count(1)
         self.tries = dict.fromkeys((1, 2, 3), 0)
         self.held: dict[int, Xid] = {}

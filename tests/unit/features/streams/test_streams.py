@@ -424,7 +424,7 @@ def test_a_record_is_what_was_encoded() -> None:
 
 def test_a_reserved_queue_that_lost_its_directory_gives_out_no_number_twice() -> None:
     record = b"".join(records.encode_stream(StreamRecord("orders", STREAM, 41), 1))
-    nodes = {**dict.fromkeys(layout.DIRECTORIES), layout.stream_path("orders"): record}
+    nodes = {**dict.fromkeys(layout.directories()), layout.stream_path("orders"): record}
     session = Session(open_space(Tree(nodes).open(), ANY_QUEUE, kinds=KINDS))
     xid = Xid(1, b"put", b"")
     session.start(xid)
