@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from support.bare_space import BareSpace
 from support.contract_batches import batch, prepared
-from xaqueue.core.model import layout
+from xaqueue.features.batches import record
 from xaqueue.features.session import Session
 from xaqueue.xid import Xid
 
-RECORD = layout.batch_path(batch().key, batch().number)
+RECORD = record.batch_path(batch().key, batch().number)
 MOVES = ("rename", "committed/queue=orders/range=")
 
 

@@ -20,6 +20,7 @@ from xaqueue.batch import ONE_SPACE, Batch, Decision, Plan
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.errors import InvalidArgument, RolledBack
+from xaqueue.features.batches import record
 from xaqueue.features.session import Session
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
@@ -264,7 +265,7 @@ def _is_over(space: Space, session: Session, may_be: list[Contents], highest: di
     assert seen.contents in may_be
     assert seen.listed == {BESIDE: Became.IN_DOUBT}
     space.log.settle()
-    assert [name.partition(".")[2] for name in space.fs.list(layout.BATCHES)] == [f"{BATCH.number:016x}"]
+    assert [name.partition(".")[2] for name in space.fs.list(record.BATCHES)] == [f"{BATCH.number:016x}"]
     assert {layout.parse_block(name) for name in space.fs.list(layout.PREPARED)} == {(BESIDE, layout.FIRST)}
     assert space.fs.list(layout.ACTIVE) == []
     late = xid(b"late")

@@ -20,6 +20,7 @@ from xaqueue.core.engine import directory_log
 from xaqueue.core.engine.directory_log import STAGED, DirectoryLog
 from xaqueue.core.model import layout
 from xaqueue.core.model.change import Change, Op
+from xaqueue.features.batches import record
 
 RETRIES = layout.retries_path("").rpartition("/")[2]
 
@@ -52,7 +53,7 @@ def kind_of(path: str) -> str:
         return "range"
     if directory == layout.HEURISTIC:
         return "decision"
-    if directory == layout.BATCHES:
+    if directory == record.BATCHES:
         return "batch record"
     if directory == layout.STREAMS:
         return "stream record"

@@ -217,7 +217,7 @@ class SpaceCheck:
         if self._looks.again:
             files = survey.prepared(self._fs)[0].get(xid, {})
         lost = quarantine.lost_blocks(self._fs).get(xid, ())
-        branch = survey.survey(self._fs, xid, files, lost, self.committed.holds, whole=True)
+        branch = survey.survey(self._fs, xid, files, lost, self.committed.holds, whole=True, kinds=self._kinds)
         for path, reason in branch.broken:
             yield damaged(path, reason)
         for text in branch.lost:

@@ -21,6 +21,7 @@ from xaqueue.core.recovery import prepared
 from xaqueue.core.recovery.prepared import Holds, PreparedBranch, Verdict
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.errors import DamagedBlock, HeuristicOutcome, ProtocolError
+from xaqueue.features.kinds import KINDS
 from xaqueue.message import MessageId
 from xaqueue.offline.redo_view import look_into
 from xaqueue.xid import Xid
@@ -103,7 +104,7 @@ def _statuses(fs: FileSystem, xids: Iterable[Xid] | None = None) -> Iterator[Pre
     lost, holds = quarantine.lost_blocks(fs), _holds(fs)
     for xid in {**files, **lost} if xids is None else xids:
         try:
-            status = prepared.survey(fs, xid, files.get(xid, {}), lost.get(xid, ()), holds)
+            status = prepared.survey(fs, xid, files.get(xid, {}), lost.get(xid, ()), holds, kinds=KINDS)
         except FileNotFoundError:
             continue
         yield status

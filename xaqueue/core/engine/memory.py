@@ -10,7 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from xaqueue.core.model.block import Kind
 from xaqueue.core.model.branch import Branch, Rule, State
@@ -19,7 +19,6 @@ from xaqueue.core.model.definitions import UNDEFINED, Definitions
 from xaqueue.core.model.entry import Entry
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.model.record_kinds import RecordKinds
-from xaqueue.core.model.records import BatchMemory
 from xaqueue.core.storage.group_commit import nothing
 from xaqueue.core.storage.scheduling import Threads
 from xaqueue.features.carry.carrier import Carrier
@@ -28,6 +27,7 @@ from xaqueue.message import MessageId, Properties
 from xaqueue.xa import Outcome
 from xaqueue.xid import LOCAL_FORMAT_ID, Xid
 
+T = TypeVar("T")
 FINISHED_LIMIT = 10_000
 """Finished xids that are remembered, at most, and as many local ones."""
 FINISHED_SECONDS = 3600.0
@@ -152,7 +152,7 @@ class Memory:
         """Some branch is no longer busy, or the messages are loaded."""
         self.queues: dict[str, Queue] = {}
         self.branches: dict[Xid, Branch] = {}
-        self.batches = BatchMemory()
+        self._of_features: dict[type[Any], Any] = {}
         self._finished: tuple[_Finished, _Finished] = OrderedDict(), OrderedDict()
         """Those of two-phase transactions, and local ones, of which there may be many more."""
         self._left: OrderedDict[bytes, tuple[Xid | None, Outcome]] = OrderedDict()
@@ -171,6 +171,11 @@ class Memory:
         """By the monotonic clock, when somebody looks for branches that are late."""
         self._last_commit_us = 0
         self._sessions = 0
+
+    def memory_of(self, kept: type[T]) -> T:
+        """What a feature keeps in memory of the space, as an object of this class; made when it is asked for first."""
+        found: T = self._of_features.get(kept) or self._of_features.setdefault(kept, kept())
+        return found
 
     def find_awaited(self) -> None:
         """Which queues hand nothing out follows from the carriers. Called with the lock held."""

@@ -30,7 +30,6 @@ PREPARED = "prepared"
 COMMITTED = "committed"
 HEURISTIC = "heuristic"
 QUARANTINE = "quarantine"
-BATCHES = "batches"
 STREAMS = "streams"
 ARCHIVE = "archive"
 """What streams have consumed and were to keep; made when there is something."""
@@ -90,7 +89,6 @@ COMMIT = "commit"
 
 _MESSAGE_PATH = re.compile(rf"{COMMITTED}/queue=([^/]+)/range=[0-9a-f]{{13}}/{message_name.PATTERN}")
 _RANGE = re.compile(r"range=([0-9a-f]{13})")
-BATCH = re.compile(r"([0-9a-f]{32})\.([0-7][0-9a-f]{15})")
 _BLOCK = re.compile(r"(.+)\.([0-9]{3,}|commit)")
 _TAGS = r"(?:\.[a-z][0-9a-z]+)*"
 _RANGES = rf"queue={QUEUE_NAME.pattern}/range=([0-9a-f]{{13}})/(?=[0-7])\1[0-9a-f]{{3}}\.[0-9a-f]{{32}}{_TAGS}"
@@ -160,11 +158,6 @@ def stream_path(queue: str) -> str:
 
 def block_path(directory: str, xid_text: str, suffix: str) -> str:
     return f"{directory}/{xid_text}.{suffix}"
-
-
-def batch_path(key: str, number: int) -> str:
-    """Of the record of a query's batch that is decided."""
-    return f"{BATCHES}/{key}.{number:016x}"
 
 
 def numbered(number: int) -> str:
@@ -248,12 +241,6 @@ def parse_block(name: str) -> tuple[Xid, str] | None:
         return None
     xid = parse_xid(match[1])
     return (xid, match[2]) if xid else None
-
-
-def parse_batch(name: str) -> tuple[str, int] | None:
-    """Key and number of the batch of which a file in ``batches/`` is the record."""
-    match = BATCH.fullmatch(name)
-    return (match[1], int(match[2], 16)) if match else None
 
 
 def parse_xid(name: str) -> Xid | None:

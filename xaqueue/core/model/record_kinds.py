@@ -23,7 +23,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from xaqueue.core.model.block import Head
 from xaqueue.core.model.branch import Branch
@@ -44,6 +44,13 @@ class Opening:
     """What stands at a path is damaged or foreign, for a reason: quarantined, where anything may be changed."""
     note: Callable[[str], object]
     """What an operator is to know."""
+
+
+class Decided(NamedTuple):
+    """What a record says of a branch that is prepared, and how that is told."""
+
+    commits: bool
+    why: str
 
 
 Finds = Callable[[str, str], object]
@@ -116,6 +123,10 @@ class RecordKind:
 
     def finish(self, opening: Opening) -> None:
         pass
+
+    def decides(self, fs: FileSystem, xid: Xid) -> Decided | None:
+        """For who looks without opening."""
+        return None
 
     def check(self, look: Looking, name: str, path: str) -> None:
         """Of a file in its directory."""

@@ -10,28 +10,16 @@ Streams: a block of kind *branch* in ``streams/``, named after the queue, says t
 consumed it. That it stands there is the commit point: a message at or below the number is gone, wherever its file still
 is. The headers say all but the streams whose reservations were ended by hand; these are the body, a line each. It is
 replaced as a whole, and stays for as long as the queue is known.
-
-Decisions: a block of kind *branch* in ``batches/`` lists the branches that a decided batch commits. A query has one, of
-its last batch. Its name is the query's key and the batch's number, so that a listing tells what is decided, and a
-record is read only when somebody asks for it. The headers say query, number and how many messages; the body is
-MessagePack:
-
-    [[[format id, bqual], ...],             the branches in this space, whose gtrid is the batch's
-     [[space id, format id, bqual], ...],   those in other spaces
-     [digest, offsets, [space id, ...], once]]   what the batch was made from, and all spaces that it went to
 """
 
 from __future__ import annotations
 
 import errno
 import sys
-from collections.abc import Callable, Iterable
-from dataclasses import astuple, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
-import msgpack
-
-from xaqueue.batch import Batch, Decision, Plan, is_of_a_batch, parse_gtrid
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import NO_MESSAGE, UNLIMITED, Block, Kind, decode, encode_with_checksum
 from xaqueue.core.model.block_files import damage_of, read_block, read_checked
@@ -39,9 +27,8 @@ from xaqueue.core.model.entry import Entry, Retry
 from xaqueue.core.model.message_name import PLAIN_NAME
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.regular import NO_DIRECTORY
-from xaqueue.errors import DamagedBlock, InvalidArgument, QueueReserved
+from xaqueue.errors import DamagedBlock, QueueReserved
 from xaqueue.message import MessageId, Properties
-from xaqueue.xid import Xid
 
 Place = tuple[int, MessageId]
 """Number and id of a message."""
@@ -111,7 +98,7 @@ def files_of(queue: str, entry: Entry) -> list[str]:
     return [path, layout.retry_path(queue, entry.seq, entry.message_id)] if entry.retry is not None else [path]
 
 
-def _encode(properties: Properties, body: bytes, epoch: int) -> tuple[bytes, bytes]:
+def encode_record(properties: Properties, body: bytes, epoch: int) -> tuple[bytes, bytes]:
     """Head and body of a record of kind *branch*, whose size was checked when what it tells of came in."""
     head, _ = encode_with_checksum(Block(Kind.BRANCH, NO_MESSAGE, properties, body, epoch), body_limit_bytes=UNLIMITED)
     return head, body
@@ -147,7 +134,7 @@ def encode_stream(record: StreamRecord, epoch: int) -> tuple[bytes, bytes]:
         stored["released"] = "1"
     properties = Properties(record.queue, enqueued_at=record.since, headers=stored)
     body = "\n".join(record.former[-FORMER:]).encode()
-    return _encode(properties, body, epoch)
+    return encode_record(properties, body, epoch)
 
 
 def decode_stream(data: bytes, queue: str) -> StreamRecord:
@@ -204,109 +191,3 @@ def refusal(record: StreamRecord) -> QueueReserved:
         f"queue {record.queue} is reserved for stream {record.stream} since {since}: nobody else takes its messages "
         f"until `xaqueue release {record.queue}` ends that"
     )
-
-
-def decision_path(gtrid: bytes) -> str:
-    """Of the record of the batch with this gtrid, which must be one."""
-    parsed = parse_gtrid(gtrid)
-    assert parsed is not None
-    return layout.batch_path(*parsed)
-
-
-def encode_decision(decision: Decision, epoch: int) -> tuple[bytes, bytes]:
-    """Head and body of its block."""
-    batch = decision.batch
-    stored = {"query": batch.query, "number": str(batch.number), "messages": str(decision.messages)}
-    body: bytes = msgpack.packb(
-        (
-            [(xid.format_id, xid.bqual) for xid in decision.xids],
-            [(space, xid.format_id, xid.bqual) for space, xid in decision.others],
-            astuple(decision.plan),
-        ),
-        use_bin_type=True,
-    )
-    properties = Properties("", enqueued_at=decision.decided_at, headers=stored)
-    return _encode(properties, body, epoch)
-
-
-def read_decision(fs: FileSystem, path: str) -> Decision:
-    """The decision recorded in a file. Raises DamagedBlock, and FileNotFoundError where there is none."""
-    return decode_decision(read_checked(fs, path))
-
-
-def decode_decision(data: bytes) -> Decision:
-    """The decision that a record's bytes are. Raises DamagedBlock."""
-    block = decode(data)
-    try:
-        if block.kind is Kind.BRANCH:
-            return _decision(block)
-    except (ValueError, TypeError, KeyError, InvalidArgument, msgpack.UnpackException) as error:
-        raise DamagedBlock(f"is no record of a batch: {error!r}") from None
-    raise DamagedBlock("is no record of a batch")
-
-
-def decision_lists(fs: FileSystem, xid: Xid) -> bool | None:
-    """Whether the decision on a branch's batch commits it; None where there is none, or it is damaged."""
-    if not is_of_a_batch(xid):
-        return None
-    try:
-        return xid in read_decision(fs, decision_path(xid.gtrid)).xids
-    except (FileNotFoundError, DamagedBlock):
-        return None
-
-
-def _decision(block: Block) -> Decision:
-    stored = block.properties.headers
-    batch = Batch(stored["query"], int(stored["number"]))
-    here, others, (digest, offsets, spaces, once) = msgpack.unpackb(block.body, raw=False)
-    return Decision(
-        batch,
-        tuple(Xid(format_id, batch.gtrid, bqual) for format_id, bqual in here),
-        tuple((str(space), Xid(format_id, batch.gtrid, bqual)) for space, format_id, bqual in others),
-        int(stored["messages"]),
-        block.properties.enqueued_at,
-        Plan(str(digest), str(offsets), tuple(map(str, spaces)), bool(once)),
-    )
-
-
-class BatchMemory:
-    """The last batch of each query that is decided, by the query's key. Used with the space's lock held."""
-
-    def __init__(self) -> None:
-        self.last: dict[str, int] = {}
-        """Their numbers."""
-        self.lost: dict[str, tuple[int, str]] = {}
-        """Of a query whose record was damaged: its number, and where in quarantine it is."""
-        self.recovered: dict[bytes, Decision] = {}
-        """While the space is opened, by gtrid: of batches that have branches left."""
-        self.claimed: set[str] = set()
-        """The keys of queries to a batch of which something is being done just now."""
-        self.forget_us = 0
-        """When decisions that nobody will ask for are looked for next."""
-
-    def found(self, names: Iterable[str]) -> None:
-        """Takes the names in ``batches/``."""
-        for key, number in filter(None, map(layout.parse_batch, names)):
-            self.last[key] = max(number, self.last.get(key, -1))
-
-    def found_lost(self, names: Iterable[str]) -> None:
-        """Takes the names in ``quarantine/``. What was decided after a record that is there counts, and not that."""
-        start = f"{layout.BATCHES}."
-        for name in names:
-            parsed = layout.parse_batch(name.removeprefix(start).partition("~")[0]) if name.startswith(start) else None
-            if parsed is not None and parsed[1] > self.highest(parsed[0]):
-                self.lost[parsed[0]] = parsed[1], f"{layout.QUARANTINE}/{name}"
-
-    def highest(self, key: str) -> int:
-        """The number of a query's last batch that is decided, or may be; -1 without one."""
-        return max(self.last.get(key, -1), self.lost.get(key, (-1, ""))[0])
-
-    def has(self, gtrid: bytes) -> bool:
-        """Whether this batch is the last of its query that is decided."""
-        parsed = parse_gtrid(gtrid)
-        return parsed is not None and self.last.get(parsed[0]) == parsed[1]
-
-    def is_lost(self, gtrid: bytes) -> bool:
-        """Whether this batch may be decided, and nobody knows."""
-        parsed = parse_gtrid(gtrid)
-        return parsed is not None and self.lost.get(parsed[0], (-1, ""))[0] == parsed[1]

@@ -183,7 +183,7 @@ def open_for_reading(space: Space, damage: JournalDamaged, kinds: RecordKinds, p
         kind.find(opening)
     messages.rest(progress)
     report.messages = sum(len(queue.index) for queue in space.queues.values())
-    _prepared(space)
+    _prepared(space, kinds)
     _decided(space)
     report.in_doubt = sum(1 for branch in space.branches.values() if branch.base is State.PREPARED)
     report.heuristic = len(space.branches) - report.in_doubt
@@ -191,7 +191,7 @@ def open_for_reading(space: Space, damage: JournalDamaged, kinds: RecordKinds, p
     space.loaded = True
 
 
-def _prepared(space: Space) -> None:
+def _prepared(space: Space, kinds: RecordKinds) -> None:
     """Branches as their files in prepared/ say."""
 
     def holds(queue: str, message_id: MessageId) -> bool:
@@ -200,7 +200,7 @@ def _prepared(space: Space) -> None:
     found, _ = prepared.prepared(space.fs)
     lost = quarantine.lost_blocks(space.fs)
     for xid in {**found, **lost}:
-        status = prepared.survey(space.fs, xid, found.get(xid, {}), lost.get(xid, ()), holds)
+        status = prepared.survey(space.fs, xid, found.get(xid, {}), lost.get(xid, ()), holds, kinds=kinds)
         if status.verdict is Verdict.IN_DOUBT and (status.blocks or status.damage):
             branch = Branch(xid, str(xid), base=State.PREPARED, prepared_at=status.prepared_at)
             branch.riders = (Damaged(status.damage),) if status.damage else ()

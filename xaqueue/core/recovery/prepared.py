@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from xaqueue.core.engine import quarantine
-from xaqueue.core.model import layout, records
+from xaqueue.core.model import layout
 from xaqueue.core.model.block import HEAD_READ_BYTES, NOTHING, Head, Kind, Listed, verify
 from xaqueue.core.model.block_files import listed, ranges_in, read_checked
 from xaqueue.core.model.layout import ACTIVE, COMMIT, FIRST, numbered
 from xaqueue.core.model.message_name import ID_DIGITS
+from xaqueue.core.model.record_kinds import RecordKinds
 from xaqueue.core.model.records import consumed_in
 from xaqueue.core.recovery.load import read_head, read_list
 from xaqueue.core.storage.fs import FileSystem
@@ -133,18 +134,17 @@ def survey(
     holds: Holds,
     *,
     whole: bool = False,
-    alone: bool = False,
+    kinds: RecordKinds = (),
 ) -> PreparedBranch:
-    """What a branch is, from its files in ``prepared/`` by suffix, and where it is of a batch from what that decided.
+    """What a branch is, from its files in ``prepared/`` by suffix, and where one of these kinds decides it, from that.
 
-    lost: names of its blocks in quarantine. whole: whether bodies are read and checked too. alone: without its batch.
+    lost: names of its blocks in quarantine. whole: whether bodies are read and checked too.
     """
     status = _Survey(fs, files, lost, holds, read_whole if whole else read_head).of(xid)
-    commits = None if alone else records.decision_lists(fs, xid)
-    if commits is not None and status.verdict in (Verdict.IN_DOUBT, Verdict.INCOMPLETE) and files:
-        status.verdict = Verdict.COMMITTING if commits else Verdict.INCOMPLETE
-        outcome = "committed: to be rolled forward" if commits else "decided without it: to be rolled back"
-        status.leftovers = [(path, f"its batch is {outcome}") for path in sorted(files.values())[:1]]
+    decided = next(filter(None, (kind.decides(fs, xid) for kind in kinds)), None) if files else None
+    if decided is not None and status.verdict in (Verdict.IN_DOUBT, Verdict.INCOMPLETE):
+        status.verdict = Verdict.COMMITTING if decided.commits else Verdict.INCOMPLETE
+        status.leftovers = [(path, decided.why) for path in sorted(files.values())[:1]]
     return status
 
 

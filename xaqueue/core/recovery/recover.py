@@ -235,7 +235,7 @@ class _Recovery:
         return found
 
     def _prepared(self, xid: Xid, files: dict[str, str]) -> None:
-        found = prepared.survey(self.fs, xid, files, self.lost.get(xid, ()), self._holds, alone=True)
+        found = prepared.survey(self.fs, xid, files, self.lost.get(xid, ()), self._holds)
         match found.verdict:
             case Verdict.COMMITTING:
                 self._roll_forward(found, files)

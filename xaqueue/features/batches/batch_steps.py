@@ -13,12 +13,11 @@ from typing import Any
 from xaqueue.batch import Decision, is_of_a_batch, key_of, parse_gtrid
 from xaqueue.core.engine import commit
 from xaqueue.core.engine.state import Space
-from xaqueue.core.model import records
 from xaqueue.core.model.branch import Branch, State
 from xaqueue.core.model.change import DROP, Change, Op
 from xaqueue.core.model.change import Kind as Step
-from xaqueue.core.model.layout import batch_path
 from xaqueue.errors import RetryLater, RolledBack
+from xaqueue.features.batches import record
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
 
@@ -35,10 +34,10 @@ def of_batch(space: Space, gtrid: bytes) -> list[Branch]:
 
 def refusal(space: Space, xid: Xid) -> str:
     """Why nothing more is prepared for the batch of this branch; empty where it is. Called with the lock held."""
-    if space.batches.has(xid.gtrid):
+    if record.batches_of(space).has(xid.gtrid):
         return f"branch {xid} comes too late: its batch is decided"
     key, number = parse_gtrid(xid.gtrid) or ("", 0)
-    last = space.batches.highest(key)
+    last = record.batches_of(space).highest(key)
     return f"branch {xid} comes too late: its query has written batch {last} already" if number < last else ""
 
 
@@ -48,11 +47,11 @@ def decide(space: Space, decision: Decision, branches: Sequence[Branch]) -> None
     RetryLater: nothing is decided.
     """
     batch = decision.batch
-    before = space.batches.last.get(batch.key)
-    outdated = [] if before is None else [batch_path(batch.key, before)]
+    before = record.batches_of(space).last.get(batch.key)
+    outdated = [] if before is None else [record.batch_path(batch.key, before)]
 
     def publish() -> None:
-        space.batches.last[batch.key] = batch.number
+        record.batches_of(space).last[batch.key] = batch.number
         for branch in of_batch(space, batch.gtrid):
             if branch.base is State.ACTIVE:
                 branch.rollback_reason = branch.rollback_reason or RolledBack(
@@ -61,7 +60,7 @@ def decide(space: Space, decision: Decision, branches: Sequence[Branch]) -> None
         for branch in branches:
             branch.become(State.COMMITTING)
 
-    path, content = records.decision_path(batch.gtrid), records.encode_decision(decision, space.epoch)
+    path, content = record.decision_path(batch.gtrid), record.encode_decision(decision, space.epoch)
     space.put(Step.BATCH, _name(batch.gtrid), path, *content, publish, outdated)
 
 
@@ -156,18 +155,18 @@ def _rollback_change(gtrid: bytes, branches: Sequence[Branch], records: Sequence
 def forget(space: Space, keys: Sequence[str]) -> None:
     """Removes the records of queries that had one batch, unless branches of these are there, or something is done."""
     with space.lock:
-        used = {key_of(xid.gtrid) for xid in space.branches if is_of_a_batch(xid)} | space.batches.claimed
+        used = {key_of(xid.gtrid) for xid in space.branches if is_of_a_batch(xid)} | record.batches_of(space).claimed
     gone = [key for key in keys if key not in used]
     for first in range(0, len(gone), RECORDS):
         some = gone[first : first + RECORDS]
-        drops: list[Op] = [(DROP, batch_path(key, 0)) for key in some]
+        drops: list[Op] = [(DROP, record.batch_path(key, 0)) for key in some]
         space.log.perform(Change(Step.BATCH, "", drops))
         with space.lock:
             for key in some:
-                if space.batches.last.get(key) == 0:
-                    del space.batches.last[key]
+                if record.batches_of(space).last.get(key) == 0:
+                    del record.batches_of(space).last[key]
 
 
 def _name(gtrid: bytes) -> str:
     """Of the file of a batch's record."""
-    return records.decision_path(gtrid).rpartition("/")[2]
+    return record.decision_path(gtrid).rpartition("/")[2]

@@ -29,10 +29,9 @@ from xaqueue.batch import (
 )
 from xaqueue.core.engine import heuristics, quarantine
 from xaqueue.core.engine.state import Space
-from xaqueue.core.model import records
 from xaqueue.core.model.block import Kind
 from xaqueue.core.model.branch import HEURISTICS, Branch, State
-from xaqueue.core.model.layout import BATCHES, QUARANTINE
+from xaqueue.core.model.layout import QUARANTINE
 from xaqueue.core.storage.fs import NO_ROOM
 from xaqueue.errors import (
     DamagedBlock,
@@ -43,7 +42,7 @@ from xaqueue.errors import (
     RetryLater,
     UnknownXid,
 )
-from xaqueue.features.batches import batch_steps
+from xaqueue.features.batches import batch_steps, record
 from xaqueue.features.batches.batch_steps import of_batch
 from xaqueue.xa import Code
 from xaqueue.xid import Xid
@@ -99,10 +98,10 @@ def claimed(space: Space, gtrid: bytes) -> Iterator[Claim]:
     try:
         with space.lock:
             space.check()
-            while key in space.batches.claimed or any(branch.busy for branch in of_batch(space, gtrid)):
+            while key in record.batches_of(space).claimed or any(branch.busy for branch in of_batch(space, gtrid)):
                 space.wait_settled()
             is_claimed = True
-            space.batches.claimed.add(key)
+            record.batches_of(space).claimed.add(key)
             for branch in of_batch(space, gtrid):
                 if branch.base in _UNFINISHED or branch.base in HEURISTICS:
                     branches.append(branch)
@@ -121,7 +120,7 @@ def claimed(space: Space, gtrid: bytes) -> Iterator[Claim]:
     finally:
         if is_claimed:  # an interrupt may come once the lock is free
             with space.lock:
-                space.batches.claimed.discard(key)
+                record.batches_of(space).claimed.discard(key)
                 for branch in branches:
                     branch.busy = False
                 space.settled.notify_all()
@@ -131,7 +130,7 @@ def claimed(space: Space, gtrid: bytes) -> Iterator[Claim]:
 def _unfinished(space: Space, batch: Batch) -> Batch | None:
     """The last batch before this one, where branches of it are not finished here."""
     with space.lock:
-        last = Batch(batch.query, space.batches.last.get(batch.key, batch.number))
+        last = Batch(batch.query, record.batches_of(space).last.get(batch.key, batch.number))
         left = [branch for branch in of_batch(space, last.gtrid) if branch.base in _UNFINISHED]
     return last if last.number < batch.number and any(branch.decided is None for branch in left) else None
 
@@ -143,22 +142,22 @@ def decision(space: Space, batch: Batch) -> Decision | None:
     """See ``verbs.decision``. Raises ResourceError where it is lost."""
     with space.lock:
         space.check_readable()
-        number = space.batches.last.get(batch.key, -1)
-        lost, aside = space.batches.lost.get(batch.key, (-1, ""))
+        number = record.batches_of(space).last.get(batch.key, -1)
+        lost, aside = record.batches_of(space).lost.get(batch.key, (-1, ""))
     if lost > number and lost >= batch.number:
         if space.fs.exists(aside):
             raise _lost(Batch(batch.query, lost), aside)
         with space.lock:
-            space.batches.lost.pop(batch.key, None)
+            record.batches_of(space).lost.pop(batch.key, None)
     if number < batch.number:
         return None
     last = Batch(batch.query, number)
     try:
-        return records.decode_decision(space.read_record(records.decision_path(last.gtrid)))
+        return record.decode_decision(space.read_record(record.decision_path(last.gtrid)))
     except DamagedBlock as damage:
         raise _lost(last, _set_aside(space, last, damage)) from damage
     except FileNotFoundError:
-        if space.batches.has(last.gtrid):
+        if record.batches_of(space).has(last.gtrid):
             return None
         return decision(space, batch)  # it went with the commit of a later one
 
@@ -174,21 +173,21 @@ def _set_aside(space: Space, batch: Batch, damage: DamagedBlock) -> str:
     """Into quarantine; returns where it is."""
 
     def plan() -> None:
-        if space.batches.last.get(batch.key) == batch.number:  # nobody else has found it
-            path = records.decision_path(batch.gtrid)
+        if record.batches_of(space).last.get(batch.key) == batch.number:  # nobody else has found it
+            path = record.decision_path(batch.gtrid)
             try:
                 aside = quarantine.move(space.fs, path, f"the record of a batch: {damage}", space.now_us())
             except OSError as error:
                 if error.errno not in NO_ROOM:
                     raise
                 raise RetryLater(f"no room to set {path} aside ({error.strerror}), which is damaged") from error
-            del space.batches.last[batch.key]
-            space.batches.lost[batch.key] = batch.number, aside
+            del record.batches_of(space).last[batch.key]
+            record.batches_of(space).lost[batch.key] = batch.number, aside
 
     space.settle()
     space.log.perform(plan)
-    space.log.sync_names((QUARANTINE, BATCHES))
-    return space.batches.lost.get(batch.key, (0, "removed"))[1]
+    space.log.sync_names((QUARANTINE, record.BATCHES))
+    return record.batches_of(space).lost.get(batch.key, (0, "removed"))[1]
 
 
 # The decision

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from xaqueue.batch import SEVERAL_SPACES, is_of_a_batch, key_of
 from xaqueue.core.engine.state import Space
-from xaqueue.core.model import records
 from xaqueue.core.model.branch import Branch, Call, Rule, State
 from xaqueue.errors import DamagedBlock, ProtocolError, RolledBack
-from xaqueue.features.batches import batch_steps
+from xaqueue.features.batches import batch_steps, record
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
 
@@ -36,7 +35,7 @@ class BatchRule(Rule):
 def _check_prepare(space: Space, branch: Branch) -> None:
     """RolledBack for a branch that comes after its batch was decided. Its caller holds it busy."""
     with space.lock:
-        while key_of(branch.xid.gtrid) in space.batches.claimed:
+        while key_of(branch.xid.gtrid) in record.batches_of(space).claimed:
             space.wait_settled()
         late = batch_steps.refusal(space, branch.xid)
     if late:
@@ -65,10 +64,10 @@ def _check_rollback(branch: Branch) -> None:
 def _outcome(space: Space, xid: Xid) -> Outcome:
     """As the decision on its batch says."""
     with space.lock:
-        if not space.batches.has(xid.gtrid):
+        if not record.batches_of(space).has(xid.gtrid):
             return Outcome.UNKNOWN
     try:
-        decided = records.decode_decision(space.read_record(records.decision_path(xid.gtrid)))
+        decided = record.decode_decision(space.read_record(record.decision_path(xid.gtrid)))
     except (FileNotFoundError, DamagedBlock):
         return Outcome.UNKNOWN
     return Outcome.COMMITTED if xid in decided.xids else Outcome.ROLLED_BACK

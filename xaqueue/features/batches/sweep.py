@@ -13,12 +13,10 @@ import time
 
 from xaqueue.batch import ONE_SPACE, is_of_a_batch
 from xaqueue.core.engine.state import Space
-from xaqueue.core.model import records
 from xaqueue.core.model.branch import Branch, State
-from xaqueue.core.model.layout import batch_path
 from xaqueue.core.owner.chores import Chore, Chores
 from xaqueue.errors import DamagedBlock, RetryLater
-from xaqueue.features.batches import batch_steps
+from xaqueue.features.batches import batch_steps, record
 from xaqueue.features.batches.batch_steps import of_batch
 from xaqueue.features.batches.batches import claimed
 
@@ -58,8 +56,8 @@ def sweep(space: Space) -> int:
         old = {branch.xid.gtrid for branch in branches if _is_left_by_query(space, branch)}
         used = {branch.xid.gtrid for branch in branches if not _is_left_by_query(space, branch)}
     swept = sum(_sweep(space, gtrid) for gtrid in old - used)
-    if space.now_us() >= space.batches.forget_us:
-        space.batches.forget_us = space.now_us() + FORGET_EVERY_US
+    if space.now_us() >= record.batches_of(space).forget_us:
+        record.batches_of(space).forget_us = space.now_us() + FORGET_EVERY_US
         _forget(space)
     return swept
 
@@ -74,7 +72,7 @@ def _is_left_by_query(space: Space, branch: Branch) -> bool:
 def _sweep(space: Space, gtrid: bytes) -> int:
     with claimed(space, gtrid) as claim:
         with space.lock:
-            decided = space.batches.has(gtrid) or space.batches.is_lost(gtrid)
+            decided = record.batches_of(space).has(gtrid) or record.batches_of(space).is_lost(gtrid)
             still = not decided and all(_is_left_by_query(space, branch) for branch in of_batch(space, gtrid))
         waiting = [branch for branch in claim.prepared.values() if branch.base is State.PREPARED]
         branches = [branch for branch in waiting if not branch.damage and not branch.is_for_operator]
@@ -95,8 +93,8 @@ def _forget(space: Space) -> None:
     """Removes the old records of queries that had one batch."""
     before_us = space.now_us() - space.definitions.forget_after_s * 1_000_000
     with space.lock:
-        firsts = [key for key, number in space.batches.last.items() if number == 0]
-    old = [key for key in firsts if _is_over(space, batch_path(key, 0), before_us)]
+        firsts = [key for key, number in record.batches_of(space).last.items() if number == 0]
+    old = [key for key in firsts if _is_over(space, record.batch_path(key, 0), before_us)]
     try:
         batch_steps.forget(space, old)
     except RetryLater as full:
@@ -111,7 +109,7 @@ def _is_over(space: Space, path: str, before_us: int) -> bool:
     try:
         if space.fs.modified_ns(path) >= before_us * 1000:
             return False
-        decided = records.read_decision(space.fs, path)
+        decided = record.read_decision(space.fs, path)
     except (OSError, DamagedBlock):
         return False  # it is no more, or cannot be read, which whoever asks for it is told
     return decided.plan.once and decided.decided_at < before_us

@@ -19,6 +19,7 @@ from xaqueue.core.engine import heuristics, state
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.layout import ACTIVE, COMMITTED, TRIES
 from xaqueue.errors import ResourceFailed, RolledBack
+from xaqueue.features.batches import record
 from xaqueue.features.batches.batches import claimed
 from xaqueue.features.session import Session
 from xaqueue.xa import Flag, Outcome
@@ -34,7 +35,7 @@ def hold(space: Space, xid: Xid) -> None:
     with space.lock:
         space.branches[xid].busy = True
         space.queue("q").in_hand = True
-        space.batches.claimed.add(key_of(BATCH))
+        record.batches_of(space).claimed.add(key_of(BATCH))
 
 
 def claim(space: Space) -> None:

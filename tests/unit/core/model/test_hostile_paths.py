@@ -21,6 +21,7 @@ from xaqueue.core.model.change import DROP, MOVE, PUT, SAME
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.journal_format import EPOCH_BITS, SECTOR_BYTES, Entry, Record, record_of
 from xaqueue.errors import SpaceError
+from xaqueue.features.batches.record import batch_path
 from xaqueue.features.carry import carrier_note
 from xaqueue.features.dedup import dedup
 from xaqueue.features.replica.journal_copy import Diverged, JournalCopy
@@ -42,7 +43,7 @@ OURS = st.one_of(
     st.builds(layout.retry_path, QUEUES, NUMBERS, IDS),
     st.builds(dedup.key_path, QUEUES, NUMBERS, IDS, IDS),
     st.builds(layout.stream_path, QUEUES),
-    st.builds(layout.batch_path, IDS.map(bytes.hex), NUMBERS),
+    st.builds(batch_path, IDS.map(bytes.hex), NUMBERS),
     st.just(carrier_note.carrier_path("0123456789abcdef.postgres%2F1")),
     st.builds(layout.block_path, st.sampled_from(["active", "prepared"]), XIDS, st.sampled_from(["000", "commit"])),
     st.builds("heuristic/{}".format, XIDS),

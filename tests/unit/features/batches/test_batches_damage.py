@@ -12,13 +12,14 @@ import pytest
 from support.bare_space import DURABLE, BareSpace, bare_space
 from support.batch_scene import MOVES, RECORD, flushed, reopened, three
 from support.contract_batches import SCAN, batch, bodies, prepared
-from xaqueue.core.model import layout, records
+from xaqueue.core.model import layout
 from xaqueue.errors import (
     DamagedBlock,
     ResourceError,
     ResourceFailed,
     RetryLater,
 )
+from xaqueue.features.batches import record
 from xaqueue.features.session import Session
 from xaqueue.offline.check import check
 from xaqueue.offline.findings import Severity
@@ -105,17 +106,17 @@ def test_without_room_a_damaged_record_is_set_aside_later(bare: BareSpace, sessi
 
 
 def test_foreign_names_among_the_records(bare: BareSpace) -> None:
-    record = layout.batch_path(batch(2).key, 2)
+    path = record.batch_path(batch(2).key, 2)
     session = Session(bare.space)
     session.commit_all(batch(1), [])
     flushed(bare)
-    (bare.root / layout.BATCHES / "notes").write_text("?")
-    (bare.root / record).write_bytes((bare.root / RECORD).read_bytes())
-    making = bare.root / layout.BATCHES / f".{batch(3).key}.{3:016x}"
+    (bare.root / record.BATCHES / "notes").write_text("?")
+    (bare.root / path).write_bytes((bare.root / RECORD).read_bytes())
+    making = bare.root / record.BATCHES / f".{batch(3).key}.{3:016x}"
     making.write_bytes(b"half")
     found = {finding.path: finding.problem for finding in check(bare.root, live=False)}
     assert "its name is not" in found["batches/notes"]
-    assert "not of the batch that it is named after" in found[record]
+    assert "not of the batch that it is named after" in found[path]
     reopened(bare)
     assert not making.exists()
     assert [path.name for path in bare.quarantined()] == ["batches.notes"]
@@ -171,4 +172,4 @@ def test_bytes_that_are_no_decision(tmp_path: Path) -> None:
         prepared(session, "a", batch(), b"1", b"2")
         (first,) = (bare.root / layout.PREPARED).glob("*.000")
         with pytest.raises(DamagedBlock, match="no record of a batch"):
-            records.read_decision(bare.fs, f"{layout.PREPARED}/{first.name}")
+            record.read_decision(bare.fs, f"{layout.PREPARED}/{first.name}")

@@ -20,6 +20,7 @@ from xaqueue.core.model.definitions import Definitions, parse
 from xaqueue.core.owner import open as attach_room
 from xaqueue.core.owner.chores import Chores
 from xaqueue.errors import InvalidArgument, RetryLater
+from xaqueue.features.batches import record
 from xaqueue.features.batches.sweep import FORGET_EVERY_US, Sweep, sweep
 from xaqueue.features.session import Session
 from xaqueue.rpc.client.manager import remote_manager
@@ -112,8 +113,8 @@ def test_only_a_query_with_one_batch_is_forgotten(bare: BareSpace, clock: Clock)
         assert [each.batch.number for each in map(session.decision, (first, stream)) if each] == [0, 1]
         bare.space.checkpoint()
         session = Session(bare.reopen())
-    kept = {path.name for path in (bare.root / layout.BATCHES).iterdir()}
-    assert kept == {layout.batch_path(key, n).rpartition("/")[2] for key, n in ((first.key, 0), (stream.key, 1))}
+    kept = {path.name for path in (bare.root / record.BATCHES).iterdir()}
+    assert kept == {record.batch_path(key, n).rpartition("/")[2] for key, n in ((first.key, 0), (stream.key, 1))}
     with pytest.raises(InvalidArgument, match="up to batch 1"):
         session.commit_all(stream, [])
 
