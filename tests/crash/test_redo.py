@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from contextlib import suppress
+from functools import partial
 from itertools import count
 
 import pytest
@@ -26,13 +27,15 @@ from support.redo_story import (
     whole,
 )
 from xaqueue.core.engine import quarantine, redo
-from xaqueue.core.engine.redo import replay
 from xaqueue.core.model import change, layout
 from xaqueue.core.model.block import Block, Kind, encode_with_checksum
 from xaqueue.core.model.layout import Watermark
 from xaqueue.core.storage.journal_format import Record
 from xaqueue.errors import JournalDamaged
+from xaqueue.features.kinds import KINDS
 from xaqueue.message import Properties
+
+replay = partial(redo.replay, kinds=KINDS)
 
 ACTS = st.lists(
     st.tuples(
@@ -153,7 +156,7 @@ def test_another_message_is_not_taken_for_the_one_that_moved() -> None:
     with pytest.raises(JournalDamaged, match="goes on without what is lost") as damage:
         replay(fs, made)
     assert damage.value.lost_files == (told,)
-    assert redo.find_lost(fs, made) == {path_of(1, 1): told}
+    assert redo.find_lost(fs, made, KINDS) == {path_of(1, 1): told}
     assert fs.tree_after_kill() == before
     assert replay(fs, made, without_lost=True) == [told]
 
@@ -165,7 +168,7 @@ def test_a_moved_block_that_is_damaged_is_damage_until_it_is_in_quarantine() -> 
         replay(fs, made)
     assert fs.read(path_of(1, 1)) == b"no block"
     quarantine.move(fs, path_of(1, 1), "damaged", 0)
-    assert redo.find_lost(fs, made) == {}
+    assert redo.find_lost(fs, made, KINDS) == {}
     (note,) = replay(fs, made)
     assert "is nowhere" in note
 

@@ -65,6 +65,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("xaqueue.offline.reconstruct",),
     ("xaqueue.rpc",),
     ("xaqueue.work",),
+    ("xaqueue.features.replica.journal_copy",),
     ("xaqueue.features.replica.follower", "xaqueue.features.replica.promote"),
     ("xaqueue",),
     ("xaqueue.testing",),

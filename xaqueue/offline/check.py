@@ -322,7 +322,7 @@ class JournalCheck:
 
     def _left(self, found: Found) -> Iterator[Finding]:
         """What the next open does."""
-        lost = redo.find_lost(self._fs, found.records)
+        lost = redo.find_lost(self._fs, found.records, KINDS)
         yield from (broken(path, f"{reason}: the space opens for reading only") for path, reason in lost.items())
         self.ahead = frozenset(path for record in found.records for path in change.paths_of(record)) - lost.keys()
         if found.records:

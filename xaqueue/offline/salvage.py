@@ -34,7 +34,7 @@ from xaqueue.core.storage.journal_reader import Gap, look, read_readable
 from xaqueue.core.storage.journal_segment import free_archive, make_segment
 from xaqueue.core.storage.owner_file import OwnerFile
 from xaqueue.errors import JournalDamaged, SpaceError
-from xaqueue.features.kinds import is_valid
+from xaqueue.features.kinds import KINDS, is_valid
 
 log = logging.getLogger("xaqueue")
 
@@ -110,7 +110,7 @@ def give_up(fs: FileSystem, segment_bytes: int) -> Salvaged:
             if fs.exists(name):
                 quarantine.move(fs, name, "a file where a directory should be", time.time_ns() // 1000)
             fs.make_dir(name)
-    notes = redo.replay(fs, readable.records, anew=True, without_lost=True)
+    notes = redo.replay(fs, readable.records, KINDS, anew=True, without_lost=True)
     fs.sync_all()
     for name in readable.unused:
         fs.unlink(f"{JOURNAL}/{name}")
@@ -131,7 +131,7 @@ def _damage(fs: FileSystem, path: str | os.PathLike[str]) -> JournalDamaged | No
     try:
         found = look(fs, JOURNAL, is_valid, used=owner is not None and owner.journalled)
         check_end(fs, found.records, found.position)
-        redo.check_lost(fs, found.records)
+        redo.check_lost(fs, found.records, KINDS)
     except JournalDamaged as damage:
         return damage
     return None

@@ -23,7 +23,7 @@ from xaqueue.core.model.block import Kind, decode_head, has_valid_checksum
 from xaqueue.core.model.block_files import read_block
 from xaqueue.core.model.change import Content, Final, Moved, Op, final_states, highest_numbers, ops_of
 from xaqueue.core.model.layout import Watermark
-from xaqueue.core.model.records import StreamRecord, decode_stream
+from xaqueue.core.model.record_kinds import RecordKinds
 from xaqueue.core.storage.fs import NO_LINK, NO_ROOM, FileSystem, discard
 from xaqueue.core.storage.journal_format import Record
 from xaqueue.core.storage.regular import NO_FILE
@@ -134,13 +134,20 @@ def _follow(fs: FileSystem, source: str, target: str, when_us: int) -> None:
             raise OSError(errno.EIO, gone, source) from None
 
 
-def replay(fs: FileSystem, records: Sequence[Record], *, anew: bool = False, without_lost: bool = False) -> list[str]:
+def replay(
+    fs: FileSystem,
+    records: Sequence[Record],
+    kinds: RecordKinds,
+    *,
+    anew: bool = False,
+    without_lost: bool = False,
+) -> list[str]:
     """Makes the directories what the records say; the caller syncs it all. Returns what is worth a note.
 
     anew: content is written again where it stands already, which may be in memory only, whatever a sync says.
     without_lost: what is found nowhere is given up. Raises OSError, and else JournalDamaged, with nothing changed.
     """
-    wanted, highest = _wanted(fs, records)
+    wanted, highest = _wanted(fs, records, kinds)
     moves, lost = _planned(fs, wanted)
     known = {path for path in lost if _is_known(fs, path, wanted[path])}
     if lost.keys() - known and not without_lost:
@@ -166,16 +173,16 @@ def replay(fs: FileSystem, records: Sequence[Record], *, anew: bool = False, wit
     return list(lost.values())
 
 
-def find_lost(fs: FileSystem, records: Sequence[Record]) -> dict[str, str]:
+def find_lost(fs: FileSystem, records: Sequence[Record], kinds: RecordKinds) -> dict[str, str]:
     """What a replay would find lost: by path, what is wrong. Changes nothing. Raises OSError."""
-    wanted, _ = _wanted(fs, records)
+    wanted, _ = _wanted(fs, records, kinds)
     _, lost = _planned(fs, wanted)
     return {path: reason for path, reason in lost.items() if not _is_known(fs, path, wanted[path])}
 
 
-def check_lost(fs: FileSystem, records: Sequence[Record]) -> None:
+def check_lost(fs: FileSystem, records: Sequence[Record], kinds: RecordKinds) -> None:
     """As ``find_lost``. Raises JournalDamaged."""
-    lost = find_lost(fs, records)
+    lost = find_lost(fs, records, kinds)
     if lost:
         raise _damage(list(lost.values()))
 
@@ -215,54 +222,12 @@ def _is_known(fs: FileSystem, path: str, want: Content | Moved | None) -> bool:
     return path.startswith(layout.ARCHIVE) or quarantine.holds(fs, (path, *places))
 
 
-def _wanted(fs: FileSystem, records: Sequence[Record]) -> tuple[Final, dict[str, int]]:
+def _wanted(fs: FileSystem, records: Sequence[Record], kinds: RecordKinds) -> tuple[Final, dict[str, int]]:
     wanted = final_states(ops_of(record) for record in records)
     highest = highest_numbers(records)
-    _keep_further_streams(fs, wanted)
-    _without_consumed(fs, wanted)
+    for kind in kinds:
+        kind.replayed(fs, wanted)
     return wanted, highest
-
-
-def _keep_further_streams(fs: FileSystem, wanted: Final) -> None:
-    """Where a record was lost, the directories may be further than those that can be read: no stream goes back."""
-    for path in [path for path in wanted if path.startswith(f"{layout.STREAMS}/")]:
-        queue = layout.parse_queue_directory(path.rpartition("/")[2])
-        found = _record_of(fs, queue, None) if queue else None
-        want = _record_of(fs, queue, wanted[path]) if queue else None
-        if found is not None and want is not None and found.consumed > want.consumed:
-            del wanted[path]
-
-
-def _without_consumed(fs: FileSystem, wanted: Final) -> None:
-    """What a stream has consumed is not made again, wherever its file is by now; what is to be kept of it is, in
-    ``archive/``."""
-    known: dict[str, StreamRecord | None] = {}
-    for path in [path for path, want in wanted.items() if want is not None]:
-        place = layout.parse_message_path(path)
-        if place is None:
-            continue
-        queue, seq = place
-        if queue not in known:
-            known[queue] = _record_of(fs, queue, wanted.get(layout.stream_path(queue)))
-        record = known[queue]
-        if record is None or seq > record.consumed:
-            continue
-        want = wanted.pop(path)
-        if record.archives(seq):
-            if isinstance(want, Moved):
-                want = Moved((path, *want.places), want.when_us)
-            else:
-                wanted[path] = None  # what is left of it there may be torn
-            wanted[layout.archived_path(path)] = want
-
-
-def _record_of(fs: FileSystem, queue: str, want: Content | Moved | None) -> StreamRecord | None:
-    """Who consumes the queue in the end, and how far."""
-    data = want.head + bytes(want.body) if isinstance(want, Content) else _read(fs, layout.stream_path(queue))
-    try:
-        return decode_stream(data, queue) if data else None
-    except DamagedBlock:
-        return None
 
 
 def make_dirs(fs: FileSystem, directory: str) -> None:
@@ -298,7 +263,7 @@ def _remove(fs: FileSystem, path: str) -> None:
 
 def _make(fs: FileSystem, path: str, content: Content, anew: bool, first: str) -> None:
     """Puts the content there, unless it is there. first: where it was made before, if that is not this path."""
-    data = _read(fs, path)
+    data = read(fs, path)
     stands = len(data) == len(content.head) + len(content.body) and data == content.head + bytes(content.body)
     if not stands:
         _clear(fs, path)
@@ -355,7 +320,7 @@ def write_anew(
 def is_that(fs: FileSystem, place: str, path: str) -> bool:
     """Whether a whole block stands in a place, and can be the one that belongs to this path: of a message the one that
     added it to its queue, and not one that takes it, or that adds to another queue under the same id."""
-    data = _read(fs, place)
+    data = read(fs, place)
     message = layout.parse_message(path.rpartition("/")[2]) if path.startswith(_OF_MESSAGES) else None
     if message is None or not has_valid_checksum(data):
         return has_valid_checksum(data)
@@ -379,7 +344,8 @@ def place_of(fs: FileSystem, path: str, want: Moved, left: Collection[str] = ())
     return next((place for place in places if place not in left and is_that(fs, place, path)), None)
 
 
-def _read(fs: FileSystem, path: str) -> bytes:
+def read(fs: FileSystem, path: str) -> bytes:
+    """Of a block; empty where it is gone or cannot be read. Raises OSError."""
     try:
         return read_block(fs, path)
     except OSError as error:
@@ -395,7 +361,7 @@ def _reserve(fs: FileSystem, queue: str, seq: int) -> None:
     """
     make_dirs(fs, layout.queue_path(queue))
     path = layout.watermark_path(queue)
-    data = _read(fs, path)
+    data = read(fs, path)
     watermark = layout.parse_watermark(data)
     if watermark is None and (data.strip(b"\0") or _is_no_file(fs, path)):
         return

@@ -220,11 +220,13 @@ def is_of_queue(name: str) -> bool:
 def is_recorded(path: str) -> bool:
     """Whether a record may name it: a file of the space that steps make, move and remove. What came from elsewhere is
     believed in no other: none of these leads out of the space, or to what says who has it."""
-    directory, _, name = path.rpartition("/")
     assert _kept, "without what features keep a sound record looks damaged"
-    in_queue = _IN_QUEUE.fullmatch(directory)
-    names = _kept.get(in_queue[1] if in_queue else directory)
-    found = _RECORDED.fullmatch(path) if names is None else names.fullmatch(name)
+    found = _RECORDED.fullmatch(path)
+    directory, _, name = path.rpartition("/")
+    if found is None:
+        in_queue = _IN_QUEUE.fullmatch(directory)
+        names = _kept.get(in_queue[1] if in_queue else directory)
+        found = names.fullmatch(name) if names is not None else None
     return found is not None and len(name) <= _NAME_BYTES
 
 

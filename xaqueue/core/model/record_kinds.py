@@ -5,6 +5,7 @@ into it, hands them all over. A kind does what it has to do at the points below,
 
 An open, after the queues were found and before any message is loaded, comes to these in turn:
 
+    replayed    before all that: what a journal is to make of the directories
     find        what stands there
     meet        which branches have files; they are not judged yet
     commits     whether a branch that is prepared is committed all the same
@@ -27,6 +28,7 @@ from typing import Any, NamedTuple
 
 from xaqueue.core.model.block import Head
 from xaqueue.core.model.branch import Branch
+from xaqueue.core.model.change import Final
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.message import MessageId
 from xaqueue.xid import Xid
@@ -110,6 +112,9 @@ class RecordKind:
     def settle(self, opening: Opening) -> tuple[int, int]:
         """How many branches it has committed, and how many rolled back."""
         return 0, 0
+
+    def replayed(self, fs: FileSystem, wanted: Final) -> None:
+        """A replay of the journal is about to make the directories so: what is not to be made again is taken out."""
 
     def hardened(self, space: Any) -> Iterable[str]:
         return ()

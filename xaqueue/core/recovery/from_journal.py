@@ -47,6 +47,7 @@ log = logging.getLogger("xaqueue")
 def open_journal(
     fs: FileSystem,
     definitions: Definitions,
+    kinds: RecordKinds,
     hardening: Hardening,
     epoch: int,
     used: bool,
@@ -83,7 +84,7 @@ def open_journal(
             journal.clock = clock
     notes: list[str] = []
     if records:
-        notes += redo.replay(fs, records, anew=suspect)
+        notes += redo.replay(fs, records, kinds, anew=suspect)
         fs.sync_all()
     if journal.position or suspect or hardening.journal:
         carried = [checkpoint_entry(begun), time_entry(clock())] if keeps else []

@@ -92,6 +92,7 @@ def open_space(
         journal, records, notes = open_journal(
             fs,
             definitions,
+            kinds,
             hardening,
             epoch,
             journalled,

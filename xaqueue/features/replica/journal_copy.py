@@ -18,7 +18,7 @@ from zlib import crc32
 from xaqueue.core.engine import redo
 from xaqueue.core.model import layout
 from xaqueue.core.model.block_files import listed, ranges_in
-from xaqueue.core.model.change import highest_numbers, is_valid, targets_of
+from xaqueue.core.model.change import highest_numbers, targets_of
 from xaqueue.core.model.layout import JOURNAL, Watermark
 from xaqueue.core.model.message_name import parse_seq
 from xaqueue.core.model.records import StreamRecord, decode_stream
@@ -39,6 +39,7 @@ from xaqueue.core.storage.journal_format import (
 from xaqueue.core.storage.journal_reader import content, headers, look
 from xaqueue.core.storage.journal_segment import OWN_BYTES, make_segment
 from xaqueue.errors import DamagedBlock, OperationalError, SpaceError
+from xaqueue.features.kinds import KINDS, is_valid
 from xaqueue.features.replica.shipping import Piece
 
 INCOMING = f"{JOURNAL}/incoming"
@@ -132,7 +133,7 @@ class JournalCopy:
                 del self._pending[: len(records)]
 
     def _follow(self, records: list[Record]) -> None:
-        redo.replay(self._fs, records)
+        redo.replay(self._fs, records, KINDS)
         for queue, seq in highest_numbers(records).items():
             reserved = max(seq, self._watermark(queue).reserved)
             mark = layout.format_watermark(Watermark(seq, reserved))

@@ -156,7 +156,7 @@ def restore(
         if _another(found, lives):
             exact, lives = True, set()
         if not (exact or at_us or is_whole):
-            _follow(fs)
+            _follow(fs, kinds)
         queues = queues if lives or not as_new else ""
         build = _Build(fs, found, now_us, at_us, exact=exact, queues=queues, is_whole=is_whole, kinds=kinds)
         build.lives = sorted({*lives, found.space.split()[-1]})
@@ -198,7 +198,7 @@ def free_place(fs: FileSystem, now_us: int) -> str:
     return place
 
 
-def _follow(fs: FileSystem) -> None:
+def _follow(fs: FileSystem, kinds: RecordKinds) -> None:
     """What only the journal has yet is done in the directories, as an open would have done it; not by one that is
     damaged. Raises OSError."""
     with suppress(SpaceError):
@@ -206,7 +206,7 @@ def _follow(fs: FileSystem) -> None:
         check_end(fs, found.records, found.position)
         if found.records:
             redo.make_dirs(fs, layout.ACTIVE)
-            redo.replay(fs, found.records, without_lost=True)
+            redo.replay(fs, found.records, kinds, without_lost=True)
 
 
 def is_cut_off(fs: FileSystem) -> bool:
@@ -235,6 +235,7 @@ class _Build:
         self.at_us = at_us
         self.exact = exact or bool(at_us)
         self.queues = queues
+        self.kinds = kinds
         self.newer = Newer(fs, PLACE, kinds, is_whole=is_whole)
         self.lives: list[str] = []
 
@@ -273,7 +274,7 @@ class _Build:
         highest: dict[str, int] = {}
         for records in History(self.fs, self.found, self.at_us).records():
             try:
-                redo.replay(Below(self.fs, PLACE), records)
+                redo.replay(Below(self.fs, PLACE), records, self.kinds)
             except JournalDamaged as damage:
                 raise SpaceError(
                     f"snapshot {self.found.number} and the journal since do not come to what was there at that time: "

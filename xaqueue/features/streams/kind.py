@@ -6,8 +6,10 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from xaqueue.core.engine import redo
 from xaqueue.core.model import layout, records
 from xaqueue.core.model.block_files import listed
+from xaqueue.core.model.change import Content, Final, Moved
 from xaqueue.core.model.layout import STREAMS
 from xaqueue.core.model.record_kinds import Looking, Opening, RecordKind
 from xaqueue.core.model.records import StreamRecord
@@ -39,6 +41,10 @@ class StreamKind(RecordKind):
                 if record.damage:
                     opening.note(f"{path}: {records.refusal(record)}")
 
+    def replayed(self, fs: FileSystem, wanted: Final) -> None:
+        _keep_further(fs, wanted)
+        _without_consumed(fs, wanted)
+
     def hardened(self, space: Any) -> Iterable[str]:
         found = [queue.record for queue in space.queues.values() if queue.record is not None]
         return [layout.stream_path(record.queue) for record in found if not record.damage]
@@ -68,3 +74,45 @@ class StreamKind(RecordKind):
 
     def queues(self, fs: FileSystem) -> Iterable[str]:
         return [queue for name in listed(fs, STREAMS) if (queue := layout.parse_queue_directory(name))]
+
+
+def _keep_further(fs: FileSystem, wanted: Final) -> None:
+    """Where a record was lost, the directories may be further than those that can be read: no stream goes back."""
+    for path in [path for path in wanted if path.startswith(f"{STREAMS}/")]:
+        queue = layout.parse_queue_directory(path.rpartition("/")[2])
+        found = _record_of(fs, queue, None) if queue else None
+        want = _record_of(fs, queue, wanted[path]) if queue else None
+        if found is not None and want is not None and found.consumed > want.consumed:
+            del wanted[path]
+
+
+def _without_consumed(fs: FileSystem, wanted: Final) -> None:
+    """What a stream has consumed is not made again, wherever its file is by now; what is to be kept of it is, in
+    ``archive/``."""
+    known: dict[str, StreamRecord | None] = {}
+    for path in [path for path, want in wanted.items() if want is not None]:
+        place = layout.parse_message_path(path)
+        if place is None:
+            continue
+        queue, seq = place
+        if queue not in known:
+            known[queue] = _record_of(fs, queue, wanted.get(layout.stream_path(queue)))
+        record = known[queue]
+        if record is None or seq > record.consumed:
+            continue
+        want = wanted.pop(path)
+        if record.archives(seq):
+            if isinstance(want, Moved):
+                want = Moved((path, *want.places), want.when_us)
+            else:
+                wanted[path] = None  # what is left of it there may be torn
+            wanted[layout.archived_path(path)] = want
+
+
+def _record_of(fs: FileSystem, queue: str, want: Content | Moved | None) -> StreamRecord | None:
+    """Who consumes the queue in the end, and how far."""
+    data = want.head + bytes(want.body) if isinstance(want, Content) else redo.read(fs, layout.stream_path(queue))
+    try:
+        return records.decode_stream(data, queue) if data else None
+    except DamagedBlock:
+        return None
