@@ -41,6 +41,11 @@ from xaqueue.errors import DamagedBlock, JournalDamaged, ResourceFailed
 from xaqueue.message import MessageId
 from xaqueue.xa import Outcome
 
+_RECORDED: dict[int, Outcome] = {
+    Step.COMMIT: Outcome.COMMITTED,
+    Step.ONE_PHASE: Outcome.COMMITTED,
+    Step.ROLLBACK: Outcome.ROLLED_BACK,
+}
 log = logging.getLogger("xaqueue")
 
 
@@ -100,6 +105,16 @@ def open_journal(
     for note in notes:
         log.warning("[journal-note] %s", note)
     return journal if hardening.journal else None, steps, notes
+
+
+def remember(space: Space, records: Sequence[Record]) -> None:
+    """Who was not told what became of a branch, or of a message on lease, may ask. That a local branch was rolled back
+    is no answer: a lease that has ended looks like one that was given back."""
+    for record in records:
+        outcome = _RECORDED.get(record.kind)
+        xid = layout.parse_xid(change.name_of(record)) if outcome is not None else None
+        if outcome is not None and xid is not None and (outcome is Outcome.COMMITTED or not xid.is_local):
+            space.remember(xid, outcome)
 
 
 def _is_local(record: Record) -> bool:

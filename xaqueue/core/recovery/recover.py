@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -26,23 +26,21 @@ from xaqueue.core.engine import commit, heuristics, quarantine, redo
 from xaqueue.core.engine.directory_log import STAGED
 from xaqueue.core.engine.memory import RecoveryReport
 from xaqueue.core.engine.state import Space
-from xaqueue.core.model import change, layout
+from xaqueue.core.model import layout
 from xaqueue.core.model.block import NO_MESSAGE, NO_TRY, Head, Kind
 from xaqueue.core.model.branch import Branch, Damaged, State, Written
-from xaqueue.core.model.change import Kind as Step
 from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.model.entry import Entry
 from xaqueue.core.model.layout import ACTIVE, COMMIT, COMMITTED, FIRST, PREPARED
 from xaqueue.core.model.message_name import tags_of
 from xaqueue.core.model.record_kinds import Opening, RecordKinds
 from xaqueue.core.recovery import prepared
-from xaqueue.core.recovery.from_journal import open_for_reading, open_journal
+from xaqueue.core.recovery.from_journal import open_for_reading, open_journal, remember
 from xaqueue.core.recovery.load import Load, Progress, read_head
 from xaqueue.core.recovery.prepared import PreparedBranch, Verdict, named
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.hardening import DEFAULT, Hardening
 from xaqueue.core.storage.journal import Journal
-from xaqueue.core.storage.journal_format import Record
 from xaqueue.core.storage.regular import DAMAGE, NO_FILE
 from xaqueue.errors import DamagedBlock, JournalDamaged, ResourceFailed
 from xaqueue.features.replica import options as copies
@@ -52,12 +50,6 @@ from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
 
 log = logging.getLogger("xaqueue")
-
-_RECORDED: dict[int, Outcome] = {
-    Step.COMMIT: Outcome.COMMITTED,
-    Step.ONE_PHASE: Outcome.COMMITTED,
-    Step.ROLLBACK: Outcome.ROLLED_BACK,
-}
 
 
 def open_space(
@@ -109,7 +101,7 @@ def open_space(
     space = Space(fs, definitions, hardening=hardening, journal=journal, epoch=epoch, **options)
     if journal is not None and copies.is_on(definitions):
         _ship(space, journal, replication or (lambda: copies.policy_of(space.definitions)))
-    _remember(space, records)
+    remember(space, records)
     try:
         _Recovery(space, kinds, suspect and journal is None).run(progress, lambda: on_branches(space))
         space.report.notes[:0] = notes
@@ -122,16 +114,6 @@ def open_space(
             space.settled.notify_all()
         raise
     return space
-
-
-def _remember(space: Space, records: Sequence[Record]) -> None:
-    """Who was not told what became of a branch, or of a message on lease, may ask. That a local branch was rolled back
-    is no answer: a lease that has ended looks like one that was given back."""
-    for record in records:
-        outcome = _RECORDED.get(record.kind)
-        xid = layout.parse_xid(change.name_of(record)) if outcome is not None else None
-        if outcome is not None and xid is not None and (outcome is Outcome.COMMITTED or not xid.is_local):
-            space.remember(xid, outcome)
 
 
 def _ship(space: Space, journal: Journal, policy: Callable[[], copies.Replication]) -> None:
@@ -160,8 +142,6 @@ class _Recovery:
             if not self.fs.is_dir(name):
                 self.fs.make_dir(name)
         self.space.begin_counting(self._note)
-        closed_with = self.space.counter_file.closed_with
-        uncounted = {name: there - self.space.queue(name).counters.balance for name, there in closed_with.items()}
         messages = Load(self.space, self._set_aside, self._note)
         for kind in self.kinds:
             kind.find(self.opening)
@@ -175,7 +155,6 @@ class _Recovery:
         answer()
         aside = len(self.report.quarantined)
         messages.rest(progress)
-        self._tell_gone(uncounted)
         for kind in self.kinds:
             kind.finish(self.opening)
         if len(self.report.quarantined) > aside:
@@ -420,23 +399,6 @@ class _Recovery:
             return
         self.report.quarantined.append(f"{path}: {reason}")
         log.warning("[quarantined] %s as %s: %s", path, target, reason)
-
-    def _tell_gone(self, uncounted: Mapping[str, int]) -> None:
-        """What was there when the space was closed, and left by no way that is counted.
-
-        uncounted: by queue, how many messages more it had then than its counters say. Others may use it by now.
-        """
-        for name, more in sorted(uncounted.items()):
-            place = layout.queue_path(name)
-            with self.space.lock:
-                queue = self.space.queue(name)
-                gone = queue.counters.balance + more - len(queue.index)
-            gone -= sum(f"{place}/" in text for text in self.report.quarantined)
-            if gone > 0:
-                self._note(
-                    f"{gone:,} messages of queue {name} are gone: they were in {place}/ when the space was closed. "
-                    "Bring the directory back from a copy, with nobody at work, or send them again"
-                )
 
     def _note(self, text: str) -> None:
         self.report.notes.append(text)

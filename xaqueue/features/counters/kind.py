@@ -1,16 +1,44 @@
-"""The file of counters, as a look finds it."""
+"""The file of counters, as an open and a look find it."""
 
 from __future__ import annotations
 
 from xaqueue.core.model import layout
 from xaqueue.core.model.layout import COUNTERS
-from xaqueue.core.model.record_kinds import Looking, RecordKind
+from xaqueue.core.model.record_kinds import Looking, Opening, RecordKind
 from xaqueue.core.recovery.prepared import message_names
 from xaqueue.features.counters import counters
 from xaqueue.features.counters.values import Counting
 
 
+class _Uncounted:
+    """Of the space, by queue: how many messages more it had when it was closed than its counters say."""
+
+    def __init__(self) -> None:
+        self.queues: dict[str, int] = {}
+
+
 class CounterKind(RecordKind):
+    def find(self, opening: Opening) -> None:
+        space = opening.space
+        for name, there in space.counter_file.closed_with.items():
+            space.memory_of(_Uncounted).queues[name] = there - space.queue(name).counters.balance
+
+    def finish(self, opening: Opening) -> None:
+        """Tells what was there when the space was closed, and left by no way that is counted; others may use it by
+        now."""
+        space = opening.space
+        for name, more in sorted(space.memory_of(_Uncounted).queues.items()):
+            place = layout.queue_path(name)
+            with space.lock:
+                queue = space.queue(name)
+                gone = queue.counters.balance + more - len(queue.index)
+            gone -= sum(f"{place}/" in text for text in space.report.quarantined)
+            if gone > 0:
+                opening.note(
+                    f"{gone:,} messages of queue {name} are gone: they were in {place}/ when the space was closed. "
+                    "Bring the directory back from a copy, with nobody at work, or send them again"
+                )
+
     def check_space(self, look: Looking) -> None:
         counted = counters.read(look.fs)
         if counted is None:
