@@ -91,7 +91,7 @@ def files(fs: FailingFileSystem, queue: str) -> Iterator[MessageId]:
 
 def count_keys(fs: FailingFileSystem) -> int:
     """The files of keys that ``work`` has."""
-    return len(fs.list(layout.keys_path("work"))) if fs.is_dir(layout.keys_path("work")) else 0
+    return len(fs.list(dedup.keys_path("work"))) if fs.is_dir(dedup.keys_path("work")) else 0
 
 
 def follow(space: Space) -> None:
