@@ -122,7 +122,8 @@ class Caller:
     def options_to_add(self, verb: str, options: Any, known: tuple[str, ...] = PLAIN_OPTIONS) -> Any:
         """Of an enqueue. Raises InvalidArgument, AccessDenied."""
         given = {} if options is None else wire.options_of(options, verb, known)
-        self.check_failure_queue(given.get("failure_queue"))
+        if "failure_queue" in given:
+            self.check_failure_queue(given["failure_queue"])
         return given
 
     @property
