@@ -106,10 +106,8 @@ class Space(Memory):
         """Whoever commits a local transaction may lose the answer and ask again."""
         self.waiters = 0
         """Who waits for ``settled``."""
-        self.snapshotting = threading.Lock()
-        """Held by who takes a snapshot."""
-        self.ends_snapshots = False
-        """One that is being taken is given up: who closes the space does not wait for it."""
+        self.is_closing = False
+        """Who closes it does not wait for what takes long: that is given up."""
         self.closed = False
         self.draining = False
         """Branches that are there are finished, and no new one is begun."""

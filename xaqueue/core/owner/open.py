@@ -362,7 +362,7 @@ def _detach(root: Path, attached: _Attached) -> None:
         try:
             if attached.watch is not None:
                 attached.watch.stop()
-            attached.space.ends_snapshots = True
+            attached.space.is_closing = True
             for thread in attached.background:
                 thread.stop()
             space = attached.space

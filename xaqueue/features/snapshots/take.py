@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from weakref import WeakSet
 from zlib import crc32
 
 from xaqueue.core.engine import redo
@@ -31,6 +32,9 @@ from xaqueue.features.snapshots.manifest import Manifest
 from xaqueue.features.snapshots.options import policy_of
 from xaqueue.snapshot import SnapshotStatus
 
+_taking: WeakSet[Space] = WeakSet()
+"""Of which one is being taken."""
+
 
 def take(space: Space, *, is_held: bool = False) -> Manifest:
     """Takes one, in ``snapshots/``; is_held: see ``Manifest``.
@@ -40,8 +44,10 @@ def take(space: Space, *, is_held: bool = False) -> Manifest:
     """
     if not space.fs.exists(layout.FORMAT):
         raise NotSupportedError("snapshots are taken of a space in a directory: this one has none")
-    if not space.snapshotting.acquire(blocking=False):
-        raise RetryLater("a snapshot is being taken just now: try again when it is there")
+    with space.lock:
+        if space in _taking:
+            raise RetryLater("a snapshot is being taken just now: try again when it is there")
+        _taking.add(space)
     try:
         if space.shipping is None:
             space.wait_until_loaded()
@@ -55,7 +61,7 @@ def take(space: Space, *, is_held: bool = False) -> Manifest:
             raise RetryLater(f"no room for a snapshot ({error.strerror}): free some, or remove an older one") from error
         raise OperationalError(f"no snapshot was taken: {error.filename or SNAPSHOTS}: {error.strerror}") from error
     finally:
-        space.snapshotting.release()
+        _taking.discard(space)
 
 
 def take_and_keep(space: Space, prunes: bool = True) -> SnapshotStatus:
@@ -95,7 +101,7 @@ def _take(space: Space, is_held: bool) -> Manifest:
 
 def _check(space: Space) -> None:
     space.check()
-    if space.ends_snapshots:
+    if space.is_closing:
         raise RetryLater("the snapshot is given up: the space is being closed")
 
 

@@ -355,7 +355,7 @@ class Server:
     async def _close(self, owner: Session | None) -> None:
         """Replicas go last: what the others have on their way waits for them."""
         await self.listeners.close()
-        self.space.ends_snapshots = True
+        self.space.is_closing = True
         deadline = self.loop.call_later(self.limits.stop_s, self._cut_off)
         hang = self.loop.call_later(self.limits.stop_s + HANG_S, self._hangs)
         await self._end([session for session in self.sessions if not session.caller.is_replica])

@@ -184,7 +184,7 @@ def test_who_closes_the_space_waits_for_no_look_at_every_block(root: Path, monke
         space, looked = connection._manager.space, list[str]()  # type: ignore[attr-defined]
 
         def look(_: object, path: str) -> bytes:
-            space.ends_snapshots = True
+            space.is_closing = True
             looked.append(path)
             return bytes(4)
 
