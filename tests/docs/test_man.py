@@ -78,7 +78,7 @@ def test_pinned_answers_are_those_of_the_table() -> None:
         "active, same session": [State.ACTIVE],
         "rollback-only": [State.ROLLBACK_ONLY],
         "active or suspended": [State.ACTIVE, State.SUSPENDED],
-        "carried": [State.CARRIED],
+        "carried": [State.DELEGATED],
         "heuristically finished": [State.HEURISTIC_COMMIT, State.HEURISTIC_ROLLBACK],
         "doomed or rollback-only": [State.DOOMED, State.ROLLBACK_ONLY],
         "not heuristic": [State.ACTIVE, State.IDLE, State.PREPARED, State.ROLLBACK_ONLY],

@@ -88,22 +88,20 @@ def _publish_prepared(space: Space, branch: Branch, paths: Sequence[str]) -> Non
 def commit(space: Space, branch: Branch, *, late: bool = False) -> None:
     """Commits a branch that is prepared, or one that never was, in one phase.
 
-    late: a prepared one, or one that a database carries, may be hardened behind its publication. RetryLater: nothing
-    was lost, commit again later.
+    late: one that has voted before may be hardened behind its publication. RetryLater: nothing was lost, commit again
+    later.
     """
-    step, carried = Step.COMMIT, branch.base is State.CARRIED
-    if carried:
-        step = Step.ONE_PHASE
-    elif branch.base is not State.PREPARED and branch.base is not State.COMMITTING:
+    step = Step.COMMIT
+    if branch.base is not State.PREPARED and branch.base is not State.COMMITTING:
         step = Step.ONE_PHASE
         space.log.harden_unprepared(branch, partial(_complete, space, branch))
-        late = False
     for rider in branch.riders:
         rider.stage(space, branch, {})
     plan, publish = partial(commit_change, space, branch, step), partial(publish_commit, space, branch)
     try:
-        if carried:  # its record cannot fail alone: those behind it say that it is applied
-            space.log.perform_late(plan, publish, is_limited=False)
+        for rider in branch.riders:
+            if rider.performs(space, plan, publish):
+                break
         else:
             space.log.perform(plan, publish, branch, late=late)
     except RetryLater as full:
@@ -118,8 +116,8 @@ def commit(space: Space, branch: Branch, *, late: bool = False) -> None:
         raise
     with space.lock:  # its files are gone: another branch may have its name
         space.finish_locked(branch, Outcome.COMMITTED)
-    if carried and not late:
-        space.log.harden_late()
+    for rider in branch.riders:
+        rider.committed(space, late=late)
 
 
 def _complete(space: Space, branch: Branch) -> None:

@@ -87,11 +87,9 @@ def decide(space: Space, xid: Xid, to_commit: bool, by: str, reason: str = "") -
             while branch is not None and branch.busy:
                 space.wait_settled()
                 branch = space.branches.get(xid)
-            if branch is not None and branch.base is State.CARRIED:
-                raise ProtocolError(
-                    f"branch {xid} is carried by a database, whose commit decides: its transaction manager "
-                    "finishes it. Where that database is lost for good, close the space, and then release the carrier"
-                )
+            if branch is not None:
+                for rider in branch.riders:
+                    rider.check_by_hand(branch)
             if branch is None or branch.base not in (State.PREPARED, State.COMMITTING, *OUTCOMES.values()):
                 raise UnknownXid(f"branch {xid} is not in doubt: list those that are with `xaqueue indoubt list`")
             if branch.base in HEURISTICS:

@@ -39,7 +39,7 @@ _Finished = OrderedDict[Xid, tuple[Outcome, float, bytes | None]]
 
 _OUTCOMES = {
     State.PREPARED: Outcome.IN_DOUBT,
-    State.CARRIED: Outcome.IN_DOUBT,
+    State.DELEGATED: Outcome.IN_DOUBT,
     State.COMMITTING: Outcome.IN_DOUBT,
     State.UNDONE: Outcome.ROLLED_BACK,
     State.HEURISTIC_COMMIT: Outcome.COMMITTED,

@@ -80,7 +80,7 @@ class Session(Association):
             try:
                 if branch.riders or xid[0] in self.space.features.rules:
                     self._decide(branch, Call.COMMIT)
-                if not branch.blocks and branch.base not in (State.PREPARED, State.CARRIED):
+                if not branch.blocks and branch.base not in (State.PREPARED, State.DELEGATED):
                     with self.space.lock:
                         self.space.finish_locked(branch, Outcome.COMMITTED)
                     return
@@ -146,7 +146,7 @@ class Session(Association):
         if flags & Flag.STARTRSCAN:
             with self.space.lock:
                 self.space.check()  # for reading only it may lack branches that are prepared
-                listed = (State.PREPARED, State.CARRIED, *states.HEURISTICS)
+                listed = (State.PREPARED, State.DELEGATED, *states.HEURISTICS)
                 self._scan = [
                     xid
                     for xid, branch in self.space.branches.items()

@@ -7,7 +7,7 @@ No I/O and no locks: whoever owns a branch serialises its calls.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
@@ -46,8 +46,8 @@ class State(_Key):
     DOOMED = "doomed"
     """Idle, and rolled back already by this side; the transaction manager has not been told."""
     PREPARED = "prepared"
-    CARRIED = "carried by a database"
-    """Its vote stands in memory only; a row in that database commits it, and whoever asked for the vote ends it."""
+    DELEGATED = "carried by a database"
+    """Its vote stands in memory only: it is recorded elsewhere what commits it, by whoever asked for the vote."""
     COMMITTING = "past its commit point"
     """There was no room for what follows it: it can only go forward."""
     ROLLBACK_ONLY = "rollback-only"
@@ -93,7 +93,7 @@ TRANSITIONS: dict[tuple[Call, State], tuple[Code, State]] = {
     (C.PREPARE, S.IDLE): (_OK, S.PREPARED),
     (C.PREPARE, S.DOOMED): (_RB, S.UNKNOWN),
     (C.COMMIT, S.PREPARED): (_OK, S.UNKNOWN),
-    (C.COMMIT, S.CARRIED): (_OK, S.UNKNOWN),
+    (C.COMMIT, S.DELEGATED): (_OK, S.UNKNOWN),
     (C.COMMIT, S.COMMITTING): (_OK, S.UNKNOWN),
     (C.COMMIT_ONEPHASE, S.COMMITTING): (_OK, S.UNKNOWN),
     (C.COMMIT_ONEPHASE, S.IDLE): (_OK, S.UNKNOWN),
@@ -102,7 +102,7 @@ TRANSITIONS: dict[tuple[Call, State], tuple[Code, State]] = {
     (C.ROLLBACK, S.DOOMED): (_OK, S.UNKNOWN),
     (C.ROLLBACK, S.ROLLBACK_ONLY): (_OK, S.UNKNOWN),
     (C.ROLLBACK, S.PREPARED): (_OK, S.UNKNOWN),
-    (C.ROLLBACK, S.CARRIED): (_OK, S.UNKNOWN),
+    (C.ROLLBACK, S.DELEGATED): (_OK, S.UNKNOWN),
 }
 for _state in State:
     if _state not in (S.UNKNOWN, S.COMMITTING):
@@ -405,11 +405,21 @@ class Rider:
         as what follows."""
         return ()
 
+    def performs(self, space: Any, plan: Callable[[], Any], publish: Callable[[], None]) -> bool:
+        """The step that commits is this one's to give to the log. Raises as ``Log.perform``."""
+        return False
+
     def publish_locked(self, space: Any, branch: Branch) -> None:
         """Behind it, in the order of the log."""
 
     def release_locked(self, space: Any, branch: Branch) -> None:
         """The branch is over, committed or not."""
+
+    def committed(self, space: Any, *, late: bool) -> None:
+        """It is over, and its files are gone. late: it may be hardened later. Raises RetryLater, ResourceFailed."""
+
+    def check_by_hand(self, branch: Branch) -> None:
+        """ProtocolError where no operator can decide it."""
 
 
 @dataclass(slots=True)

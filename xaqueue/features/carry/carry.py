@@ -14,7 +14,7 @@ them have delivered. Before a number is known to be void, its row must be imposs
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -29,7 +29,7 @@ from xaqueue.core.model.change import Change, Op
 from xaqueue.core.model.change import Kind as Step
 from xaqueue.core.model.entry import Entry
 from xaqueue.core.model.message_name import tags_of
-from xaqueue.errors import InvalidArgument, QueueWaiting, RetryLater, RolledBack, SpaceError
+from xaqueue.errors import InvalidArgument, ProtocolError, QueueWaiting, RetryLater, RolledBack, SpaceError
 from xaqueue.features.carry.carrier import Carrier, together
 from xaqueue.features.carry.carrier_note import note_of
 from xaqueue.features.dedup import dedup
@@ -82,8 +82,22 @@ class Carried(Rider):
         carrier.count += 1
         return (note_of(carrier, space.epoch),)
 
+    def performs(self, space: Space, plan: Callable[[], Change], publish: Callable[[], None]) -> bool:
+        space.log.perform_late(plan, publish, is_limited=False)  # it cannot fail alone: those behind it say it is done
+        return True
+
     def release_locked(self, space: Space, branch: Branch) -> None:
         self.carrier.open.discard(self.number)
+
+    def committed(self, space: Space, *, late: bool) -> None:
+        if not late:
+            space.log.harden_late()
+
+    def check_by_hand(self, branch: Branch) -> None:
+        raise ProtocolError(
+            f"branch {branch.xid} is carried by a database, whose commit decides: its transaction manager "
+            "finishes it. Where that database is lost for good, close the space, and then release the carrier"
+        )
 
 
 def waiting(space: Space, queue: str) -> QueueWaiting | None:
@@ -142,7 +156,7 @@ def vote(space: Space, branch: Branch, name: str) -> CarriedChange | None:
         carrier.open.add(number)
         carrier.next = number + 1
         branch.riders, branch.prepared_at = (*branch.riders, Carried(carrier, number)), space.now_us()
-        branch.become(State.CARRIED)
+        branch.become(State.DELEGATED)
         space.settle_locked(branch)
     added = [written.content for written in branch.blocks if written.content is not None]
     taken = [(written.queue, written.message_id) for written in branch.blocks if written.kind is Kind.DEQUEUE]
@@ -300,7 +314,7 @@ def _apply(space: Space, carrier: Carrier, change: CarriedChange) -> None:
 
     Raises RetryLater where a branch is in the way that is not over.
     """
-    branch = Branch(change.xid, str(change.xid), base=State.CARRIED, riders=(Carried(carrier, change.number),))
+    branch = Branch(change.xid, str(change.xid), base=State.DELEGATED, riders=(Carried(carrier, change.number),))
     with space.lock:
         if carrier.damage and space.was_committed(change.xid):
             carrier.open.discard(change.number)

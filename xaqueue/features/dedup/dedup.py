@@ -89,10 +89,12 @@ def window_s(queue: Queue) -> float:
 
 
 def admit(space: Space, branch: Branch, name: str, message_id: MessageId, properties: Properties) -> MessageId | None:
+    key = properties.dedup_key
+    return None if key is None else known(space, branch, name, message_id, hash_of(key))
+
+
+def known(space: Space, branch: Branch, name: str, message_id: MessageId, key: bytes) -> MessageId | None:
     """The message of this key that is committed, or that the branch has added before; None: this one is to be added."""
-    if properties.dedup_key is None:
-        return None
-    key = hash_of(properties.dedup_key)
     with space.lock:
         queue = space.queue(name)
         if not window_s(queue):

@@ -142,7 +142,7 @@ def _of_branches(space: Space) -> dict[str, Any]:
     with space.lock:
         open_ones = [branch for branch in space.branches.values() if branch.decided is None]
         waiting = sum(queue.takers for queue in space.queues.values())
-    in_doubt = [branch for branch in open_ones if branch.base in (State.PREPARED, State.CARRIED)]
+    in_doubt = [branch for branch in open_ones if branch.base in (State.PREPARED, State.DELEGATED)]
     return {
         "active": sum(branch.base in UNPREPARED for branch in open_ones),
         "in_doubt": len(in_doubt),

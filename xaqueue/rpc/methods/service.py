@@ -65,7 +65,7 @@ KEY_BYTES = 16
 """Of a session's key, at least."""
 LISTED = 1000
 """Branches of one answer, at most."""
-IN_DOUBT = (State.PREPARED, State.CARRIED)
+IN_DOUBT = (State.PREPARED, State.DELEGATED)
 
 
 def hello(caller: Caller, said: Any = None) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from xaqueue.xid import Xid
 UNPREPARED = (State.ACTIVE, State.IDLE, State.ROLLBACK_ONLY)
 UNFINISHED = {
     State.PREPARED: Verdict.IN_DOUBT.value,
-    State.CARRIED: Verdict.IN_DOUBT.value,
+    State.DELEGATED: Verdict.IN_DOUBT.value,
     State.COMMITTING: Verdict.COMMITTING.value,
 }
 """States of prepared branches, and how they are told."""
