@@ -225,7 +225,7 @@ def test_what_a_database_has_is_there_once(level: Level) -> None:
     for fs, rows in carry(level):
         for tree in (fs.tree_after_kill(), *trees_of(fs, level)):
             space = opened(tree.open(), level)
-            if space.awaited or rows:
+            if space.gates or rows:
                 before.add(send_again(space))
             session = Session(space)
             assert session.deliver(CARRIER, session.carriers().secret, rows, 0, 0)

@@ -246,7 +246,7 @@ class Scene:
         self.settle()
         self.judge()
         assert self.space is not None
-        assert not self.space.awaited
+        assert not self.space.gates
         for ledger in self.ledgers.values():
             assert ledger.decisions() == [], "rows go once nobody can need them"
 

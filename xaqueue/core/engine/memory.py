@@ -21,9 +21,8 @@ from xaqueue.core.model.queue import Queue
 from xaqueue.core.model.record_kinds import RecordKinds
 from xaqueue.core.storage.group_commit import nothing
 from xaqueue.core.storage.scheduling import Threads
-from xaqueue.features.carry.carrier import Carrier
-from xaqueue.features.snapshots.restored import Restored
-from xaqueue.message import MessageId, Properties
+from xaqueue.errors import Error
+from xaqueue.message import Message, MessageId, Properties
 from xaqueue.xa import Outcome
 from xaqueue.xid import LOCAL_FORMAT_ID, Xid
 
@@ -89,6 +88,21 @@ class Returns:
             queue = space.queue(name)
             queue.index.release(entry)
             queue.arrived.notify_all()
+
+
+class Gate:
+    """What has a say in what queues hand out, for as long as there is reason. This one lets everything through."""
+
+    def shuts(self, queue: str) -> Error | None:
+        """Why this queue hands nothing out now. Called with the lock held."""
+        return None
+
+    def hides(self, queue: str) -> str:
+        """Who may hold messages for this queue of which the space knows nothing yet. Called with the lock held."""
+        return ""
+
+    def passes(self, message: Message) -> None:
+        """It is handed out, or shown."""
 
 
 class Admit(Protocol):
@@ -157,14 +171,8 @@ class Memory:
         """Those of two-phase transactions, and local ones, of which there may be many more."""
         self._left: OrderedDict[bytes, tuple[Xid | None, Outcome]] = OrderedDict()
         """By its key the last branch of each session that is over, and what became of it."""
-        self.restored = Restored()
-        """What came back by a restore."""
-        self.carriers: dict[str, Carrier] = {}
-        """Databases that carry changes, by name."""
-        self.last_carried = 0
-        """The highest number that was given to a carried change, by anybody."""
-        self.awaited: dict[str, Carrier] = {}
-        """By queue a carrier that is to be asked before anything is handed out; under "" one of all queues."""
+        self.gates: tuple[Gate, ...] = ()
+        """Who has a say in what queues hand out: nobody in most spaces."""
         self.has_late: Callable[[], None] = nothing
         """A branch may be late before ``looks_at``. Called with the lock held."""
         self.looks_at = float("inf")
@@ -177,14 +185,9 @@ class Memory:
         found: T = self._of_features.get(kept) or self._of_features.setdefault(kept, kept())
         return found
 
-    def find_awaited(self) -> None:
-        """Which queues hand nothing out follows from the carriers. Called with the lock held."""
-        awaited = [carrier for carrier in self.carriers.values() if carrier.is_awaited]
-        before = self.awaited
-        self.awaited = {queue: carrier for carrier in awaited for queue in ([""] if carrier.damage else carrier.queues)}
-        if before:
-            for queue in self.queues.values():
-                queue.arrived.notify_all()
+    def why_shut(self, queue: str) -> Error | None:
+        """Why this queue hands nothing out now. Called with the lock held."""
+        return next((why for gate in self.gates if (why := gate.shuts(queue)) is not None), None)
 
     def now_us(self) -> int:
         """Int microseconds UTC."""

@@ -34,7 +34,6 @@ from xaqueue.core.storage.fs import discard, is_damage
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.core.storage.regular import DAMAGE
 from xaqueue.errors import DamagedBlock, DiskLow, InvalidArgument, RetryLater
-from xaqueue.features.carry import carry
 from xaqueue.message import (
     EnqueueOptions,
     Message,
@@ -253,7 +252,7 @@ def browse(space: Space, name: str, limit: int | None, id_digits: str = "") -> I
     space.definitions.find(name)
     with space.lock:
         space.check_readable()
-        why = carry.waiting(space, name) if space.awaited else None
+        why = space.why_shut(name) if space.gates else None
         if why is not None:
             raise why
         entries = space.queue(name).index.entries(space.now_us())
@@ -270,8 +269,8 @@ def _read_each(space: Space, name: str, entries: Iterator[Entry], limit: int | N
         path = layout.message_path(name, entry.seq, entry.message_id, entry.tags)
         try:
             message = message_of(name, entry.seq, entry.message_id, space.log.read(path), entry.tries)
-            if space.restored.snapshot:
-                _mark_restored(space, message)
+            for gate in space.gates:
+                gate.passes(message)
         except FileNotFoundError:
             continue  # consumed meanwhile
         except (DamagedBlock, OSError) as error:
@@ -286,11 +285,6 @@ def _read_each(space: Space, name: str, entries: Iterator[Entry], limit: int | N
             continue  # for the next dequeue to set aside
         shown += 1
         yield message
-
-
-def _mark_restored(space: Space, message: Message) -> None:
-    if space.restored.came_back(message.queue, message.seq):
-        message.properties.possible_duplicate = True
 
 
 def message_of(queue: str, seq: int, message_id: MessageId, data: bytes, tries: int = 0) -> Message:
@@ -327,7 +321,7 @@ def _take(
                 raise branch.rollback_reason
             if queue.record is not None and queue.keeper is not None:
                 raise refusal(queue.keeper)
-            if space.awaited and _await_carrier(space, queue, deadline):
+            if space.gates and _is_shut(space, queue, deadline):
                 continue
             now = space.now_ns() // 1000
             entry = queue.index.take(
@@ -360,12 +354,12 @@ def _take(
             _wait(queue, min(left, LOOK_S))
 
 
-def _await_carrier(space: Space, queue: Queue, deadline: float | None) -> bool:
-    """Whether it has waited for the queue's carrier, and is to look again. Called with the lock held.
+def _is_shut(space: Space, queue: Queue, deadline: float | None) -> bool:
+    """Whether it has waited for a gate to open, and is to look again. Called with the lock held.
 
-    Raises QueueWaiting at the deadline.
+    At the deadline it raises why.
     """
-    why = carry.waiting(space, queue.name)
+    why = space.why_shut(queue.name)
     if why is None:
         return False
     left = deadline - time.monotonic() if deadline is not None else 0.0
@@ -396,8 +390,8 @@ def fetch(space: Space, branch: Branch, written: Written, *, is_held: bool = Fal
     reason = ""
     try:
         message = message_of(written.queue, entry.seq, entry.message_id, space.log.read(path), entry.tries)
-        if space.restored.snapshot:
-            _mark_restored(space, message)
+        for gate in space.gates:
+            gate.passes(message)
         return message  # noqa: TRY300
     except DamagedBlock as damage:
         reason = str(damage)

@@ -94,8 +94,6 @@ class Space(Memory):
         """When an owner before this one was fenced last, int microseconds UTC; 0 where none was."""
         self.lost = lost
         self.life = Life(space_id, epoch, fresh_id().hex())
-        self.is_delivering = False
-        """Somebody delivers what a database has carried."""
         self.has_consumed: Callable[[], None] = lambda: None
         """Files of what a stream has consumed, or of what has expired, are to be cleared."""
         self.define: Callable[[str, Mapping[str, Any], str], None] = _no_definitions

@@ -507,7 +507,7 @@ def check_empty(space: Space, name: str) -> None:
     queue = space.queue(name)
     if queue.keeper is not None:
         raise refusal(queue.keeper)
-    why = carry.waiting(space, name)
+    why = space.why_shut(name)
     if why is not None:
         raise why
     there, adding = len(queue.index), len(queue.pending)

@@ -20,6 +20,7 @@ from xaqueue.core.model.record_kinds import Looking, Opening, RecordKind
 from xaqueue.core.storage.fs import FileSystem, discard
 from xaqueue.errors import DamagedBlock, InvalidArgument
 from xaqueue.features.carry.carrier import Carrier
+from xaqueue.features.carry.carriers import carriers_of, find_awaited
 from xaqueue.message import Properties
 
 CARRIERS = "carriers"
@@ -92,14 +93,14 @@ class CarrierKind(RecordKind):
                 carrier = Carrier(name, CarrierState.OPEN, damage=str(damage))
                 opening.note(f"{path} is damaged ({damage}): no queue hands anything out until its database was asked")
             carrier.pending = carrier.state is not CarrierState.CLOSED
-            space.carriers[name] = carrier
-            space.last_carried = max(space.last_carried, carrier.next - 1)
+            carriers_of(space).by_name[name] = carrier
+            carriers_of(space).last = max(carriers_of(space).last, carrier.next - 1)
             if carrier.is_awaited and not carrier.damage:
                 opening.note(f"queues {', '.join(sorted(carrier.queues))} wait for the database of carrier {name}")
-        space.find_awaited()
+        find_awaited(space)
 
     def hardened(self, space: Any) -> Iterable[str]:
-        return [carrier_path(one.name) for one in space.carriers.values() if not one.damage]
+        return [carrier_path(one.name) for one in carriers_of(space).by_name.values() if not one.damage]
 
     def check(self, look: Looking, name: str, path: str) -> None:
         try:

@@ -29,9 +29,10 @@ from xaqueue.core.model.change import Change, Op
 from xaqueue.core.model.change import Kind as Step
 from xaqueue.core.model.entry import Entry
 from xaqueue.core.model.message_name import tags_of
-from xaqueue.errors import InvalidArgument, ProtocolError, QueueWaiting, RetryLater, RolledBack, SpaceError
+from xaqueue.errors import InvalidArgument, ProtocolError, RetryLater, RolledBack, SpaceError
 from xaqueue.features.carry.carrier import Carrier, together
 from xaqueue.features.carry.carrier_note import note_of
+from xaqueue.features.carry.carriers import carriers_of, find_awaited
 from xaqueue.features.dedup import dedup
 
 CARRIED_BYTES = 16 * 1024
@@ -59,7 +60,7 @@ def release(space: Space, carrier: str) -> CarrierStatus | None:
     space.wait_until_loaded()
     with _in_hand(space):
         with space.lock:
-            noted = space.carriers.get(carrier)
+            noted = carriers_of(space).by_name.get(carrier)
             if noted is None or noted.noted or noted.state is CarrierState.RELEASED:
                 return None
             found, noted.pending = noted.status, True
@@ -100,20 +101,6 @@ class Carried(Rider):
         )
 
 
-def waiting(space: Space, queue: str) -> QueueWaiting | None:
-    """Why this queue hands nothing out, where it does not. Called with the lock held."""
-    carrier = space.awaited.get(queue) or space.awaited.get("")
-    if carrier is None:
-        return None
-    node, _, participant = carrier.name.partition(".")
-    return QueueWaiting(
-        f"queue {queue} waits for the database of participant {participant!r} of transaction manager {node}, which may "
-        "hold its last changes: open that transaction manager with that database, and it asks by itself. Where that "
-        f"is lost for good, `xaqueue release --carrier {carrier.name}` goes on without them"
-        + (f". Its note is damaged: {carrier.damage}" if carrier.damage else "")
-    )
-
-
 # The vote
 
 
@@ -139,12 +126,12 @@ def vote(space: Space, branch: Branch, name: str) -> CarriedChange | None:
     if not space.log.is_atomic or not space.serving:
         return None
     with space.lock:
-        carrier = space.carriers.get(name)
+        carrier = carriers_of(space).by_name.get(name)
         if carrier is None:
             carrier = Carrier(name)
-        if carrier.pending or any(waiting(space, queue) for queue in queues) or _follows_prepared(space, branch):
+        if carrier.pending or any(space.why_shut(queue) for queue in queues) or _follows_prepared(space, branch):
             return None
-        space.carriers[name] = carrier
+        carriers_of(space).by_name[name] = carrier
     if not queues <= carrier.noted:
         try:
             _note(space, carrier, CarrierState.OPEN, queues)
@@ -152,7 +139,7 @@ def vote(space: Space, branch: Branch, name: str) -> CarriedChange | None:
             return None
     with space.lock:
         space.check()
-        space.last_carried = number = space.last_carried + 1
+        carriers_of(space).last = number = carriers_of(space).last + 1
         carrier.open.add(number)
         carrier.next = number + 1
         branch.riders, branch.prepared_at = (*branch.riders, Carried(carrier, number)), space.now_us()
@@ -190,7 +177,7 @@ def _note(space: Space, carrier: Carrier, state: CarrierState, queues: Iterable[
         carrier.queues.update(queues)
         if state is CarrierState.OPEN:  # from here on every record that has the note says so
             carrier.state, carrier.epoch = state, space.epoch
-            carrier.next = max(carrier.next, space.last_carried + 1)
+            carrier.next = max(carrier.next, carriers_of(space).last + 1)
         noted.update(carrier.queues)
         return Change(Step.CARRIER, carrier.name, [note_of(carrier, space.epoch, state)])
 
@@ -198,7 +185,7 @@ def _note(space: Space, carrier: Carrier, state: CarrierState, queues: Iterable[
         carrier.state = state
         if state is CarrierState.OPEN:
             carrier.noted |= noted
-        space.find_awaited()
+        find_awaited(space)
 
     if not space.log.is_atomic:  # an operator's, where the space has another level now
         _, path, head, body, _ = note_of(carrier, space.epoch, state)
@@ -210,7 +197,7 @@ def _note(space: Space, carrier: Carrier, state: CarrierState, queues: Iterable[
 def close(space: Space) -> None:
     """At a clean close: where no number is open, nothing of this life can stand in a database only."""
     with space.lock:
-        ended = [one for one in space.carriers.values() if one.noted and not one.open and not one.pending]
+        ended = [one for one in carriers_of(space).by_name.values() if one.noted and not one.open and not one.pending]
     for carrier in ended:
         with suppress(RetryLater):  # then the next open asks
             _note(space, carrier, CarrierState.CLOSED)
@@ -226,14 +213,14 @@ def _in_hand(space: Space) -> Iterator[None]:
     try:
         with space.lock:
             space.check()
-            while space.is_delivering:
+            while carriers_of(space).is_delivering:
                 space.wait_settled()
-            space.is_delivering = taken = True
+            carriers_of(space).is_delivering = taken = True
         yield
     finally:
         if taken:
             with space.lock:
-                space.is_delivering = False
+                carriers_of(space).is_delivering = False
                 space.settled.notify_all()
             space.log.deliver_interrupt()
 
@@ -241,7 +228,7 @@ def _in_hand(space: Space) -> Iterator[None]:
 def _deliver(space: Space, name: str, changes: Sequence[CarriedChange], pruned: Pruned, *, more: bool) -> bool:
     """Whether all that the database has of this space is applied and hardened."""
     with space.lock:
-        carrier = space.carriers.get(name) or Carrier(name)
+        carrier = carriers_of(space).by_name.get(name) or Carrier(name)
         for change in changes:
             if change.life.space != space.life.space or change.carrier != name:
                 raise InvalidArgument(f"change {change.number} was carried by {change.carrier} for {change.life.space}")
@@ -250,7 +237,7 @@ def _deliver(space: Space, name: str, changes: Sequence[CarriedChange], pruned: 
             else:
                 carrier.delivered[change.number] = change
         if more:
-            space.carriers.setdefault(name, carrier)
+            carriers_of(space).by_name.setdefault(name, carrier)
             return False
         if not carrier.noted and carrier.state is not CarrierState.RELEASED and not carrier.damage:
             _check_copies(space, carrier, pruned)
@@ -262,14 +249,14 @@ def _deliver(space: Space, name: str, changes: Sequence[CarriedChange], pruned: 
             raise SpaceError(
                 f"the space is open with {space.hardening}: open it with JOURNAL, so that it takes what {name} has"
             )
-        space.last_carried = max([space.last_carried, pruned.highest, *carrier.delivered])
-        carrier.next, carrier.open = space.last_carried + 1, set(carrier.delivered)
+        carriers_of(space).last = max([carriers_of(space).last, pruned.highest, *carrier.delivered])
+        carrier.next, carrier.open = carriers_of(space).last + 1, set(carrier.delivered)
         carrier.pruned, carrier.is_delivered = pruned.total, True
-        group = together(carrier, [one for one in space.carriers.values() if one.is_awaited])
+        group = together(carrier, [one for one in carriers_of(space).by_name.values() if one.is_awaited])
         if not all(one.is_delivered for one in group):
             return False
     for number, change in sorted((item for one in group for item in one.delivered.items()), key=lambda item: item[0]):
-        one = space.carriers[change.carrier]
+        one = carriers_of(space).by_name[change.carrier]
         _apply(space, one, change)
         one.repeated.add(number)
         del one.delivered[number]
@@ -282,7 +269,7 @@ def _deliver(space: Space, name: str, changes: Sequence[CarriedChange], pruned: 
             one.pending = one.is_delivered = False
             one.damage = ""
             one.repeated.clear()
-            space.find_awaited()
+            find_awaited(space)
     space.has_consumed()  # nothing was moved out of these queues meanwhile
     return True
 

@@ -17,6 +17,7 @@ from xaqueue.core.model.block import decode_head
 from xaqueue.core.model.branch import Call
 from xaqueue.errors import InvalidArgument
 from xaqueue.features.carry import carry as steps
+from xaqueue.features.carry.carriers import carriers_of
 from xaqueue.rpc.verb import verb
 from xaqueue.xid import Xid
 
@@ -52,7 +53,8 @@ def carriers(self: Session) -> Carriers:
     space = self.space
     with space.lock:
         space.check()
-        return Carriers(*space.life, tuple(space.carriers[name].status for name in sorted(space.carriers)))
+        found = carriers_of(space).by_name
+        return Carriers(*space.life, tuple(found[name].status for name in sorted(found)))
 
 
 @verb(TRANSACT)

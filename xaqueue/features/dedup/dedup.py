@@ -184,11 +184,9 @@ class Claims(Rider):
             keys = space.queues[name].keys
             if keys.find(key, now_us) is not None:
                 continue
-            carrier = space.awaited.get(name) or space.awaited.get("") if space.awaited else None
-            if carrier is not None:
-                why = (
-                    f"the database of carrier {carrier.name} may have a message of the same dedup_key for queue {name}"
-                )
+            who = next((who for gate in space.gates if (who := gate.hides(name))), "")
+            if who:
+                why = f"{who} may have a message of the same dedup_key for queue {name}"
                 raise _transient(branch, f"{why}, and was not asked yet")
             for holder in keys.claims.get(key, ()):
                 if holder is not branch and not (holder.xid.gtrid == branch.xid.gtrid and is_of_a_batch(branch.xid)):

@@ -22,7 +22,6 @@ from xaqueue.core.model.message_name import tags_of
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import Error, InvalidArgument, MessageTooLarge, ResourceFailed, RetryLater
-from xaqueue.features.carry import carry
 from xaqueue.features.retries import tries
 from xaqueue.features.retries.options import EXPIRY_QUEUE, FAILURE_QUEUE
 from xaqueue.message import REASON_LIMIT, Message, MessageId, Origin, Properties, id_of
@@ -132,7 +131,7 @@ def _next(space: Space, queue: Queue, reason: str) -> Entry | None:
         space.check()
         if queue.keeper is not None or queue.is_wanted or space.draining:
             return None
-        if space.awaited and carry.waiting(space, queue.name) is not None:
+        if space.gates and space.why_shut(queue.name) is not None:
             return None
         found = _leaving(queue, reason)
         if reason == EXPIRED:

@@ -15,11 +15,13 @@ import json
 from dataclasses import asdict, astuple, dataclass, field
 from typing import Any
 
+from xaqueue.core.engine.memory import Gate
 from xaqueue.core.model.branch import Branch, Call, Rider
 from xaqueue.core.model.layout import RESTORED, parse_xid
 from xaqueue.core.model.record_kinds import Opening, RecordKind
 from xaqueue.core.storage.fs import FileSystem, is_damage
 from xaqueue.errors import RetryLater
+from xaqueue.message import Message
 from xaqueue.xid import Xid
 
 MOST_BYTES = 64 * 1024 * 1024
@@ -46,6 +48,17 @@ class Restored:
     def of_branch(self, xid: Xid) -> int:
         """The snapshot with which this branch came back; 0 for none."""
         return self.snapshot if str(xid) in self.branches or self.snapshot == DAMAGED else 0
+
+
+@dataclass(slots=True)
+class Marks(Gate):
+    """What came back passes for a possible duplicate."""
+
+    restored: Restored = Restored()
+
+    def passes(self, message: Message) -> None:
+        if self.restored.came_back(message.queue, message.seq):
+            message.properties.possible_duplicate = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +101,11 @@ def read(fs: FileSystem) -> Restored:
 
 class RestoredKind(RecordKind):
     def find(self, opening: Opening) -> None:
-        found = opening.space.restored = read(opening.space.fs)
+        space, found = opening.space, read(opening.space.fs)
+        marks = space.memory_of(Marks)
+        marks.restored = found
+        if found.snapshot:
+            space.gates = (*space.gates, marks)
         if found.snapshot == DAMAGED:
             opening.note(
                 f"the file {RESTORED} is damaged: every message passes for a possible duplicate, and what is in "
@@ -96,6 +113,6 @@ class RestoredKind(RecordKind):
             )
 
     def doubt(self, space: Any, branch: Branch) -> None:
-        snapshot = space.restored.of_branch(branch.xid)
+        snapshot = space.memory_of(Marks).restored.of_branch(branch.xid)
         if snapshot:
             branch.riders = (*branch.riders, CameBack(snapshot))

@@ -25,7 +25,6 @@ from xaqueue.core.model.queue import Queue
 from xaqueue.core.model.records import FORMER, StreamRecord, refusal
 from xaqueue.core.storage.group_commit import nothing
 from xaqueue.errors import InvalidArgument, QueueReserved
-from xaqueue.features.carry import carry
 from xaqueue.features.streams import cleanup
 from xaqueue.message import check_queue_name
 from xaqueue.reservation import Reservation, check_stream
@@ -47,7 +46,7 @@ def reserve(self: Session, queue: str, stream: str, after: int, upto: int) -> Re
         before, record = kept.record, _record_for(space, kept, stream)
         if record is not before:
             with space.lock:
-                why = carry.waiting(space, queue)
+                why = space.why_shut(queue)
                 if why is not None:
                     raise why
                 _wait_for_the_sweep(space, kept)

@@ -40,6 +40,7 @@ from xaqueue.core.owner.record import READ_ONLY, READY, read_owner
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.errors import ConnectionLost, InvalidArgument, OutcomeUnknown, RetryLater
+from xaqueue.features.carry.carriers import carriers_of
 from xaqueue.features.leases.leases import adopt
 from xaqueue.features.limits.queue_room import room_of
 from xaqueue.message import check_queue_name
@@ -178,7 +179,7 @@ def status_in(space: Space, root: Path, sessions: int) -> dict[str, Any]:
         promise=space.hardening.promise,
         queues=queue_list(space),
         active=len(active),
-        carriers=[space.carriers[name].status for name in sorted(space.carriers)],
+        carriers=[carriers_of(space).by_name[name].status for name in sorted(carriers_of(space).by_name)],
         in_doubt=len(in_doubt),
         damaged=sum(1 for branch in in_doubt if branch.damage),
         committing=len(unfinished) - len(in_doubt),

@@ -9,14 +9,15 @@ import pytest
 
 from support.bare_space import ANY_QUEUE, FaultyFileSystem
 from xaqueue.connection import Connection
-from xaqueue.core.engine.memory import Features
+from xaqueue.core.engine.memory import Features, Gate
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.branch import Branch
 from xaqueue.core.owner import open
 from xaqueue.core.recovery.recover import open_space
 from xaqueue.core.storage.hardening import Hardening
+from xaqueue.errors import Error, QueueWaiting
 from xaqueue.features.session import Session
-from xaqueue.message import MessageId, Properties
+from xaqueue.message import Message, MessageId, Properties
 
 
 @pytest.fixture(params=["NONE", "JOURNAL"])
@@ -84,3 +85,36 @@ def test_who_has_a_say_may_keep_a_message_out(tmp_path: Path, level: Hardening) 
     assert asked == ["orders", "orders"]
     assert sorted(message.body for message in connection.browse("orders")) == [b"let in", b"plain"]
     connection.close()
+
+
+class Shut(Gate):
+    def shuts(self, queue: str) -> Error | None:
+        return QueueWaiting("not now") if queue == "orders" else None
+
+    def passes(self, message: Message) -> None:
+        message.properties.possible_duplicate = True
+
+
+def test_a_gate_holds_back_and_marks(tmp_path: Path, level: Hardening) -> None:
+    space = opened(tmp_path, level)
+    connection = connected(space)
+    for queue in ("orders", "billing"):
+        connection.enqueue(queue, b"one")
+    connection.commit()
+    space.gates = (Shut(),)
+    for look in (connection.dequeue, lambda queue: list(connection.browse(queue))):
+        with pytest.raises(QueueWaiting, match="not now"):
+            look("orders")
+    found = connection.dequeue("billing")
+    assert found is not None
+    assert found.properties.possible_duplicate
+    space.gates = ()
+    other = connection.dequeue("orders")
+    assert other is not None
+    assert not other.properties.possible_duplicate
+    connection.close()
+
+
+def test_a_part_is_made_once(tmp_path: Path, level: Hardening) -> None:
+    space = opened(tmp_path, level)
+    assert space.memory_of(Shut) is space.memory_of(Shut)
