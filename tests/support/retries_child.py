@@ -34,6 +34,7 @@ from xaqueue.core.owner import open as attaching
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.delivery import Delivery
 from xaqueue.errors import QueueFull, RolledBack
+from xaqueue.features.dedup.dedup import keys_of
 from xaqueue.features.session import attach
 from xaqueue.xid import Xid
 
@@ -61,7 +62,7 @@ def holds(space: Space) -> tuple[dict[str, list[tuple[str, int, int]]], list[str
             name: [(named(name, e.message_id), e.tries, e.seq) for e in entries] for name, entries in found.items()
         }
         in_doubt = [str(xid) for xid, branch in space.branches.items() if branch.prepared_at and not branch.busy]
-        return content, in_doubt, [seen.message_id.hex() for seen in space.queue("work").keys.ends]
+        return content, in_doubt, [seen.message_id.hex() for seen in keys_of(space.queue("work")).ends]
 
 
 def named(queue: str, message_id: bytes) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from xaqueue.core.model.definitions import ACCESS, OF_QUEUE, OF_SPACE
 from xaqueue.core.model.options import Known
+from xaqueue.features.batches import options as batches
 from xaqueue.features.dedup import options as dedup
 from xaqueue.features.groups import groups
 from xaqueue.features.limits import options as limits
@@ -14,11 +15,13 @@ from xaqueue.features.replica import options as replica
 from xaqueue.features.retries import options as retries
 from xaqueue.features.scrub import options as scrub
 from xaqueue.features.snapshots import options as snapshots
+from xaqueue.features.streams import options as streams
 from xaqueue.features.topics import options as topics
 
 _ORDER, _DESCRIPTION, _SYNC = OF_QUEUE
+_TIMES = (batches.SWEEP_AFTER_S, batches.FORGET_AFTER_S, streams.CLEANUP_INTERVAL_S)
 KNOWN = Known(
-    space=(*OF_SPACE[:-2], scrub.DAYS, *OF_SPACE[-2:]),
+    space=(*OF_SPACE[:-3], *_TIMES, OF_SPACE[-3], scrub.DAYS, *OF_SPACE[-2:]),
     queue=(_ORDER, _DESCRIPTION, *retries.KEYS, *limits.KEYS, _SYNC, topics.TOPIC, topics.MATCH, dedup.WINDOW_S),
     tables=(topics.TOPICS, ACCESS, snapshots.TABLE, replica.TABLE),
     checks=(retries.check, limits.check, topics.check),

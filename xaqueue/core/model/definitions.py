@@ -80,12 +80,6 @@ class Definitions:
     """The same for inodes; None: a twentieth of them, 1,000 at most."""
     io_deadline_s: float = 120
     """A sync or rename that takes longer fences the space."""
-    sweep_after_s: int = 7 * 24 * 3600
-    """Branches of a batch that was never decided are rolled back when they were prepared so long ago."""
-    forget_after_s: int = 30 * 24 * 3600
-    """What a query has decided is forgotten when it has decided nothing for so long."""
-    cleanup_interval_s: int = 1800
-    """What has expired is looked for so often."""
     branch_idle_s: int = 0
     """A branch in which nothing was done for so long is rolled back where no server is to do it; 0: never."""
     served_only: bool = False
@@ -189,9 +183,6 @@ OF_SPACE: tuple[Key[Any], ...] = (
     number("min_free_bytes", None, "a number of bytes", 0),
     number("min_free_inodes", None, "a number of inodes", 0),
     number("io_deadline_s", None, "a number of seconds", 1),
-    number("sweep_after_s", None, "a number of seconds", 1),
-    number("forget_after_s", None, "a number of seconds", 1),
-    number("cleanup_interval_s", None, "a number of seconds", 1),
     number("branch_idle_s", None, "a number of seconds", 0),
     SYNC,
     switch("served_only"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from xaqueue.core.model import layout, options
 from xaqueue.core.model.definitions import QueueDefinition
@@ -21,8 +21,8 @@ from xaqueue.core.model.records import StreamRecord
 from xaqueue.core.storage.fs import NO_ROOM, FileSystem
 from xaqueue.core.storage.scheduling import Condition
 from xaqueue.features.counters.values import Counters
-from xaqueue.features.dedup.values import Keys
-from xaqueue.reservation import Reservation
+
+T = TypeVar("T")
 
 
 class Room(Protocol):
@@ -65,7 +65,7 @@ class Queue:
         """Where what it holds is limited."""
         self.stuck = ""
         """Why messages that had all their tries, or have expired, are not moved."""
-        self.keys = Keys()
+        self._kept: dict[type[object], object] = {}
         self.pending: set[bytes] = set()
         """Ids of messages that branches have enqueued and not yet committed."""
         self.define(definition)
@@ -99,6 +99,14 @@ class Queue:
         self.index.reorder(definition.order)
         for act in options.everything().acts:
             act(self)
+
+    def kept(self, kind: type[T]) -> T:
+        """What a feature keeps of it in memory: made when that asks first."""
+        found = self._kept.get(kind)
+        if found is None:
+            found = self._kept[kind] = kind()
+        assert isinstance(found, kind)
+        return found
 
     def limit_tries(self, limit: int) -> None:
         """Who has had so many tries is delivered no more; 0: there is no limit."""
@@ -192,23 +200,6 @@ class Queue:
     def _is_to_be_cleared(self, number: int) -> bool:
         """Whether files of consumed messages may be there: then whoever clears these removes the range, too."""
         return self.cleared < self.consumed_through and number <= self.consumed_through >> RANGE_BITS
-
-    @property
-    def reservation(self) -> Reservation | None:
-        """What is told of the stream that consumes it."""
-        record = self.record
-        if record is None:
-            return None
-        return Reservation(
-            self.name,
-            record.stream,
-            record.consumed,
-            self.in_flight,
-            self.published,
-            record.since,
-            record.archived_after is not None,
-            record.released,
-        )
 
     def holds(self, number: int, messages: int) -> None:
         """A range holds so many messages more, which were found."""

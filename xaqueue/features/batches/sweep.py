@@ -19,6 +19,7 @@ from xaqueue.errors import DamagedBlock, RetryLater
 from xaqueue.features.batches import batch_steps, record
 from xaqueue.features.batches.batch_steps import of_batch
 from xaqueue.features.batches.batches import claimed
+from xaqueue.features.batches.options import FORGET_AFTER_S, SWEEP_AFTER_S
 
 FORGET_EVERY_US = 3600 * 1_000_000
 """Between two looks for decisions that are to be forgotten."""
@@ -36,7 +37,7 @@ class Sweep(Chore):
         self._swept_at = time.monotonic()
 
     def left_s(self) -> float:
-        return self._swept_at + min(max(self.space.definitions.sweep_after_s, LEAST_S), MOST_S) - time.monotonic()
+        return self._swept_at + min(max(SWEEP_AFTER_S.of(self.space.definitions), LEAST_S), MOST_S) - time.monotonic()
 
     def run(self, turn: Chores) -> float:
         self._swept_at = time.monotonic()
@@ -64,7 +65,7 @@ def sweep(space: Space) -> int:
 
 def _is_left_by_query(space: Space, branch: Branch) -> bool:
     """Whether it was prepared long ago, as far as anybody knows, for a batch that is decided here or nowhere."""
-    before_us = space.now_us() - space.definitions.sweep_after_s * 1_000_000
+    before_us = space.now_us() - SWEEP_AFTER_S.of(space.definitions) * 1_000_000
     is_prepared = branch.xid.format_id == ONE_SPACE and branch.base is State.PREPARED
     return is_prepared and 0 < branch.prepared_at < before_us
 
@@ -78,7 +79,7 @@ def _sweep(space: Space, gtrid: bytes) -> int:
         branches = [branch for branch in waiting if not branch.damage and not branch.is_for_operator]
         if not still or not branches:
             return 0
-        after_s = space.definitions.sweep_after_s
+        after_s = SWEEP_AFTER_S.of(space.definitions)
         left = f"{len(branches)} branches of batch {gtrid.decode()}, not decided, were prepared over {after_s} s ago"
         try:
             batch_steps.undo(space, gtrid, branches)
@@ -91,7 +92,7 @@ def _sweep(space: Space, gtrid: bytes) -> int:
 
 def _forget(space: Space) -> None:
     """Removes the old records of queries that had one batch."""
-    before_us = space.now_us() - space.definitions.forget_after_s * 1_000_000
+    before_us = space.now_us() - FORGET_AFTER_S.of(space.definitions) * 1_000_000
     with space.lock:
         firsts = [key for key, number in record.batches_of(space).last.items() if number == 0]
     old = [key for key in firsts if _is_over(space, record.batch_path(key, 0), before_us)]
@@ -101,7 +102,7 @@ def _forget(space: Space) -> None:
         log.warning("[no-room-yet] decisions on batches are forgotten later: %s", full)
         return
     if old:
-        days = space.definitions.forget_after_s / 86_400
+        days = FORGET_AFTER_S.of(space.definitions) / 86_400
         log.info("[batch-forgotten] %d queries, which wrote one batch over %g days ago, are forgotten", len(old), days)
 
 

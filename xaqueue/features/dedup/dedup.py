@@ -34,7 +34,7 @@ from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.errors import RetryLater, RolledBack
 from xaqueue.features.dedup.options import WINDOW_S
-from xaqueue.features.dedup.values import Seen, hash_of
+from xaqueue.features.dedup.values import Keys, Seen, hash_of
 from xaqueue.message import MessageId, Properties
 from xaqueue.xa import Code
 
@@ -100,10 +100,15 @@ def known(space: Space, branch: Branch, name: str, message_id: MessageId, key: b
         if not window_s(queue):
             return None
         claims = claims_of(branch)
-        first = queue.keys.find(key, space.now_us()) or claims.keys.get((name, key))
+        first = keys_of(queue).find(key, space.now_us()) or claims.keys.get((name, key))
         if first is None:
             claims.asked[name, message_id] = key
         return first
+
+
+def keys_of(queue: Queue) -> Keys:
+    """Those that it has seen. The space's lock is held."""
+    return queue.kept(Keys)
 
 
 def key_of(head: Head) -> bytes:
@@ -119,7 +124,7 @@ def recover_key(space: Space, branch: Branch, written: Written, key: bytes) -> N
         claims = claims_of(branch)
         claims.numbers[written.number] = key
         claims.keys[queue.name, key] = written.message_id
-        queue.keys.claim(key, branch)
+        keys_of(queue).claim(key, branch)
 
 
 class Claims(Rider):
@@ -158,8 +163,8 @@ class Claims(Rider):
             now_us = space.now_us()
             for name, key in list(self.keys):
                 queue = space.queues[name]
-                if queue.keys.find(key, now_us) is None:
-                    queue.keys.claim(key, branch)
+                if keys_of(queue).find(key, now_us) is None:
+                    keys_of(queue).claim(key, branch)
                 else:
                     del self.keys[name, key]
             left_out = [
@@ -181,7 +186,7 @@ class Claims(Rider):
         """Another branch that claims one of its keys. Raises RolledBack where nobody knows who does."""
         now_us = space.now_us()
         for name, key in self.keys:
-            keys = space.queues[name].keys
+            keys = keys_of(space.queues[name])
             if keys.find(key, now_us) is not None:
                 continue
             who = next((who for gate in space.gates if (who := gate.hides(name))), "")
@@ -202,7 +207,7 @@ class Claims(Rider):
                 continue
             queue = space.queues[written.queue]
             if is_of_a_batch(branch.xid):
-                first = queue.keys.find(key, now_us) or written.message_id
+                first = keys_of(queue).find(key, now_us) or written.message_id
                 claim = "dedup", queue.name, key
                 if first != written.message_id or together.setdefault(claim, written) is not written:
                     written.entry = None  # another branch of its batch has it
@@ -232,7 +237,7 @@ class Claims(Rider):
 
     def release_locked(self, space: Space, branch: Branch) -> None:
         for name, key in self.keys:
-            space.queues[name].keys.give_up(key, branch)
+            keys_of(space.queues[name]).give_up(key, branch)
 
 
 def claims_of(branch: Branch) -> Claims:
@@ -262,14 +267,14 @@ def _put_of(space: Space, queue: str, seen: Seen) -> Op:
 
 
 def _publish_locked(space: Space, queue: str, seen: Seen) -> None:
-    space.queues[queue].keys.add(seen)
+    keys_of(space.queues[queue]).add(seen)
 
 
 def restore(space: Space, queue: Queue, key: bytes, head: Head, when_us: int) -> None:
     """A message that claimed this was committed then, and its record may be lost. Raises as ``stage``."""
     now_us = space.now_us()
     until_us = _until_us(queue, max(when_us, head.properties.enqueued_at))  # the time of a file may be lost
-    if until_us <= now_us or queue.keys.find(key, now_us) is not None:
+    if until_us <= now_us or keys_of(queue).find(key, now_us) is not None:
         return
     seen = Seen(until_us, key, head.message_id)
     _, path, content, body, _ = _put_of(space, queue.name, seen)
@@ -287,7 +292,7 @@ def clear(space: Space, stopped: Callable[[], bool]) -> bool:
 
 def _clear_piece(space: Space, queue: Queue) -> bool:
     with space.lock:
-        over = queue.keys.pop_over(space.now_us(), PIECE)
+        over = keys_of(queue).pop_over(space.now_us(), PIECE)
     try:
         if over:
             drops = [(DROP, key_path(queue.name, *seen)) for seen in over]
@@ -295,6 +300,6 @@ def _clear_piece(space: Space, queue: Queue) -> bool:
     except RetryLater:
         with space.lock:
             for seen in over:
-                heappush(queue.keys.ends, seen)
+                heappush(keys_of(queue).ends, seen)
         raise
     return bool(over)

@@ -23,7 +23,7 @@ class KeyKind(RecordKind):
         space = opening.space
         for queue in space.queues.values():
             if queue.exists:
-                queue.keys.found(dedup.read_keys(space.fs, queue.name, opening.set_aside))
+                dedup.keys_of(queue).found(dedup.read_keys(space.fs, queue.name, opening.set_aside))
 
     def meet(self, opening: Opening, xids: Iterable[Xid], named: Named) -> None:
         """Before a branch goes that claims a key: its message may have moved, and not the record of the key."""

@@ -32,6 +32,7 @@ from xaqueue.errors import ResourceFailed, RetryLater
 from xaqueue.features.dedup import dedup
 from xaqueue.features.retries import moving
 from xaqueue.features.retries.options import EXPIRY_QUEUE
+from xaqueue.features.streams.options import CLEANUP_INTERVAL_S
 
 PIECE = 256
 """Files between two looks whether it is to stop; for so many the lock is held where they are kept."""
@@ -265,6 +266,10 @@ def _is_there(fs: FileSystem, directory: str) -> bool:
     return fs.exists(directory) and fs.is_dir(directory)
 
 
+def _has_to_clear(queue: Queue) -> bool:
+    return bool(queue.consumed_through or queue.index.has_to_leave or dedup.keys_of(queue).ends)
+
+
 class Clear(Chore):
     """Clears whenever something was consumed or found expired, and looks for what has expired every
     ``cleanup_interval_s``."""
@@ -272,9 +277,7 @@ class Clear(Chore):
     def __init__(self, space: Space) -> None:
         super().__init__(space)
         self._looked_at = time.monotonic()
-        self._is_asked = any(
-            queue.consumed_through or queue.index.has_to_leave or queue.keys.ends for queue in space.queues.values()
-        )
+        self._is_asked = any(map(_has_to_clear, space.queues.values()))
         space.has_consumed = self.ask
 
     def ask(self) -> None:
@@ -284,7 +287,7 @@ class Clear(Chore):
 
     def left_s(self) -> float:
         since_s = time.monotonic() - self._looked_at
-        return 0.0 if self._is_asked else self.space.definitions.cleanup_interval_s - since_s
+        return 0.0 if self._is_asked else CLEANUP_INTERVAL_S.of(self.space.definitions) - since_s
 
     def run(self, turn: Chores) -> float:
         self._is_asked, self._looked_at = False, time.monotonic()

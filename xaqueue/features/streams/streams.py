@@ -251,9 +251,19 @@ def _harden_cleared(space: Space, queue: Queue) -> None:
 
 
 def _reservation_of(queue: Queue) -> Reservation:
-    found = queue.reservation
-    assert found is not None
-    return found
+    """What is told of the stream that consumes it."""
+    record = queue.record
+    assert record is not None
+    return Reservation(
+        queue.name,
+        record.stream,
+        record.consumed,
+        queue.in_flight,
+        queue.published,
+        record.since,
+        record.archived_after is not None,
+        record.released,
+    )
 
 
 def _write(space: Space, record: StreamRecord, publish: Callable[[], None] = nothing) -> None:

@@ -689,3 +689,10 @@ def test_times_of_messages_that_were_taken_do_not_pile_up_where_nobody_asks() ->
     assert len(found._seconds) < 100
     index.add(entry(5001, not_before=5_001_000_000))
     assert (index.delayed(5_000_000_000), index.delayed(5_001_000_000)) == (1, 0)
+
+
+def test_where_nobody_has_lines_a_group_means_nothing() -> None:
+    index = QueueIndex()
+    for seq in (1, 2):
+        index.add(entry(seq, group="g"))
+    assert [seq_of(index.take(0, holder=object())) for _ in range(3)] == [1, 2, None]

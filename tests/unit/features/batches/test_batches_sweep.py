@@ -21,6 +21,7 @@ from xaqueue.core.owner import open as attach_room
 from xaqueue.core.owner.chores import Chores
 from xaqueue.errors import InvalidArgument, RetryLater
 from xaqueue.features.batches import record
+from xaqueue.features.batches.options import SWEEP_AFTER_S
 from xaqueue.features.batches.sweep import FORGET_EVERY_US, Sweep, sweep
 from xaqueue.features.session import Session
 from xaqueue.rpc.client.manager import remote_manager
@@ -120,7 +121,7 @@ def test_only_a_query_with_one_batch_is_forgotten(bare: BareSpace, clock: Clock)
 
 
 def test_decisions_are_looked_for_now_and_then(tmp_path: Path, clock: Clock) -> None:
-    with bare_space(tmp_path / "space", DURABLE, clock, replace(ANY_QUEUE, forget_after_s=1)) as bare:
+    with bare_space(tmp_path / "space", DURABLE, clock, replace(ANY_QUEUE, options={"forget_after_s": 1})) as bare:
         session = Session(bare.space)
         session.commit_all(batch(0), [], plan=Plan(once=True))
         clock.ahead_s = 60
@@ -157,11 +158,11 @@ def test_damage_is_for_operators(tmp_path: Path, clock: Clock) -> None:
 
 
 def test_its_age_is_defined(tmp_path: Path, clock: Clock) -> None:
-    assert Definitions().sweep_after_s == 7 * DAY_S
-    assert parse("[space]\nsweep_after_s = 60").sweep_after_s == 60
+    assert SWEEP_AFTER_S.of(Definitions()) == 7 * DAY_S
+    assert SWEEP_AFTER_S.of(parse("[space]\nsweep_after_s = 60")) == 60
     with pytest.raises(InvalidArgument, match="number of seconds from 1"):
         parse("[space]\nsweep_after_s = 0")
-    with bare_space(tmp_path / "space", DURABLE, clock, replace(ANY_QUEUE, sweep_after_s=60)) as bare:
+    with bare_space(tmp_path / "space", DURABLE, clock, replace(ANY_QUEUE, options={"sweep_after_s": 60})) as bare:
         session = Session(bare.space)
         prepared(session, "a", batch())
         clock.ahead_s = 61
@@ -172,7 +173,7 @@ def test_its_age_is_defined(tmp_path: Path, clock: Clock) -> None:
 
 def test_without_a_server_it_is_a_chore(tmp_path: Path) -> None:
     """Of a branch that was prepared so long ago that its query is taken for dead."""
-    with bare_space(tmp_path / "space", definitions=replace(ANY_QUEUE, sweep_after_s=1)) as bare:
+    with bare_space(tmp_path / "space", definitions=replace(ANY_QUEUE, options={"sweep_after_s": 1})) as bare:
         session, xid = Session(bare.space), prepared(Session(bare.space), "a", batch())
         bare.space.branches[xid].prepared_at = 1
         chore = Sweep(bare.space)
@@ -189,7 +190,7 @@ def test_a_server_sweeps_now_and_then(tmp_path: Path, monkeypatch: pytest.Monkey
     try:
         manager = remote_manager(server.url)
         xid = prepared(manager, "a", batch())
-        server.space.definitions = replace(server.space.definitions, sweep_after_s=-1)
+        server.space.definitions = replace(server.space.definitions, options={"sweep_after_s": -1})
         eventually(lambda: manager.outcome(xid) is Outcome.ROLLED_BACK)
         manager.close()
     finally:

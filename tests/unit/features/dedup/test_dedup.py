@@ -18,6 +18,7 @@ from xaqueue.core.model import layout
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.errors import RetryLater, RolledBack
 from xaqueue.features.dedup import dedup
+from xaqueue.features.dedup.dedup import keys_of
 from xaqueue.features.dedup.values import Keys, Seen, hash_of
 from xaqueue.features.session import Session
 from xaqueue.message import MessageId
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("quiet")
 
 NOON_US = 1_800_000_000_000_000
 WINDOW_S = 60
-ONCE = Definitions(default=QueueDefinition(options={"dedup_window_s": WINDOW_S}), sweep_after_s=10**9)
+ONCE = Definitions(default=QueueDefinition(options={"dedup_window_s": WINDOW_S}), options={"sweep_after_s": 10**9})
 PLAIN = Definitions(default=QueueDefinition())
 LEVELS = ["NONE", DURABLE, "JOURNAL"]
 CARRIER = f"{1:016x}.ledger"
@@ -311,7 +312,7 @@ def test_two_branches_in_every_order(bare: BareSpace, one: tuple[str, ...], two:
             race.step(who, next(steps[who]))
         assert take_all(bare) == ([] if race.committed is None else [b"%d" % race.committed])
         queue = bare.space.queue("q")
-        assert (queue.keys.claims, queue.pending, bare.space.branches) == ({}, set(), {})
+        assert (keys_of(queue).claims, queue.pending, bare.space.branches) == ({}, set(), {})
         if race.committed is not None:
             assert put(bare, f"after {number}", str(number)) == race.ids[race.committed]
     assert files(bare) == []
@@ -437,7 +438,7 @@ def test_of_one_batch_the_first_that_is_committed_has_the_message(
     first = listed[0]
     assert sorted(bodies(bare)) == [b"%d" % first, b"2"]
     queue = bare.space.queue("q")
-    assert (queue.keys.claims, queue.pending, bare.space.branches, files(bare)) == ({}, set(), {}, [])
+    assert (keys_of(queue).claims, queue.pending, bare.space.branches, files(bare)) == ({}, set(), {}, [])
     for _ in range(2):
         assert put(bare, "again") == ids[first]
         bare.reopen()
@@ -520,7 +521,7 @@ def test_a_window_that_changes_holds_for_new_keys(bare: BareSpace, clock: Clock)
     assert put(bare, "second") != first
     three.commit()
     two.commit_at_once()
-    assert bare.space.queue("q").keys.claims == {}
+    assert keys_of(bare.space.queue("q")).claims == {}
     bare.space.redefine(Definitions(default=QueueDefinition(options={"dedup_window_s": 0.5})))
     short = put(bare, "third", "short")
     assert put(bare, "fourth") == first
@@ -544,7 +545,7 @@ def test_what_is_over_is_removed(bare: BareSpace, clock: Clock, monkeypatch: pyt
     assert not dedup.clear(bare.space, lambda: next(stops))
     assert len(records(bare)) == 3
     bare.reopen()
-    assert len(bare.space.queue("q").keys.ends) == 3
+    assert len(keys_of(bare.space.queue("q")).ends) == 3
     assert dedup.clear(bare.space, lambda: False)
     assert [dedup.parse_key(name)[2] for name in records(bare)] == [last, again]  # type: ignore[index]
     assert (put(bare, "x", "last"), put(bare, "x", "0")) == (last, again)
