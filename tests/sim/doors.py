@@ -6,13 +6,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
 from unittest import mock
 
 from support import crash_level
 from support.crash_level import CYCLING, FILLING, LAGGING, STRICT, Level, level_of
 from support.failing_disk import FailingFileSystem
 from support.forgetful import Tree
-from xaqueue.core.engine import heuristics, timeouts
+from xaqueue.core.engine import heuristics, journal_log, timeouts
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import definitions, layout
 from xaqueue.core.model.definitions import Definitions
@@ -125,6 +127,11 @@ def forget_keys(space: Space) -> None:
 def end_leases(space: Space, now_s: float) -> int:
     """Those that are over at this time of the monotonic clock."""
     return timeouts.expire(space, now_s, float("inf"))
+
+
+def large(size_bytes: int | None) -> Any:
+    """From this size on a branch is in files before its record is; None: as it is."""
+    return nullcontext() if size_bytes is None else mock.patch.object(journal_log, "KEPT_BYTES", size_bytes)
 
 
 def ids(dice: random.Random) -> mock._patch[Callable[[int], bytes]]:

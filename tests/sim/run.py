@@ -24,6 +24,7 @@ from sim.rules.delays import Delays
 from sim.rules.groups import Groups
 from sim.rules.leases import Leases
 from sim.rules.limits import ByteLimits, Limits
+from sim.rules.managed import Managed
 from sim.rules.retries import Retries
 from sim.rules.streams import Streams
 from sim.rules.topics import Topics
@@ -31,7 +32,7 @@ from sim.world import STEPS, World
 
 FEATURES: tuple[type[Rules], ...] = (
     *(Retries, Limits, ByteLimits, Dedup, Groups, Delays, Leases, Topics),
-    *(Streams, Batches, Carry),
+    *(Streams, Batches, Carry, Managed),
 )
 SHRINK_S = 60.0
 
@@ -47,7 +48,7 @@ def play(seed: int, steps: Sequence[int] | None = None, kinds: Sequence[type[Rul
     seeds = [dice.getrandbits(64) for _ in range(STEPS)]
     own = random.Random(dice.getrandbits(64))
     doors.forget_ids()
-    with doors.ids(random.Random(dice.getrandbits(64))):
+    with doors.ids(random.Random(dice.getrandbits(64))), doors.large(dice.choice((None, None, 1000, 5000))):
         world = World(own, Model(tuple(rules), doors.NOON_US))
         with mock.patch("time.monotonic", world.monotonic):
             try:

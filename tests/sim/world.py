@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sim import doors
 from sim.model import ACTIVE, DONE_BY_HAND, IN_DOUBT, UNDONE_BY_HAND, Branch, Model, Rules
@@ -88,6 +88,10 @@ class World:
     """The sessions that work in branches."""
     is_new: bool = True
     """The space was opened just now."""
+    is_looking: bool = False
+    """At what would come of it: the world goes on as if nobody did."""
+    around: dict[str, Any] = field(default_factory=dict)
+    """What rules have beside the space, and no crash of it takes."""
     trace: list[str] = field(default_factory=list)
     rows: list[bytes] = field(default_factory=list)
     """What a database has, which is asked whenever the space is opened."""
@@ -174,7 +178,12 @@ class World:
         """Where nobody can foresee which of them it has."""
         before = self.model
         found = self.attempt(call, effects[0], None, [*effects[1:], *partly])
-        self._explain([_with(before, effect) for effect in effects])
+        allowed = [_with(before, effect) for effect in effects]
+        try:
+            self._explain(allowed)
+        except (Crashed, ResourceFailed):  # who looks may have to wait for the directories
+            self._reopen([model.after(self.way) for model in allowed])
+            raise Over from None
         return found
 
     def _survive(
@@ -186,7 +195,8 @@ class World:
         partly: Sequence[Effect],
     ) -> None:
         self.trace.append(f"  {type(error).__name__}")
-        if self.fs.crashed or self.fs.failed or (isinstance(error, ResourceFailed) and self.fs.struck):
+        is_down = self.fs.crashed or self.fs.failed or isinstance(error, Crashed)
+        if is_down or (isinstance(error, ResourceFailed) and self.fs.struck):
             found = [self.model, after, *(_with(self.model, effect) for effect in partly)]
             self._reopen([model.after(self.way) for model in found])
         elif self.server.lost and not isinstance(error, ResourceFailed):
@@ -341,6 +351,7 @@ class World:
     def _look_at(self, trees: Sequence[Tree], allowed: Sequence[Model]) -> None:
         """What would come of each; the world goes on as if nobody had looked."""
         kept = self.fs, self.space, self.server, self.seats
+        self.is_looking = True
         for tree in trees:
             self.fs = doors.disk(tree)
             self._open()
@@ -348,7 +359,7 @@ class World:
             for queue in sorted({"plain", *(name for each in self.model.rules for name in each.puts)}):
                 self._put_one_more(queue)
         self.fs, self.space, self.server, self.seats = kept
-        self.is_new = False
+        self.is_looking = self.is_new = False
 
     def _put_one_more(self, queue: str) -> None:
         """It gets a number that no message of the queue ever had."""

@@ -26,6 +26,14 @@ class Batches(Rules):
         self.last: tuple[Batch, list[Xid]] | None = None
         """That was committed, with its branches."""
 
+    def shows(self, world: World) -> bool:
+        """The last one is known to be decided, and the next one is not."""
+        session, following = doors.session(world.space), Batch("query", self.number)
+        decided = session.decision(following)
+        if self.last is not None and session.decision(self.last[0]) is None:
+            return False
+        return decided is None or decided.batch.number != self.number
+
     def write(self, world: World) -> None:
         """With what its query has prepared before, if it was cut off there."""
         batch = Batch("query", self.number)
