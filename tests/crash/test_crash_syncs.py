@@ -36,7 +36,7 @@ NOTICED: dict[str, tuple[Callable[[str], None], str]] = {
     "harden_unprepared: content block": (power_loss, "put: one_phase"),
     "harden_unprepared: content first block": (next_owner, "puts in new queues: one_phase"),
     "harden_unprepared: names active": (power_loss, "puts in new queues: one_phase"),
-    "harden_unprepared: names prepared": (power_loss, "id again: taken two_phase"),
+    "stage: names prepared": (power_loss, "id again: taken two_phase"),
     "add_branch_block: names prepared": (power_loss, "lives: list, list, undone, two_phase"),
     "commit's point: target prepared": (power_loss, "puts in new queues: two_phase"),
     "commit's point: target committed": (power_loss, "puts in new queues: two_phase"),
