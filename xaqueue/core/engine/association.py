@@ -35,7 +35,7 @@ class Association:
         self._last: Xid | None = None
         """The branch that was entered last."""
         self._receiving: Branch | None = None
-        """The last that was made for a message on lease; it may wait for one."""
+        """The last of which it is the holder without being in it; it may wait for a message."""
         self._is_lost = False
         self._local: Branch | None = None
         """The last local branch: nobody else finishes it, not even when it is idle."""

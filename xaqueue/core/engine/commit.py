@@ -7,8 +7,7 @@ what is done as a change, and gives that to the space's log, which returns once 
     commit     one block: it enters committed/, or the message that it names goes; that is the commit point
                several: .000 becomes .commit, that is the commit point; then messages come and go; then the rest goes
     one phase  the same from active/, or from memory, where nothing that is not committed survives
-               with a dedup_key that counts, one block is as several: its record moves with the message, and the list
-               says who claims it
+               where a rider has something listed, one block is as several: what it records moves with the message
     rollback   of a prepared branch: .000 goes first, which un-prepares it
 
 In the terms of crash rules 1 to 4 in ARCHITECTURE.md. A redo record is atomic: it needs no commit point of its own, and

@@ -110,7 +110,8 @@ class Session(Association):
         with self.space.lock:
             branch = self.space.branches.get(xid)
             if branch is not None:
-                branch.riders = (*branch.riders, Explained(why))
+                others = (rider for rider in branch.riders if not isinstance(rider, Explained))
+                branch.riders = (*others, Explained(why))
 
     def flush(self) -> None:
         self._check_open()
@@ -230,7 +231,7 @@ class Session(Association):
     def lose(self, why: str = "its session was lost") -> Xid | None:
         """Whoever used the session is gone: what waits in it is to end, and ``close`` follows.
 
-        Returns the branch that it was in, unless it was closed. What it holds on lease may be settled elsewhere.
+        Returns the branch that it was in, unless it was closed. Of what it is the holder others may be by now.
         """
         branch, receiving, self._is_lost = self._current, self._receiving, True
         self._note_end()

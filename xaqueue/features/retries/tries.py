@@ -50,7 +50,7 @@ def failed_by(space: Space, branch: Branch) -> list[Failed]:
         return []
     back = [(queue, entry, _before(entry)) for queue, entry, is_try in held if not is_try]
     why = branch.rollback_reason
-    reason = next((one.reason for one in reversed(branch.riders) if isinstance(one, Explained)), "") or ROLLED_BACK
+    reason = next((one.reason for one in branch.riders if isinstance(one, Explained)), "") or ROLLED_BACK
     reason = reason if why is None else _REASONS.get(why.code, reason)
     if branch.holder is not None and why is not None and why.code is Code.XA_RBTIMEOUT:
         reason = LEASE_EXPIRED

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from support.bare_space import ANY_QUEUE, FaultyFileSystem
 from xaqueue.connection import Connection
+from xaqueue.core.engine import heuristics
 from xaqueue.core.engine.memory import Features, Gate
 from xaqueue.core.engine.state import Space
-from xaqueue.core.model.branch import Branch
+from xaqueue.core.model.branch import Branch, Rider
 from xaqueue.core.owner import open
 from xaqueue.core.recovery.recover import open_space
 from xaqueue.core.storage.hardening import Hardening
-from xaqueue.errors import Error, QueueWaiting
+from xaqueue.errors import Error, ProtocolError, QueueWaiting
 from xaqueue.features.session import Session
 from xaqueue.message import Message, MessageId, Properties
+from xaqueue.xid import Xid
 
 
 @pytest.fixture(params=["NONE", "JOURNAL"])
@@ -118,3 +122,36 @@ def test_a_gate_holds_back_and_marks(tmp_path: Path, level: Hardening) -> None:
 def test_a_part_is_made_once(tmp_path: Path, level: Hardening) -> None:
     space = opened(tmp_path, level)
     assert space.memory_of(Shut) is space.memory_of(Shut)
+
+
+class Performs(Rider):
+    """Gives its commit to the log by itself, and hears of its end."""
+
+    def __init__(self) -> None:
+        self.heard = list[object]()
+
+    def performs(self, space: Space, plan: Callable[[], Any], publish: Callable[[], None]) -> bool:
+        space.log.perform(plan, publish)
+        self.heard.append("performed")
+        return True
+
+    def committed(self, space: Space, *, late: bool) -> None:
+        self.heard.append(late)
+
+    def check_by_hand(self, branch: Branch) -> None:
+        raise ProtocolError("not by hand")
+
+
+def test_a_rider_performs_a_commit(tmp_path: Path, level: Hardening) -> None:
+    space, rider, xid = opened(tmp_path, level), Performs(), Xid(1, b"x", b"")
+    connection = connected(space)
+    connection.tpc_begin(xid)
+    connection.enqueue("orders", b"one")
+    space.branches[xid].riders = (rider,)
+    connection.tpc_prepare()
+    with pytest.raises(ProtocolError, match="not by hand"):
+        heuristics.decide(space, xid, True, "somebody")
+    connection.tpc_commit()
+    assert rider.heard == ["performed", False]
+    assert [message.body for message in connection.browse("orders")] == [b"one"]
+    connection.close()
