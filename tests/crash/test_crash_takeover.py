@@ -34,7 +34,7 @@ from xaqueue.core.storage.ids import fresh_id
 from xaqueue.core.storage.owner_file import OwnerFile
 from xaqueue.core.storage.scheduling import THREADS
 from xaqueue.errors import Error, ResourceFailed, SpaceError
-from xaqueue.features.opening import FEATURES, chores
+from xaqueue.features.opening import WHOLE
 from xaqueue.features.pair import standby
 from xaqueue.features.pair.pair_fs import OWN
 from xaqueue.features.session import Session, attach
@@ -79,9 +79,7 @@ class Owner:
     def __init__(self, root: Path, lock: OwnerFile) -> None:
         self.lock = lock
         found = read_format(root)
-        self.attached: _Attached = owning._open(
-            root, found, chores, FEATURES, None, False, None, THREADS, lambda _: None, lock
-        )
+        self.attached: _Attached = owning._open(root, found, WHOLE, None, False, None, THREADS, lambda _: None, lock)
         self.space = self.attached.space
 
     def connect(self) -> Connection:
@@ -101,7 +99,7 @@ class Owner:
     def die(self) -> None:
         """As a process that is killed."""
         self.space.log.end(OSError("killed"))
-        self.attached.pair.stop()
+        self.attached.guard.stop()
         if self.attached.watchdog is not None:
             self.attached.watchdog.stop()
         self.lock.release()

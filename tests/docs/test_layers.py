@@ -107,7 +107,7 @@ OWNED = {
     "pyspark": ("xaqueue.spark",),
     "typer": ("xaqueue.cli",),
     "click": ("xaqueue.cli",),
-    "watchdog": ("xaqueue.core.owner",),
+    "watchdog": ("xaqueue.core.owner.watches", "xaqueue.offline.queue_watch"),
     "sqlalchemy": ("xaqueue.contrib",),
     "opentelemetry": ("xaqueue.spans",),
     "prometheus_client": ("xaqueue.metrics", "xaqueue.web"),

@@ -26,10 +26,10 @@ from xaqueue.core.model import layout
 from xaqueue.core.owner import open as open_room
 from xaqueue.core.owner.open import write_definitions
 from xaqueue.core.recovery.load import Load, Progress
-from xaqueue.core.storage import journal, journal_places
+from xaqueue.core.storage import journal, journal_files
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
+from xaqueue.core.storage.journal_files import Place
 from xaqueue.core.storage.journal_format import SECTOR_BYTES
-from xaqueue.core.storage.journal_places import Place
 from xaqueue.endpoint import parse
 from xaqueue.errors import Error, OutcomeUnknown, SpaceError, SpaceInUse
 from xaqueue.features.replica import replicated
@@ -469,7 +469,7 @@ def test_it_catches_up_over_several_opens(tmp_path: Path, serve: Serve, follow: 
 
 
 def test_a_segment_may_go_while_it_is_looked_for(tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, look, times = serve(made(tmp_path / "source")), journal_places.places, list[int]()
+    source, look, times = serve(made(tmp_path / "source")), journal_files.places, list[int]()
 
     def places(*given: Any) -> Any:
         times.append(1)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 from xaqueue.batch import BATCH_FORMAT_IDS
 from xaqueue.core.engine.memory import Features
@@ -11,30 +12,25 @@ from xaqueue.core.engine.state import Space
 from xaqueue.core.owner import open
 from xaqueue.core.owner.chores import Chore
 from xaqueue.core.recovery import recover
+from xaqueue.core.storage.fs import FileSystem
+from xaqueue.core.storage.hardening import Hardening
+from xaqueue.core.storage.owner_file import OwnerFile
 from xaqueue.core.storage.scheduling import THREADS
 from xaqueue.features.batches.rule import BatchRule
 from xaqueue.features.batches.sweep import Sweep
+from xaqueue.features.carry import carry
 from xaqueue.features.dedup import dedup
 from xaqueue.features.kinds import KINDS
+from xaqueue.features.pair.pair import Pair
+from xaqueue.features.replica.options import Replication
+from xaqueue.features.replica.replicas import check_replication, replication_now
 from xaqueue.features.retries.tries import Tries
 from xaqueue.features.scrub.options import DAYS
 from xaqueue.features.scrub.scrub import Scrub
+from xaqueue.features.snapshots import store
 from xaqueue.features.snapshots.chores import PruneJournal, TakeSnapshots
 from xaqueue.features.snapshots.options import policy_of
 from xaqueue.features.streams.cleanup import Clear
-
-
-def chores(space: Space, lasting: bool) -> Iterator[Chore]:
-    """See ``open.attach``."""
-    yield Clear(space)
-    yield PruneJournal(space)
-    if space.waiting is THREADS:  # else the server sees to it
-        yield Sweep(space)
-    if lasting and policy_of(space.definitions).interval_min:
-        yield TakeSnapshots(space)
-    if lasting and DAYS.of(space.definitions):
-        yield Scrub(space)
-
 
 FEATURES = Features(
     kinds=KINDS,
@@ -44,7 +40,38 @@ FEATURES = Features(
 )
 """What they have to say in the steps of a branch, beside its riders."""
 
+
+class Whole:
+    """All of them; see ``moments.Moments``."""
+
+    features = FEATURES
+    check = staticmethod(check_replication)
+    close = staticmethod(carry.close)
+
+    def guard(self, root: Path, lock: OwnerFile, hardening: Hardening, *, is_taken: bool) -> Pair:
+        return Pair(root, lock, hardening, beats=is_taken)
+
+    def begin(self, port: FileSystem) -> int:
+        store.give_up_restore(port)
+        return store.journal_epoch(port)
+
+    def policy(self, root: Path, opened: list[Space]) -> Callable[[], Replication]:
+        return partial(replication_now, root, opened)
+
+    def chores(self, space: Space, lasting: bool) -> Iterator[Chore]:
+        yield Clear(space)
+        yield PruneJournal(space)
+        if space.waiting is THREADS:  # else the server sees to it
+            yield Sweep(space)
+        if lasting and policy_of(space.definitions).interval_min:
+            yield TakeSnapshots(space)
+        if lasting and DAYS.of(space.definitions):
+            yield Scrub(space)
+
+
+WHOLE = Whole()
+
 create = open.create
-attach = partial(open.attach, chores=chores, features=FEATURES)
+attach = partial(open.attach, moments=WHOLE)
 open_space = partial(recover.open_space, kinds=KINDS, features=FEATURES)
-start_background = partial(open.start_background, chores=chores)
+start_background = partial(open.start_background, moments=WHOLE)

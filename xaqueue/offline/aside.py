@@ -25,7 +25,7 @@ from xaqueue.core.owner.open import is_owned
 from xaqueue.core.recovery.load import read_head
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.fs import FileSystem
-from xaqueue.core.storage.journal_reader import ARCHIVE
+from xaqueue.core.storage.journal_files import ARCHIVE
 from xaqueue.errors import DamagedBlock, InvalidArgument
 from xaqueue.features.opening import attach
 

@@ -33,8 +33,9 @@ from xaqueue.core.recovery.load import Progress, read_head
 from xaqueue.core.recovery.prepared import Verdict
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.fs import FileSystem
+from xaqueue.core.storage.journal_files import ARCHIVE
 from xaqueue.core.storage.journal_format import parse_name
-from xaqueue.core.storage.journal_reader import ARCHIVE, Found, look, read_readable
+from xaqueue.core.storage.journal_reader import Found, look, read_readable
 from xaqueue.errors import DamagedBlock, InvalidArgument, JournalDamaged, SpaceError
 from xaqueue.features.kinds import KINDS, is_valid
 from xaqueue.features.opening import attach

@@ -185,7 +185,7 @@ def follow(
     ``stopped`` is noticed at the next message or look. Raises SpaceError, also where another space, or an older copy,
     has come under the path: its numbers mean other messages. Raises InvalidArgument.
     """
-    from xaqueue.core.owner.watches import QueueWatch  # its import costs as much as all others
+    from xaqueue.offline.queue_watch import QueueWatch  # its import costs as much as all others
 
     reader = QueueReader(path, queue)
     stopped = stopped or threading.Event()

@@ -29,9 +29,9 @@ from xaqueue.core.recovery.from_journal import check_end
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.journal import whole_sectors
+from xaqueue.core.storage.journal_files import free_archive, make_segment
 from xaqueue.core.storage.journal_format import Record, Segment
 from xaqueue.core.storage.journal_reader import Gap, look, read_readable
-from xaqueue.core.storage.journal_segment import free_archive, make_segment
 from xaqueue.core.storage.owner_file import OwnerFile
 from xaqueue.errors import JournalDamaged, SpaceError
 from xaqueue.features.kinds import KINDS, is_valid

@@ -24,7 +24,7 @@ from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.errors import DamagedBlock
 from xaqueue.features.kinds import KINDS
-from xaqueue.features.opening import FEATURES, attach
+from xaqueue.features.opening import FEATURES, Whole, attach
 from xaqueue.features.snapshots import restore, take
 from xaqueue.message import Properties
 from xaqueue.offline import inspect
@@ -91,7 +91,9 @@ def kind(monkeypatch: pytest.MonkeyPatch) -> NoteKind:
 
 
 def opened(path: Path, kind: NoteKind) -> Any:
-    return attach(path, features=replace(FEATURES, kinds=(*KINDS, kind)), create_missing=True, watch=False)
+    whole = Whole()
+    whole.features = replace(FEATURES, kinds=(*KINDS, kind))
+    return attach(path, moments=whole, create_missing=True, watch=False)
 
 
 @pytest.mark.parametrize("flags", ["JOURNAL", "FDATASYNC;DSYNC"])

@@ -58,7 +58,7 @@ class Chore:
         raise NotImplementedError
 
     def finish(self) -> None:
-        """The space is being closed, and this is run no more."""
+        """The space is being closed; it is run no more."""
 
 
 class Chores:

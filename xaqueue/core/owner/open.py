@@ -13,7 +13,7 @@ import stat
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from xaqueue.core.engine.disk_space import RoomLimit
-from xaqueue.core.engine.memory import Features
 from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import definition_edits, layout
@@ -31,9 +30,10 @@ from xaqueue.core.model.block import FORMAT_VERSION
 from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.model.format import Format, check_committed, check_new, checked_name, read_format
 from xaqueue.core.model.records import refusal
-from xaqueue.core.owner.chores import Chore, Chores, begin
+from xaqueue.core.owner.chores import Chores, begin
 from xaqueue.core.owner.definitions_file import editing, keep_good, read_good, usable_definitions
 from xaqueue.core.owner.definitions_file import read_definitions as read_definitions
+from xaqueue.core.owner.moments import Guard, Moments
 from xaqueue.core.owner.record import (
     READ_ONLY,
     READY,
@@ -54,7 +54,7 @@ from xaqueue.core.recovery.recover import open_space
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.fs import replace_file
 from xaqueue.core.storage.hardening import DEFAULT, NOTHING, Hardening
-from xaqueue.core.storage.journal_reader import headers
+from xaqueue.core.storage.journal_files import headers
 from xaqueue.core.storage.layers import OwnerFileSystem
 from xaqueue.core.storage.modes import PRIVATE
 from xaqueue.core.storage.mounts import trouble_of
@@ -63,11 +63,7 @@ from xaqueue.core.storage.owner_file import is_owned as is_owned
 from xaqueue.core.storage.reserve import Reserve
 from xaqueue.core.storage.scheduling import THREADS, Threads
 from xaqueue.errors import Error, InvalidArgument, ResourceFailed, RetryLater, SpaceError
-from xaqueue.features.carry import carry
 from xaqueue.features.counters.values import Counting, encode
-from xaqueue.features.pair.pair import Pair
-from xaqueue.features.replica.replicas import check_replication, replication_now
-from xaqueue.features.snapshots import store
 
 if TYPE_CHECKING:
     from xaqueue.core.owner.watches import DefinitionsWatch
@@ -83,8 +79,6 @@ order = "fifo"       # fifo, lifo or priority
 
 log = logging.getLogger("xaqueue")
 Background = Chores | Follower
-ChoresOf = Callable[[Space, bool], Iterable[Chore]]
-"""What is to be done now and then in a space beside the core's own; whether that is to be open for long."""
 
 
 @dataclass(slots=True)
@@ -95,7 +89,8 @@ class _Attached:
     watch: DefinitionsWatch | None
     background: list[Background]
     watchdog: Watchdog | None
-    pair: Pair
+    guard: Guard
+    moments: Moments
     owner: Owner
     users: int = 0
 
@@ -172,8 +167,7 @@ def hardening_of(flags: str | None, definitions: Definitions) -> Hardening:
 def attach(
     path: str | os.PathLike[str],
     *,
-    chores: ChoresOf,
-    features: Features,
+    moments: Moments,
     create_missing: bool = False,
     sync: str | None = None,
     name: str | None = None,
@@ -185,10 +179,9 @@ def attach(
 ) -> Session:
     """A session with the space in this directory, which this process opens if it has not yet.
 
-    chores, features: see ``xaqueue.features.opening``. sync: flags; see ``hardening_of``. name: must be the
-    space's, where given. watch: whether queues.toml is reloaded when it changes. waiting, on_branches: see
-    ``Space``; where it is opened now. lock: that ``standby.wait`` has taken: other standbys may take over from this
-    owner. Closing the last session closes the space.
+    moments: of its features. sync: flags; see ``hardening_of``. name: must be the space's, where given. watch: whether
+    queues.toml is reloaded when it changes. waiting, on_branches: see ``Space``; where it is opened now. lock: that
+    ``standby.wait`` has taken: other standbys may take over from this owner. Closing the last session closes the space.
     Raises SpaceInUse, SpaceError, InvalidArgument; with ``lock`` ResourceFailed once another one has taken over.
     """
     root = Path(os.path.realpath(path))  # which raises nothing, whatever stands there
@@ -205,9 +198,7 @@ def attach(
             del _attached[root]
             attached = None
         if attached is None:
-            attached = _attached[root] = _open(
-                root, found, chores, features, sync, watch, progress, waiting, on_branches, lock
-            )
+            attached = _attached[root] = _open(root, found, moments, sync, watch, progress, waiting, on_branches, lock)
         elif sync is not None and Hardening.parse(sync) != attached.space.hardening:
             raise InvalidArgument(f"the space is open with {attached.space.hardening} in this process, not {sync}")
         attached.users += 1
@@ -217,8 +208,7 @@ def attach(
 def _open(
     root: Path,
     found: Format,
-    chores: ChoresOf,
-    features: Features,
+    moments: Moments,
     sync: str | None,
     watch: bool,
     progress: Progress | None,
@@ -232,14 +222,14 @@ def _open(
     group = find_group(definitions.readers)
     hardening = hardening_of(sync, definitions)
     definitions.check_sync(hardening)
-    check_replication(root, definitions, hardening, waiting)
+    moments.check(root, definitions, hardening, waiting)
     try:
         lock = taken or OwnerFile(root)
     except OSError as error:
         raise SpaceError(f"{root} cannot be opened for writing: {_reason(error)}") from error
     fs: DirectoryFileSystem | None = None
     try:
-        pair = Pair(root, lock, hardening, beats=taken is not None)
+        guard = moments.guard(root, lock, hardening, is_taken=taken is not None)
         if taken is None and not lock.acquire():
             raise in_use(root, read_owner(root))  # noqa: TRY301
         found = read_format(root)  # again: a restore may have been at it until now
@@ -247,11 +237,11 @@ def _open(
         fs = DirectoryFileSystem(root, keep_unsynced=bool(hardening.content) and not hardening.journal, modes=modes)
         check_committed(root, was_in_use=read_owner(root) is not None)
         headers(fs, layout.JOURNAL)  # which refuses those of a newer xaqueue
-        port = pair.port(fs)  # before anything else is read
-        store.give_up_restore(port)
+        port = guard.port(fs)  # before anything else is read
+        below = moments.begin(port)
         content, has_journal = lock.read(), fs.is_dir(layout.JOURNAL)
-        owner = next_owner(content, found, hardening, has_journal, beats=pair.beats)
-        owner = replace(owner, epoch=max(owner.epoch, store.journal_epoch(fs) + 1))  # also without the file owner
+        owner = next_owner(content, found, hardening, has_journal, beats=guard.beats)
+        owner = replace(owner, epoch=max(owner.epoch, below + 1))  # also without the file owner
         suspect = is_suspect(content, has_journal)
         behind, epoch = owner.boot, owner.epoch
         boot = boot_id() if hardening.journal else ""
@@ -259,29 +249,29 @@ def _open(
         files = OwnerFileSystem(port, reserve)
         room = RoomLimit(files, reserve, files.unreserved())
         lock.write(files, format_owner(replace(owner, boot=behind or boot)))
-        pair.begin(epoch, modes)
+        guard.begin(epoch, modes)
         opened: list[Space] = []
         space = open_space(
             files,
             definitions,
-            kinds=features.kinds,
+            kinds=moments.features.kinds,
             hardening=hardening,
             epoch=epoch,
             progress=progress,
             journalled=owner.journalled,
             suspect=suspect,
-            is_shared=pair.beats,
+            is_shared=guard.beats,
             room=room,
             waiting=waiting,
             on_branches=on_branches,
             lost=lock.lost,
             space_id=found.id,
-            features=features,
-            replication=partial(replication_now, root, opened),
+            features=moments.features,
+            replication=moments.policy(root, opened),
         )
         opened.append(space)
         files.recovering = False
-        pair.recovered(space)
+        guard.recovered(space)
         watchdog = None
         if space.read_only is None:
             lacking = room.restore(definitions)
@@ -297,13 +287,13 @@ def _open(
         space.define = partial(_redefine, root, space)
         space.undefine = partial(_undefine, root, space)
         watching = _watch(root, space) if watch else None
-        background = start_background(space, chores, lasting=watch)
+        background = start_background(space, moments, lasting=watch)
         if space.read_only is None:
             watchdog = Watchdog(space, files, lambda why: record_trouble(files, lock, owner, why))
     except BaseException as error:
         refused = _refusal(root, error, taken)
         if fs is not None:
-            pair.stop()
+            guard.stop()
             fs.close()
         lock.release()
         if refused is not None:
@@ -316,7 +306,7 @@ def _open(
         log.info(
             "[space-open] space %s is open, epoch %d, sync %s: a commit %s", root, epoch, hardening, hardening.promise
         )
-    return _Attached(space, files, lock, watching, background, watchdog, pair, owner)
+    return _Attached(space, files, lock, watching, background, watchdog, guard, moments, owner)
 
 
 def _refusal(root: Path, error: BaseException, taken: OwnerFile | None) -> Error | None:
@@ -331,13 +321,13 @@ def _refusal(root: Path, error: BaseException, taken: OwnerFile | None) -> Error
     )
 
 
-def start_background(space: Space, chores: ChoresOf, *, lasting: bool = False) -> list[Background]:
+def start_background(space: Space, moments: Moments, *, lasting: bool = False) -> list[Background]:
     """What is done beside the sessions: the directories follow the journal, late branches end where no server sees to
     it, and the features' chores. lasting: it is to be open for long."""
     if space.read_only is not None:
         return []
     own = [Checkpoints(space), TimeLimits(space)] if space.waiting is THREADS else [Checkpoints(space)]
-    found = list[Background](begin(space, [*own, *chores(space, lasting)]))
+    found = list[Background](begin(space, [*own, *moments.chores(space, lasting)]))
     if space.log.follows:
         space.wakes.pending = follower = Follower(space.log, space.fence)
         follower.wake()  # for what came meanwhile
@@ -366,14 +356,14 @@ def _detach(root: Path, attached: _Attached) -> None:
             for thread in attached.background:
                 thread.stop()
             space = attached.space
-            if space.close(carry.close):
+            if space.close(attached.moments.close):
                 space.counter_file.write(space.counted(closed=True))
                 closed = replace(attached.owner, boot="", journalled=False, unclosed="")
                 write_owner(attached.files, attached.lock, closed)
         finally:
             attached.space.log.end(ResourceFailed("the space is closed"))  # a thread may be at work, if interrupted
             attached.files.close()
-            attached.pair.stop()
+            attached.guard.stop()
             if attached.watchdog is not None:
                 attached.watchdog.stop()
             attached.lock.release()

@@ -1,13 +1,10 @@
-"""What is watched in a space's directory: queues.toml by its owner, a queue's watermark by whoever follows the queue.
-
-The directories are watched, not the files, because editors replace files. Where the system has no watch to give, the
-definitions stay as they were at the start, with a warning, and followers look now and then.
+"""queues.toml is watched by the owner of a space: the directory, not the file, because editors replace files. Where the
+system has no watch to give, the definitions stay as they were at the start, with a warning.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,21 +22,18 @@ from xaqueue.core.model import definitions, layout, options
 from xaqueue.core.owner.definitions_file import keep_good
 from xaqueue.errors import InvalidArgument
 
-_CHANGES = frozenset({"modified", "created", "moved", "closed"})
-"""Reading a file makes events too; following those would be following oneself."""
-
 _ARRIVALS: list[type[FileSystemEvent]] = [FileMovedEvent, FileCreatedEvent, FileClosedEvent]
 """The kernel tells of these alone: a write into a file that stays open, like the register of tries, wakes nobody."""
 
 log = logging.getLogger("xaqueue")
 
 
-def _is_wanted(record: logging.LogRecord) -> bool:
+def is_wanted(record: logging.LogRecord) -> bool:
     """Not the library's complaint of events that come while it is stopped, which are meant for nobody."""
     return "called when the thread is inactive" not in record.getMessage()
 
 
-logging.getLogger("watchdog.observers.inotify").addFilter(_is_wanted)
+logging.getLogger("watchdog.observers.inotify").addFilter(is_wanted)
 
 
 class DefinitionsWatch(FileSystemEventHandler):
@@ -95,44 +89,3 @@ class DefinitionsWatch(FileSystemEventHandler):
             self._space.redefine(parsed)
         self._space.has_consumed()  # a new limit may be one that some messages have reached
         log.info("[definitions-reloaded] queues.toml reloaded: %d queues", len(parsed.queues))
-
-
-class QueueWatch(FileSystemEventHandler):
-    """Waits for a change of a queue's watermark, or, before there is one, of the directories above it."""
-
-    def __init__(self, root: Path, queue: str) -> None:
-        self._queue = root / layout.queue_path(queue)
-        self._changed = threading.Event()
-        self._watches_queue = False
-        self._observer = Observer()
-        self._observer.daemon = True
-
-    def __enter__(self) -> QueueWatch:
-        self._observer.start()
-        self._schedule(self._queue.parent)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._observer.stop()
-        self._observer.join()
-
-    def arm(self) -> None:
-        """Called before the watermark is read, so that no change after that reading is missed."""
-        self._changed.clear()
-        if not self._watches_queue and self._queue.is_dir():
-            self._watches_queue = self._schedule(self._queue)
-
-    def wait(self, timeout_s: float) -> None:
-        self._changed.wait(timeout_s)
-
-    def on_any_event(self, event: FileSystemEvent) -> None:
-        if event.event_type in _CHANGES:
-            self._changed.set()
-
-    def _schedule(self, directory: Path) -> bool:
-        """Whether the system watches the directory; without it the idle look has to do."""
-        try:
-            self._observer.schedule(self, str(directory), recursive=False)
-        except OSError:
-            return False
-        return True

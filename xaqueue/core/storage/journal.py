@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from zlib import crc32
 
 from xaqueue.core.storage.fs import NO_LINK, NO_ROOM, FileSystem, discard, lasting, suppress_room, synced
+from xaqueue.core.storage.journal_files import OWN_BYTES, free_archive, make_segment
 from xaqueue.core.storage.journal_format import (
     CHECKPOINT,
     END,
@@ -36,7 +37,6 @@ from xaqueue.core.storage.journal_format import (
     record_of,
 )
 from xaqueue.core.storage.journal_reader import look
-from xaqueue.core.storage.journal_segment import OWN_BYTES, free_archive, make_segment
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 """Default size of a segment."""

@@ -17,6 +17,7 @@ from itertools import pairwise
 from typing import NoReturn
 
 from xaqueue.core.storage.fs import FileSystem
+from xaqueue.core.storage.journal_files import ARCHIVE, NEW, content, headers, names_in
 from xaqueue.core.storage.journal_format import (
     CHECKPOINT,
     EPOCH_BITS,
@@ -24,10 +25,7 @@ from xaqueue.core.storage.journal_format import (
     SECTOR_BYTES,
     SWITCH,
     TIME,
-    VERSION,
-    BadHeader,
     Name,
-    NewerHeader,
     Placed,
     Record,
     Segment,
@@ -35,16 +33,12 @@ from xaqueue.core.storage.journal_format import (
     claimed_end,
     lsn_in,
     name_of,
-    parse_header,
     parse_name,
     records_in,
 )
 from xaqueue.core.storage.regular import NO_FILE
-from xaqueue.errors import JournalDamaged, SpaceError
+from xaqueue.errors import JournalDamaged
 
-NEW = ".new"
-"""Behind the name of a segment in the making."""
-ARCHIVE = ".archive"
 _FRESH_BYTES = 1 << 32
 """A new journal begins at a multiple of this, above all that the old one can have used."""
 COVERED = 2_000
@@ -83,57 +77,6 @@ def look(fs: FileSystem, directory: str, is_valid: Validity, *, used: bool = Fal
     used: whether it is known to hold something. Raises JournalDamaged, SpaceError for a newer format, OSError.
     """
     return _Look(fs, directory, is_valid).run(used)
-
-
-def headers(fs: FileSystem, directory: str) -> tuple[list[Segment], list[str], list[str]]:
-    """The segments, sorted by epoch and LSN; the names of strays; and the names of files whose header is damaged.
-
-    None of all where there is no directory. Raises SpaceError for a newer format.
-    """
-    segments, orphans, damaged = [], [], []
-    for name in _names(fs, directory):
-        said = parse_name(name)
-        if said is None:
-            if name.endswith(".log" + NEW):
-                orphans.append(name)  # a crash cut its making off
-            continue
-        path = f"{directory}/{name}"
-        try:
-            segment = parse_header(fs.read(path, SECTOR_BYTES))
-            segment.allocated = segment.allocated_of(fs.size(path))
-        except BadHeader:
-            damaged.append(name)
-            continue
-        except OSError as error:
-            if error.errno not in NO_FILE:
-                raise
-            damaged.append(name)
-            continue
-        except NewerHeader as newer:
-            raise SpaceError(
-                f"{path} has journal format {newer.args[0]}; this xaqueue reads format {VERSION}: use a newer one. "
-                "Nothing was changed"
-            ) from None
-        segment.epoch = said.epoch
-        if segment.start == said.start:
-            segments.append(segment)
-        else:
-            orphans.append(name)  # a crash cut its recycling off
-    return segments, orphans, damaged
-
-
-def _names(fs: FileSystem, directory: str) -> list[str]:
-    return sorted(fs.list(directory)) if fs.is_dir(directory) else []
-
-
-def content(fs: FileSystem, directory: str, segment: Segment) -> bytes:
-    """What is in a segment, whatever follows it in its file; nothing where that is no file. Raises OSError."""
-    try:
-        return fs.read(f"{directory}/{segment.name}", segment.size)
-    except OSError as error:
-        if error.errno not in NO_FILE:
-            raise
-        return b""
 
 
 def good_records(
@@ -189,7 +132,7 @@ class _Look:
                 self._damaged(f"{name} has no sound header")
             found.abandoned.append(name)
         if not segments:
-            if used or any(ARCHIVE in name for name in _names(self.fs, self.directory)):
+            if used or any(ARCHIVE in name for name in names_in(self.fs, self.directory)):
                 self._damaged("all its segments are missing")
             return found
         chain = self._chain(segments)
@@ -316,7 +259,7 @@ class ReadableRecords:
 
 def read_readable(fs: FileSystem, directory: str, is_valid: Validity) -> ReadableRecords:
     """Reads all that can be read. Raises SpaceError for a newer format, OSError."""
-    names = _names(fs, directory)
+    names = names_in(fs, directory)
     segments, orphans, damaged = headers(fs, directory)
     for name in damaged:
         said = parse_name(name)

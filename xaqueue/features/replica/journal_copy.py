@@ -23,6 +23,7 @@ from xaqueue.core.model.layout import JOURNAL, Watermark
 from xaqueue.core.model.message_name import parse_seq
 from xaqueue.core.model.records import StreamRecord, decode_stream
 from xaqueue.core.storage.fs import FileSystem, discard
+from xaqueue.core.storage.journal_files import OWN_BYTES, content, headers, make_segment
 from xaqueue.core.storage.journal_format import (
     CHECKPOINT,
     EPOCH_BITS,
@@ -36,8 +37,7 @@ from xaqueue.core.storage.journal_format import (
     parse_record,
     records_in,
 )
-from xaqueue.core.storage.journal_reader import content, headers, look
-from xaqueue.core.storage.journal_segment import OWN_BYTES, make_segment
+from xaqueue.core.storage.journal_reader import look
 from xaqueue.errors import DamagedBlock, OperationalError, SpaceError
 from xaqueue.features.kinds import KINDS, is_valid
 from xaqueue.features.replica.shipping import Piece

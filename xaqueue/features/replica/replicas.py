@@ -19,9 +19,8 @@ from xaqueue.core.owner.definitions_file import usable_definitions
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.fs import FileSystem, discard
 from xaqueue.core.storage.hardening import Hardening
+from xaqueue.core.storage.journal_files import content, places
 from xaqueue.core.storage.journal_format import TIME, Record, records_in
-from xaqueue.core.storage.journal_places import places
-from xaqueue.core.storage.journal_reader import content
 from xaqueue.core.storage.scheduling import THREADS, Threads
 from xaqueue.errors import InvalidArgument, SpaceError
 from xaqueue.features.replica import replicated

@@ -22,8 +22,8 @@ from xaqueue.core.model.layout import JOURNAL, KEPT_JOURNAL
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.group_commit import Unacknowledged
 from xaqueue.core.storage.journal import Journal
+from xaqueue.core.storage.journal_files import Place, begin_of, places
 from xaqueue.core.storage.journal_format import PREFIX_BYTES, SECTOR_BYTES, claimed_end
-from xaqueue.core.storage.journal_places import Place, begin_of, places
 from xaqueue.core.storage.scheduling import Threads
 from xaqueue.errors import ProtocolError, ResourceFailed
 from xaqueue.features.replica.options import Replication

@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from xaqueue.core.model.change import is_valid
 from xaqueue.core.model.layout import JOURNAL, KEPT_JOURNAL
 from xaqueue.core.storage.fs import FileSystem
+from xaqueue.core.storage.journal_files import Place, begin_of, content, places
 from xaqueue.core.storage.journal_format import (
     EPOCH_BITS,
     SECTOR_BYTES,
@@ -26,8 +27,6 @@ from xaqueue.core.storage.journal_format import (
     lsn_in,
     records_in,
 )
-from xaqueue.core.storage.journal_places import Place, begin_of, places
-from xaqueue.core.storage.journal_reader import content
 from xaqueue.errors import SpaceError
 from xaqueue.features.snapshots.manifest import Manifest
 

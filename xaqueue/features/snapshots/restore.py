@@ -31,7 +31,8 @@ from xaqueue.core.model.layout import JOURNAL, QUEUES, REMOVED, RESTORED, SNAPSH
 from xaqueue.core.model.record_kinds import RecordKinds
 from xaqueue.core.recovery.from_journal import check_end
 from xaqueue.core.storage.fs import FileSystem, discard
-from xaqueue.core.storage.journal_reader import headers, look
+from xaqueue.core.storage.journal_files import headers
+from xaqueue.core.storage.journal_reader import look
 from xaqueue.core.storage.layers import Below
 from xaqueue.errors import JournalDamaged, SpaceError
 from xaqueue.features.snapshots import manifest, restored, store

@@ -18,8 +18,8 @@ from xaqueue.core.model.block_files import read_checked
 from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.model.layout import CHECKED, KEPT_JOURNAL, SNAPSHOTS
 from xaqueue.core.storage.fs import FileSystem, discard
+from xaqueue.core.storage.journal_files import headers
 from xaqueue.core.storage.journal_format import parse_name
-from xaqueue.core.storage.journal_reader import headers
 from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError
 from xaqueue.features.replica import options as replica
 from xaqueue.features.snapshots import manifest

@@ -23,7 +23,7 @@ from support.journals import (
     started,
     write,
 )
-from xaqueue.core.storage import journal_format, journal_segment
+from xaqueue.core.storage import journal_files, journal_format
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.journal import SEGMENT_BYTES, SMALLEST_SEGMENT_BYTES, checkpoint_entry, whole_sectors
@@ -149,11 +149,11 @@ def test_a_checkpoint_is_recorded_on_a_full_disk(disk: FullFileSystem) -> None:
     journal = started(disk)
     fill(journal, 1)
     disk.full = True
-    left = 2 * SMALLEST_SEGMENT_BYTES - journal.position - journal_segment.OWN_BYTES
+    left = 2 * SMALLEST_SEGMENT_BYTES - journal.position - journal_files.OWN_BYTES
     write(
         journal, max((entry(2, left - less) for less in range(100)), key=lambda e: (e.size_bytes <= left, e.size_bytes))
     )
-    assert 2 * SMALLEST_SEGMENT_BYTES - journal.position == journal_segment.OWN_BYTES
+    assert 2 * SMALLEST_SEGMENT_BYTES - journal.position == journal_files.OWN_BYTES
     with pytest.raises(OSError, match="No space"):
         journal.write([entry(3)])
     assert journal.write([checkpoint_entry(journal.position)]) == 1
@@ -169,7 +169,7 @@ def test_checkpoints_on_a_full_disk_leave_the_switch_its_place(disk: FullFileSys
     journal = started(disk)
     fill(journal, 1)
     disk.full = True
-    left = 2 * SMALLEST_SEGMENT_BYTES - journal.position - journal_segment.OWN_BYTES
+    left = 2 * SMALLEST_SEGMENT_BYTES - journal.position - journal_files.OWN_BYTES
     last = max((entry(2, left - less) for less in range(100)), key=lambda e: (e.size_bytes <= left, e.size_bytes))
     write(journal, last)
     for _ in range(5):

@@ -11,9 +11,9 @@ from support.journals import PLACE, bytes_of, entry, fill, journal_of, numbers, 
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.journal import SMALLEST_SEGMENT_BYTES
+from xaqueue.core.storage.journal_files import free_archive
 from xaqueue.core.storage.journal_format import PREFIX_BYTES, name_of
 from xaqueue.core.storage.journal_reader import Gap, ReadableRecords, read_readable
-from xaqueue.core.storage.journal_segment import free_archive
 
 FIRST, SECOND, THIRD = (name_of(number * SMALLEST_SEGMENT_BYTES) for number in range(3))
 BODY = PREFIX_BYTES + 100
