@@ -54,7 +54,7 @@ def judge(tree: Tree, level: Level, written: int) -> Counters:
     """What the next owner goes on from: no less than what was written, and no more than what was done."""
     record = counters.read(tree.open())
     space = open_space(tree.open(), level, epoch=3)
-    found, there = space.queue("a").counters, [message.body for message in Session(space).browse("a")]
+    found, there = counters.counters_of(space.queue("a")), [message.body for message in Session(space).browse("a")]
     assert found in (Counters(), FIRST, SECOND) or (found in HALVES and not level.hardening.journal)
     if level is not NONE:
         assert written < 1 or found != Counters()

@@ -184,7 +184,7 @@ def publish_commit(space: Space, branch: Branch) -> None:
         if written.kind is Kind.ENQUEUE:
             space.publish_locked(queue, entry)
             continue
-        queue.counters.dequeued += 1
+        queue.dequeued += 1
         if queue.consumed(entry):
             space.has_consumed()
     for rider in branch.riders:

@@ -233,7 +233,7 @@ def dequeue(
             blocks.take(space, branch, written)
             if message.properties.tries and not even_early:
                 with space.lock:
-                    space.queue(name).counters.redelivered += 1
+                    space.queue(name).redelivered += 1
             return message
     except BaseException:  # or interrupted: a commit of what was done before is not to consume what nobody got
         put_back(space, branch, taken)

@@ -41,7 +41,7 @@ from xaqueue.core.storage.journal import Journal
 from xaqueue.core.storage.regular import NO_RIGHTS
 from xaqueue.core.storage.scheduling import THREADS, Threads
 from xaqueue.errors import DamagedBlock, JournalDamaged, NotSupportedError, ResourceFailed, RetryLater, RolledBack
-from xaqueue.features.counters.counters import Counted, CounterFile
+from xaqueue.features.counters.counters import Counted, CounterFile, counters_of, go_on
 from xaqueue.features.counters.values import Counters, Counting
 from xaqueue.features.replica.shipping import Shipping
 from xaqueue.xa import Code, Outcome
@@ -282,14 +282,14 @@ class Space(Memory):
         """The queues go on from what was counted before."""
         self.counting, found = self.counter_file.load(self.epoch, self.now_us(), note)
         for name, counters in found.items():
-            self.queue(name).counters = counters
+            go_on(self.queue(name), counters)
             self.counted_before[name] = counters.copy()
 
     def counted(self, *, closed: bool = False) -> Counted:
         """Until now."""
         hits, misses = self.log.reads_of_memory or (0, 0)
         with self.lock:
-            counters = {name: queue.counters.copy() for name, queue in self.queues.items()}
+            counters = {name: counters_of(queue) for name, queue in self.queues.items()}
             there = {name: len(queue.index) for name, queue in self.queues.items() if closed and len(queue.index)}
             as_of = self.now_us()
         return replace(self.counting, as_of=as_of, closed=closed, hits=hits, misses=misses, messages=there), counters
@@ -364,7 +364,7 @@ class Space(Memory):
     def publish_locked(self, queue: Queue, entry: Entry) -> None:
         """A message is hardened: it becomes visible, in commit order."""
         queue.index.add(entry)
-        queue.counters.enqueued += 1
+        queue.enqueued += 1
         queue.pending.discard(entry.message_id)
         queue.shown = max(queue.shown, entry.seq)
         self.log.changed_queues[queue.name] = queue

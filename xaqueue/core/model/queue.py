@@ -20,7 +20,6 @@ from xaqueue.core.model.layout import RANGE_BITS, RANGE_SIZE, Watermark
 from xaqueue.core.model.records import StreamRecord
 from xaqueue.core.storage.fs import NO_ROOM, FileSystem
 from xaqueue.core.storage.scheduling import Condition
-from xaqueue.features.counters.values import Counters
 
 T = TypeVar("T")
 
@@ -52,7 +51,12 @@ class Queue:
     def __init__(self, name: str, definition: QueueDefinition, arrived: Condition) -> None:
         self.name = name
         self.index = QueueIndex()
-        self.counters = Counters()
+        self.enqueued = 0
+        """Messages that came, by whatever way."""
+        self.dequeued = 0
+        """Consumed, by a commit or a stream, or removed by an operator."""
+        self.redelivered = 0
+        """Deliveries of a message of which one had failed before."""
         self.is_to_be_searched = False
         """Some messages may have had all their tries, and nobody was told."""
         self.arrived = arrived
@@ -65,7 +69,7 @@ class Queue:
         """Where what it holds is limited."""
         self.stuck = ""
         """Why messages that had all their tries, or have expired, are not moved."""
-        self._kept: dict[type[object], object] = {}
+        self._memory: dict[type[object], object] = {}
         self.pending: set[bytes] = set()
         """Ids of messages that branches have enqueued and not yet committed."""
         self.define(definition)
@@ -100,11 +104,11 @@ class Queue:
         for act in options.everything().acts:
             act(self)
 
-    def kept(self, kind: type[T]) -> T:
+    def memory_of(self, kind: type[T]) -> T:
         """What a feature keeps of it in memory: made when that asks first."""
-        found = self._kept.get(kind)
+        found = self._memory.get(kind)
         if found is None:
-            found = self._kept[kind] = kind()
+            found = self._memory[kind] = kind()
         assert isinstance(found, kind)
         return found
 
@@ -168,7 +172,7 @@ class Queue:
         """Its record is hardened: what it says is consumed is forgotten."""
         gone, boundary = self.index.remove_through(record.consumed), (record.consumed + 1) >> RANGE_BITS
         left = len(gone)
-        self.counters.dequeued += left
+        self.dequeued += left
         if self.room is not None:
             for message_id in gone:
                 self._is_less(self.room, message_id)

@@ -77,7 +77,7 @@ class Load:
         for queue, ranges in self._found:
             last, when_us = _newest(space.fs, queue.name, ranges)
             space.committed_by(when_us)
-            used = bool(ranges) or queue.counters.enqueued > 0
+            used = bool(ranges) or queue.enqueued > 0
             queue.found(ranges, last, _watermark(space, queue, used, set_aside, note))
             self._retries[queue.name] = records.read_retries(space.fs, queue.name, set_aside)
 
@@ -254,7 +254,7 @@ def _make_again(space: Space) -> None:
     """The directories of queues that have had messages, where somebody has removed them: their numbers go on."""
     for queue in space.queues.values():
         path = layout.queue_path(queue.name)
-        if queue.counters.enqueued and not space.fs.exists(path):
+        if queue.enqueued and not space.fs.exists(path):
             space.fs.make_dir(path)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from xaqueue.core.model.layout import COUNTERS
+from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage.fs import FileSystem, replace_file
 from xaqueue.features.counters.values import Counters, Counting, decode, encode
 
@@ -33,6 +34,20 @@ def read(fs: FileSystem) -> Counted | None:
         return decode(fs.read(COUNTERS, LARGEST_BYTES))
     except OSError:
         return None
+
+
+def counters_of(queue: Queue) -> Counters:
+    """Until now: how many came and went its queue counts. The space's lock is held, or nobody is at work."""
+    found = queue.memory_of(Counters)
+    return replace(found, enqueued=queue.enqueued, dequeued=queue.dequeued, redelivered=queue.redelivered)
+
+
+def go_on(queue: Queue, counters: Counters) -> None:
+    """From what was counted before."""
+    queue.enqueued, queue.dequeued, queue.redelivered = counters.enqueued, counters.dequeued, counters.redelivered
+    found = queue.memory_of(Counters)
+    found.expired, found.dead_lettered = counters.expired, counters.dead_lettered
+    found.rejected, found.moved = counters.rejected, counters.moved
 
 
 def found_by(counting: Counting, epoch: int, now_us: int) -> Counting:

@@ -21,7 +21,7 @@ class CounterKind(RecordKind):
     def find(self, opening: Opening) -> None:
         space = opening.space
         for name, there in space.counter_file.closed_with.items():
-            space.memory_of(_Uncounted).queues[name] = there - space.queue(name).counters.balance
+            space.memory_of(_Uncounted).queues[name] = there - counters.counters_of(space.queue(name)).balance
 
     def finish(self, opening: Opening) -> None:
         """Tells what was there when the space was closed, and left by no way that is counted; others may use it by
@@ -31,7 +31,7 @@ class CounterKind(RecordKind):
             place = layout.queue_path(name)
             with space.lock:
                 queue = space.queue(name)
-                gone = queue.counters.balance + more - len(queue.index)
+                gone = counters.counters_of(queue).balance + more - len(queue.index)
             gone -= sum(f"{place}/" in text for text in space.report.quarantined)
             if gone > 0:
                 opening.note(

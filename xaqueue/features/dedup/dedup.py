@@ -108,7 +108,7 @@ def known(space: Space, branch: Branch, name: str, message_id: MessageId, key: b
 
 def keys_of(queue: Queue) -> Keys:
     """Those that it has seen. The space's lock is held."""
-    return queue.kept(Keys)
+    return queue.memory_of(Keys)
 
 
 def key_of(head: Head) -> bytes:

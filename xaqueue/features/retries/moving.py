@@ -22,6 +22,7 @@ from xaqueue.core.model.message_name import tags_of
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import Error, InvalidArgument, MessageTooLarge, ResourceFailed, RetryLater
+from xaqueue.features.counters.values import Counters
 from xaqueue.features.retries import tries
 from xaqueue.features.retries.options import EXPIRY_QUEUE, FAILURE_QUEUE
 from xaqueue.message import REASON_LIMIT, Message, MessageId, Origin, Properties, id_of
@@ -47,8 +48,9 @@ class Leaving(Rider):
         for written in branch.blocks:
             way = self.ways.get(written.number)
             if way and written.entry is not None:
-                counters = space.queues[written.queue].counters
-                counters.dequeued -= 1
+                queue = space.queues[written.queue]
+                queue.dequeued -= 1
+                counters = queue.memory_of(Counters)
                 setattr(counters, way, getattr(counters, way) + 1)
 
 

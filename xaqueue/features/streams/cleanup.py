@@ -29,6 +29,7 @@ from xaqueue.core.owner.chores import Chore, Chores
 from xaqueue.core.storage.fs import NO_ROOM, FileSystem, remove_all
 from xaqueue.core.storage.regular import NO_DIRECTORY
 from xaqueue.errors import ResourceFailed, RetryLater
+from xaqueue.features.counters.values import Counters
 from xaqueue.features.dedup import dedup
 from xaqueue.features.retries import moving
 from xaqueue.features.retries.options import EXPIRY_QUEUE
@@ -126,7 +127,7 @@ def _remove_expired(space: Space, queue: Queue, piece: Sequence[Entry]) -> None:
             space.log.sync_names(sorted({layout.range_path(queue.name, entry.seq) for entry in piece}))
         with space.lock:
             spent = [entry.seq >> RANGE_BITS for entry in piece if queue.consumed(entry)]
-            queue.counters.expired += len(piece)
+            queue.memory_of(Counters).expired += len(piece)
             piece = []
     finally:
         with space.lock:

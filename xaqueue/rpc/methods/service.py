@@ -41,6 +41,7 @@ from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.errors import ConnectionLost, InvalidArgument, OutcomeUnknown, RetryLater
 from xaqueue.features.carry.carriers import carriers_of
+from xaqueue.features.counters.counters import counters_of
 from xaqueue.features.leases.leases import adopt
 from xaqueue.features.limits.queue_room import room_of
 from xaqueue.message import check_queue_name
@@ -250,7 +251,7 @@ def _queue(
             "consumers": queue.takers,
             "exhausted": exhausted,
             "stuck": queue.stuck,
-            "counters": queue.counters.copy(),
+            "counters": counters_of(queue),
         }
         if room is not None:
             made["full"] = room.limits.reached(len(index) + len(queue.pending), room.size_bytes)

@@ -56,7 +56,7 @@ def bare(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterat
 
 def of(bare: BareSpace, queue: str) -> Counters:
     counted = bare.space.queue(queue)
-    one = counted.counters
+    one = counters.counters_of(counted)
     left = one.dequeued + one.expired + one.dead_lettered + one.rejected + one.moved
     assert one.enqueued == len(counted.index) + left, "what came has left by one way, or is here"
     return one
