@@ -5,11 +5,12 @@ Whoever opens a space above the core, serves it or asks its server has these; ``
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
+import os
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
 from xaqueue.core.engine import session as core
+from xaqueue.core.recovery.load import Progress
+from xaqueue.core.storage.owner_file import OwnerFile
 from xaqueue.features import opening
 from xaqueue.features.batches import verbs as batches
 from xaqueue.features.carry import verbs as carrying
@@ -91,12 +92,15 @@ def whole(session: core.Session) -> Session:
     return Session(session.space, session.on_close)
 
 
-def _whole(attach: Callable[P, core.Session]) -> Callable[P, Session]:
-    @wraps(attach)
-    def attached(*arguments: P.args, **options: P.kwargs) -> Session:
-        return whole(attach(*arguments, **options))
-
-    return attached
-
-
-attach = _whole(opening.attach)
+def attach(
+    path: str | os.PathLike[str],
+    *,
+    create_missing: bool = False,
+    sync: str | None = None,
+    watch: bool = True,
+    progress: Progress | None = None,
+    lock: OwnerFile | None = None,
+) -> Session:
+    """See ``open.attach``."""
+    made = opening.attach(path, create_missing=create_missing, sync=sync, watch=watch, progress=progress, lock=lock)
+    return whole(made)

@@ -63,6 +63,16 @@ def _(self: Link, queue: str) -> int:
     return int(self.call("doubled", queue, "two").removeprefix("two: "))
 
 
+if TYPE_CHECKING:
+
+    def refused_by_mypy(near: Session, far: RemoteManager) -> None:
+        """Were their types lost on the way, these comments would be unused, and mypy would say so."""
+        near.extend("orders", b"", "long")  # type: ignore[arg-type]
+        far.reserve("orders", "stream")  # type: ignore[call-arg]
+        length(far, 7)  # type: ignore[arg-type]
+        attach("space", sink="NONE")  # type: ignore[call-arg]
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     attach_room.create(tmp_path / "space")

@@ -29,7 +29,7 @@ from xaqueue.core.storage import owner_file
 from xaqueue.core.storage.fs import FileSystem, replace_file
 from xaqueue.core.storage.owner_file import OWNER, FileLock
 from xaqueue.errors import InvalidArgument, ResourceFailed, SpaceError
-from xaqueue.features.session import attach
+from xaqueue.features.opening import attach
 from xaqueue.tm.log_directory import open_log
 
 

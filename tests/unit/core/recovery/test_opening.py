@@ -24,8 +24,8 @@ from xaqueue.core.storage.hardening import Hardening
 from xaqueue.core.storage.scheduling import Condition, Threads
 from xaqueue.errors import ResourceFailed, UnknownXid
 from xaqueue.features.kinds import KINDS
-from xaqueue.features.opening import open_space
-from xaqueue.features.session import Session, attach
+from xaqueue.features.opening import attach, open_space
+from xaqueue.features.session import Session
 from xaqueue.features.streams import cleanup
 from xaqueue.message import Properties
 from xaqueue.offline.check import check
