@@ -12,6 +12,7 @@ from unittest import mock
 import pytest
 
 from sim import doors, run
+from sim.mutants import MUTANTS, Mutant, Struck
 from support.crash_level import STRICT
 from support.forgetful import ForgetfulFileSystem
 
@@ -38,6 +39,13 @@ def test_the_same_seed_is_the_same_run() -> None:
         assert first.trace == again.trace
         assert first.fs.calls == again.fs.calls
         assert first.fs.tree_after_kill().key() == again.fs.tree_after_kill().key()
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_every_mutant_is_of_this_product(mutant: Mutant) -> None:
+    """What each leaves out is there, by its name. Whether it is found takes long: ``tox -e mutants``."""
+    with mutant.wrong(Struck()):
+        run.failure_of(1, [0])
 
 
 def test_a_failure_gets_short_and_says_how_it_is_played_again() -> None:

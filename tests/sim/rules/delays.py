@@ -44,7 +44,7 @@ class Delays(Rules):
         self.floor_us(model)
         over = [one for one in model.known if is_over(model, one) and one not in model.held()]
         leaving = [one for one in over if one.queue == "work" and not is_exhausted(model, one)]
-        if not leaving or len(leaving) > MOST:
+        if not over or len(leaving) > MOST:
             raise Over
         move_some(world, leaving, len(leaving), "late", lambda: doors.expire(world.space))
 

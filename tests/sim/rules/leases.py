@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from sim import doors
 from sim.model import Branch, Known, Model, Rules
+from sim.rules.core import add, drawn_options, end
 from sim.rules.retries import Retries, left
 from sim.world import SECOND_US, Over, World, id_of
 from xaqueue.delivery import LONGEST_S, Detail
@@ -15,7 +16,7 @@ PUT_OFF_S = 20
 
 
 class Leases(Rules):
-    weights: ClassVar = {"receive": 3, "settle": 3, "accept": 1, "end_lease": 1}
+    weights: ClassVar = {"receive": 5, "settle": 3, "accept": 1, "end_lease": 1}
 
     def __init__(self) -> None:
         self.held: dict[bytes, Known] = {}
@@ -27,6 +28,10 @@ class Leases(Rules):
         self.held.clear()
 
     def receive(self, world: World) -> None:
+        if world.model.next("work", []) is None:
+            number = world.at_work()
+            add(world, number, ("work",), drawn_options(world, "work"))
+            end(world, number, "commit")
         wanted = world.model.next("work", [])
         place = None if wanted is None else world.model.known.index(wanted)
         found = world.attempt(lambda: doors.session(world.space).receive("work", 1, LONGEST_S))
@@ -35,6 +40,8 @@ class Leases(Rules):
         )
         for lease, _ in found if place is not None else ():
             world.model.of(Leases).held[lease] = world.model.known[place or 0]
+        if found and world.dice.random() < 0.7:  # few are held for long: each crash ends all
+            getattr(self, world.dice.choice(("settle", "settle", "accept", "end_lease")))(world)
 
     def settle(self, world: World) -> None:
         lease, how = self._any(world), world.dice.choice(("ack", "nack", "reject"))
