@@ -105,13 +105,8 @@ class Gate:
         """It is handed out, or shown."""
 
 
-class Admit(Protocol):
-    """Asked before a message with properties of its own is added, and before there is a block of it."""
-
-    def __call__(
-        self, space: Any, branch: Branch, queue: str, message_id: MessageId, properties: Properties, /
-    ) -> MessageId | None:
-        """The message that it comes to, where it is none of its own."""
+Admit = Callable[[Any, Branch, str, MessageId, Properties], MessageId | None]
+"""Which message of the queue one with these properties comes to, where it is none of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +119,10 @@ class Features:
     returns: Returns = Returns()  # noqa: RUF009 - it has no state
     kinds: RecordKinds = ()
     """Of what they keep in the space's directory."""
+
+    def admit(self, space: Any, branch: Branch, queue: str, new: MessageId, wanted: Properties) -> MessageId | None:
+        """Before a message with properties of its own is added, and before there is a block of it: as ``Admit``."""
+        return next((one for ask in self.admits if (one := ask(space, branch, queue, new, wanted)) is not None), None)
 
 
 class Wakeable(Protocol):

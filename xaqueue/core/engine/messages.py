@@ -38,7 +38,6 @@ from xaqueue.message import (
     EnqueueOptions,
     Message,
     MessageId,
-    Properties,
     body_of,
     check_message_id,
     id_of,
@@ -69,19 +68,11 @@ def enqueue(space: Space, branch: Branch, name: str, body: bytes, options: Enque
     else:
         packed, tags = pack_plain(name, space.now_ns() // 1000), ""
     head, checksum = head_of(Kind.ENQUEUE, message_id, packed, body, space.epoch, definitions.max_body_bytes)
-    if properties is not None and (there := _admitted(space, branch, name, message_id, properties)) is not None:
+    there = None if properties is None else space.features.admit(space, branch, name, message_id, properties)
+    if there is not None:
         return there
     add(space, branch, Entry(0, message_id, tags), name, checksum, head, body, is_given=given is not None)
     return message_id
-
-
-def _admitted(
-    space: Space, branch: Branch, name: str, message_id: MessageId, properties: Properties
-) -> MessageId | None:
-    for admit in space.features.admits:
-        if (there := admit(space, branch, name, message_id, properties)) is not None:
-            return there
-    return None
 
 
 def remove(space: Space, branch: Branch, name: str, message_id: bytes) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from itertools import product
 from typing import TYPE_CHECKING, Any, Unpack
 
 from xaqueue.access import CONSUME, PRODUCE
@@ -209,13 +208,10 @@ def _enqueue_to(space: Space, branch: Branch, names: Sequence[str], body: bytes,
     properties = properties_of("", space.now_ns() // 1000, options)  # the branch's list has the queues
     packed, tags = pack_properties(properties), tags_of(properties)
     head, checksum = head_of(Kind.ENQUEUE, message_id, packed, body, space.epoch, space.definitions.max_body_bytes)
-    there: dict[str, MessageId] = {}
-    for name, admit in product(names, space.features.admits):
-        if (one := admit(space, branch, name, message_id, properties)) is not None:
-            there.setdefault(name, one)
-    names = [name for name in names if name not in there]
+    there = {name: space.features.admit(space, branch, name, message_id, properties) for name in names}
+    names = [name for name in names if there[name] is None]
     if not names:
-        return next(iter(there.values()))
+        return next(filter(None, there.values()))
     with space.lock:  # before the first has it
         for queue in map(space.queue, names):
             if queue.room is not None:
