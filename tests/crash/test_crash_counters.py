@@ -62,7 +62,7 @@ def judge(tree: Tree, level: Level, written: int) -> Counters:
         assert found != FIRST or there, "what is counted is not undone"
         assert found != SECOND or there == [b"1"]
     is_told = record is not None and (record[0].epoch, record[0].closed) != (2, True)
-    assert space.counting.crashes == is_told
+    assert space.counter_file.counting.crashes == is_told
     return found
 
 

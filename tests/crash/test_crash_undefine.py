@@ -40,7 +40,7 @@ def opened() -> Space:
 def undefine(root: Path, fs: ForgetfulFileSystem, space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(open, "DirectoryFileSystem", lambda _: fs)
-        open._undefine(root, space, "a")
+        open.QueuesFile(root, space).undefine("a")
 
 
 def test_the_file_is_the_old_one_or_the_new_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from support.crash_jury import Jury
 from support.crash_level import CHECKPOINTS, JOURNAL, LAGGING, NOON_US, STRICT, Level
 from support.crash_story import crashes
 from support.journal_of import journal_log
+from support.woken import Woken
 from xaqueue.core.engine import commit, directory_log, messages
 from xaqueue.core.model import layout
 from xaqueue.core.model import order as order_of
@@ -219,7 +220,7 @@ def test_who_empties_a_range_flushes_nothing_with_the_lock_held(
 
         monkeypatch.setattr(bare.space.log, "settle", settle)
         told: list[None] = []
-        bare.space.has_consumed = lambda: told.append(None)
+        bare.space.wakes.consumed = Woken(lambda: told.append(None))
         bare.put("p", b"pending")
         with bare.connect() as connection:
             assert connection.dequeue("q") is not None

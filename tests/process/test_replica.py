@@ -403,7 +403,7 @@ def test_of_former_spaces_the_newest_are_kept(
     (former / layout.REMOVED / "20250101T000000Z").mkdir()  # of a restore
     replicated.write(
         DirectoryFileSystem(former, keep_unsynced=False),
-        Replicated(replicated.REPLACED, root.url, root.space.life.space, 1, 1, 1, 1),
+        Replicated(replicated.REPLACED, root.url, root.space.id, 1, 1, 1, 1),
     )
     shutil.copy(tmp_path / "space" / layout.FORMAT, former)
     replica = follow(former, root)

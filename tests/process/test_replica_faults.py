@@ -439,7 +439,7 @@ def test_a_fence_needs_no_room_for_its_list(tmp_path: Path, serve: Serve, monkey
     monkeypatch.setattr(replication, "list_unshipped", no_room)
     source = serve(made(tmp_path / "source"))
     put(source.url, b"a")
-    space = source.space.life.space
+    space = source.space.id
     found = Replicated(replicated.PROMOTED, source.url, space, 2**20, 1, 0)
     _tell(found, "xaq://elsewhere")
     source._thread.join(60)

@@ -21,7 +21,7 @@ from datetime import timedelta
 from functools import wraps
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, cast, get_args
+from typing import Any, Literal, NamedTuple, Self, cast, get_args
 
 from xaqueue.connection import Connection
 from xaqueue.core.model import definition_edits, layout
@@ -165,7 +165,7 @@ class MemorySpace:
             space_id=self._id,
             now_ns=lambda: time.time_ns() + self._ahead_ns,
         )
-        engine.define, engine.undefine = self._define, self._undefine
+        engine.definer = _Definer(self._define, self._undefine)
         self._threads = [_Chores(engine, [chore(engine)]) for chore in (Clear, TimeLimits)]
 
     def _stop(self) -> None:
@@ -206,6 +206,13 @@ class MemorySpace:
             text = edit(self._text)
             self._engine.redefine(_parsed(text).check_sync(self._hardening), check)
             self._text = text
+
+
+class _Definer(NamedTuple):
+    """What the space is defined by."""
+
+    define: Callable[[str, Mapping[str, Any], str], None]
+    undefine: Callable[[str], None]
 
 
 class Crash:

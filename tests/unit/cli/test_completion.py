@@ -48,7 +48,7 @@ def test_queues_and_branches_are_completed(tmp_path: Path, monkeypatch: pytest.M
         assert completed(monkeypatch, place, "indoubt show 1") == [str(xid)]
     server = ServerThread(place, tmp_path / "socket", sync="NONE")
     try:
-        server.space.define("served", {}, "queues")
+        server.space.definer.define("served", {}, "queues")
         assert completed(monkeypatch, server.url, "get ser") == ["served"]
         assert completed(monkeypatch, server.url, "indoubt show 1") == [str(xid)]
     finally:

@@ -198,7 +198,7 @@ def test_local_transactions_do_not_crowd_out_the_outcomes_of_others(
 
 def remember(space: Space, xid: Xid) -> None:
     with space.lock:
-        space.remember(xid, Outcome.COMMITTED)
+        space.outcomes.remember(xid, Outcome.COMMITTED)
 
 
 @pytest.mark.parametrize("sync", ["NONE", "FDATASYNC;DSYNC", "JOURNAL"])

@@ -19,9 +19,8 @@ from xaqueue.core.model.definitions import UNDEFINED, Definitions
 from xaqueue.core.model.entry import Entry
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.model.record_kinds import RecordKinds
-from xaqueue.core.storage.group_commit import nothing
 from xaqueue.core.storage.scheduling import Threads
-from xaqueue.errors import Error
+from xaqueue.errors import Error, NotSupportedError
 from xaqueue.message import Message, MessageId, Properties
 from xaqueue.xa import Outcome
 from xaqueue.xid import LOCAL_FORMAT_ID, Xid
@@ -62,6 +61,10 @@ class RecoveryReport:
     quarantined: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    began_at: int = 0
+    """When this owner began, int microseconds UTC."""
+    fenced_at: int = 0
+    """When an owner before it was fenced last; 0 where none was."""
 
     def __str__(self) -> str:
         return (
@@ -145,6 +148,73 @@ class Wakes:
         """The directories are to follow."""
         self.full: Wakeable = _Nobody()
         """A checkpoint is due."""
+        self.consumed: Wakeable = _Nobody()
+        """Files of what a stream has consumed, or of what has expired, are to be cleared."""
+        self.late: Wakeable = _Nobody()
+        """A branch may be late before ``looks_at``."""
+
+
+class Outcomes:
+    """What became of branches that are over, and of sessions. Used with the space's lock held."""
+
+    def __init__(self) -> None:
+        self.of_local = False
+        """Local branches are remembered, too: whoever commits one may lose the answer and ask again."""
+        self._finished: tuple[_Finished, _Finished] = OrderedDict(), OrderedDict()
+        """Those of two-phase transactions, and local ones, of which there may be many more."""
+        self._left: OrderedDict[bytes, tuple[Xid | None, Outcome]] = OrderedDict()
+        """By its key the last branch of each session that is over, and what became of it."""
+
+    def remember(self, xid: Xid, outcome: Outcome, begun_by: bytes | None = None) -> None:
+        finished = self._finished[xid[0] == LOCAL_FORMAT_ID]
+        finished.pop(xid, None)
+        finished[xid] = (outcome, time.monotonic(), begun_by)
+        while len(finished) > FINISHED_LIMIT:
+            finished.popitem(last=False)
+
+    def note_session(self, key: bytes, last: Xid | None) -> None:
+        """The session of this key is lost or closed, and this is the last branch that it was in."""
+        self._left.pop(key, None)
+        outcome, _, session = self._finished[last.is_local].get(last, _NOTHING) if last is not None else _NOTHING
+        self._left[key] = last, outcome if session == key else Outcome.UNKNOWN
+        while len(self._left) > FINISHED_LIMIT:
+            self._left.popitem(last=False)
+
+    def find(self, xid: Xid, begun_by: bytes | None) -> Outcome:
+        """See ``Memory.outcome``."""
+        outcome, when, session = self._finished[xid.is_local].get(xid, _NOTHING)
+        if time.monotonic() - when > FINISHED_SECONDS or (begun_by and session and session != begun_by):
+            outcome = Outcome.UNKNOWN
+        if outcome is Outcome.UNKNOWN and begun_by is not None and begun_by in self._left:
+            last, became = self._left[begun_by]
+            return became if last == xid else Outcome.ROLLED_BACK
+        return outcome
+
+    def has(self, xid: Xid) -> bool:
+        """Whether a branch of this xid is known to be over."""
+        return xid in self._finished[xid.is_local]
+
+    def was_committed(self, xid: Xid) -> bool:
+        """Whether it is known to be committed."""
+        return self._finished[xid.is_local].get(xid, (Outcome.UNKNOWN,))[0] is Outcome.COMMITTED
+
+
+class Definer(Protocol):
+    """Changes what is defined, durably."""
+
+    def define(self, name: str, settings: Mapping[str, Any], table: str) -> None:
+        """Changes the definition of a queue, or of what that table has."""
+
+    def undefine(self, queue: str) -> None:
+        """Takes the definition of a queue that has no message away."""
+
+
+class _NoDefinitions:
+    def define(self, name: str, settings: Mapping[str, Any], table: str) -> None:
+        raise NotSupportedError(f"{table.removesuffix('s')} {name} is not defined here: the space has no queues.toml")
+
+    def undefine(self, queue: str) -> None:
+        self.define(queue, {}, "queues")
 
 
 class Memory:
@@ -166,14 +236,10 @@ class Memory:
         self.queues: dict[str, Queue] = {}
         self.branches: dict[Xid, Branch] = {}
         self._of_features: dict[type[Any], Any] = {}
-        self._finished: tuple[_Finished, _Finished] = OrderedDict(), OrderedDict()
-        """Those of two-phase transactions, and local ones, of which there may be many more."""
-        self._left: OrderedDict[bytes, tuple[Xid | None, Outcome]] = OrderedDict()
-        """By its key the last branch of each session that is over, and what became of it."""
+        self.outcomes = Outcomes()
+        self.definer: Definer = _NoDefinitions()
         self.gates: tuple[Gate, ...] = ()
         """Who has a say in what queues hand out: nobody in most spaces."""
-        self.has_late: Callable[[], None] = nothing
-        """A branch may be late before ``looks_at``. Called with the lock held."""
         self.looks_at = float("inf")
         """By the monotonic clock, when somebody looks for branches that are late."""
         self._last_commit_us = 0
@@ -187,6 +253,10 @@ class Memory:
     def why_shut(self, queue: str) -> Error | None:
         """Why this queue hands nothing out now. Called with the lock held."""
         return next((why for gate in self.gates if (why := gate.shuts(queue)) is not None), None)
+
+    def has_consumed(self) -> None:
+        """Something is to leave its queue."""
+        self.wakes.consumed.wake()
 
     def now_us(self) -> int:
         """Int microseconds UTC."""
@@ -222,7 +292,7 @@ class Memory:
         """A branch may be late by then. Called with the lock held."""
         if when < self.looks_at:
             self.looks_at = when
-            self.has_late()
+            self.wakes.late.wake()
 
     def committed_by(self, when_us: int) -> None:
         """A message that was found has this commit time: no later one gets an earlier one."""
@@ -253,23 +323,6 @@ class Memory:
                 if written.kind is Kind.DEQUEUE and written.entry is not None
             ]
 
-    def remember(self, xid: Xid, outcome: Outcome, begun_by: bytes | None = None) -> None:
-        """Called with the lock held."""
-        finished = self._finished[xid[0] == LOCAL_FORMAT_ID]
-        finished.pop(xid, None)
-        finished[xid] = (outcome, time.monotonic(), begun_by)
-        while len(finished) > FINISHED_LIMIT:
-            finished.popitem(last=False)
-
-    def note_session(self, key: bytes, last: Xid | None) -> None:
-        """The session of this key is lost or closed, and this is the last branch that it was in. Called with the lock
-        held."""
-        self._left.pop(key, None)
-        outcome, _, session = self._finished[last.is_local].get(last, _NOTHING) if last is not None else _NOTHING
-        self._left[key] = last, outcome if session == key else Outcome.UNKNOWN
-        while len(self._left) > FINISHED_LIMIT:
-            self._left.popitem(last=False)
-
     def outcome(self, xid: Xid, begun_by: bytes | None = None) -> Outcome:
         """What became of a branch. UNKNOWN: never started, still active, or finished too long ago.
 
@@ -285,19 +338,9 @@ class Memory:
                 if branch.base is State.ROLLBACK_ONLY and not branch.blocks:
                     return Outcome.ROLLED_BACK
                 return _OUTCOMES.get(branch.base, Outcome.UNKNOWN)
-            outcome, when, session = self._finished[xid.is_local].get(xid, _NOTHING)
-            if time.monotonic() - when > FINISHED_SECONDS or (begun_by and session and session != begun_by):
-                outcome = Outcome.UNKNOWN
-            if outcome is Outcome.UNKNOWN and begun_by is not None and begun_by in self._left:
-                last, became = self._left[begun_by]
-                return became if last == xid else Outcome.ROLLED_BACK
-            return outcome
-
-    def was_committed(self, xid: Xid) -> bool:
-        """Whether a branch of this xid is known to be committed. Called with the lock held."""
-        return self._finished[xid.is_local].get(xid, (Outcome.UNKNOWN,))[0] is Outcome.COMMITTED
+            return self.outcomes.find(xid, begun_by)
 
     def was_here(self, xid: Xid) -> bool:
         """Whether a branch of this xid is known to be over."""
         with self.lock:
-            return xid in self._finished[xid.is_local]
+            return self.outcomes.has(xid)

@@ -48,7 +48,7 @@ class Session(Association):
 
     @property
     def space_id(self) -> str:
-        return self.space.life.space
+        return self.space.id
 
     # The verbs of a branch's life
 
@@ -220,13 +220,13 @@ class Session(Association):
         if not isinstance(settings, Mapping):
             raise InvalidArgument(f"settings {settings!r} are refused: a map of keys of queues.toml is wanted")
         self.space.check()
-        self.space.waiting.run(partial(self.space.define, check_queue_name(queue), settings, table))
+        self.space.waiting.run(partial(self.space.definer.define, check_queue_name(queue), settings, table))
 
     def undefine(self, queue: str) -> None:
         self._check_open()
         self.space.wait_until_loaded()
         self.space.check()
-        self.space.waiting.run(partial(self.space.undefine, check_queue_name(queue)))
+        self.space.waiting.run(partial(self.space.definer.undefine, check_queue_name(queue)))
 
     def lose(self, why: str = "its session was lost") -> Xid | None:
         """Whoever used the session is gone: what waits in it is to end, and ``close`` follows.
@@ -286,7 +286,7 @@ class Session(Association):
     def _note_end(self) -> None:
         if self.key is not None:
             with self.space.lock:
-                self.space.note_session(self.key, self._last)
+                self.space.outcomes.note_session(self.key, self._last)
 
     def drop(self) -> bool:
         """In a thread of its own: the collector may have come in while this one has the space's lock."""

@@ -12,13 +12,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
-from xaqueue.carried import Life
 from xaqueue.core.engine.directory_log import DirectoryLog
 from xaqueue.core.engine.disk_space import RoomLimit
 from xaqueue.core.engine.journal_log import JournalLog
@@ -36,13 +34,11 @@ from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage.fs import NO_ROOM, FileSystem, synced
 from xaqueue.core.storage.group_commit import nothing
 from xaqueue.core.storage.hardening import DEFAULT, Hardening
-from xaqueue.core.storage.ids import fresh_id
 from xaqueue.core.storage.journal import Journal
 from xaqueue.core.storage.regular import NO_RIGHTS
 from xaqueue.core.storage.scheduling import THREADS, Threads
-from xaqueue.errors import DamagedBlock, JournalDamaged, NotSupportedError, ResourceFailed, RetryLater, RolledBack
+from xaqueue.errors import DamagedBlock, JournalDamaged, ResourceFailed, RetryLater, RolledBack
 from xaqueue.features.counters.counters import Counted, CounterFile, counters_of, go_on
-from xaqueue.features.counters.values import Counters, Counting
 from xaqueue.features.replica.shipping import Shipping
 from xaqueue.xa import Code, Outcome
 from xaqueue.xid import LOCAL_FORMAT_ID
@@ -50,10 +46,6 @@ from xaqueue.xid import LOCAL_FORMAT_ID
 LOOK_S = 1.0
 """Who waits for a branch looks so often whether the space is fenced: not every failure wakes those who wait."""
 log = logging.getLogger("xaqueue")
-
-
-def _no_definitions(name: str, _: object, table: str = "queues") -> None:
-    raise NotSupportedError(f"{table.removesuffix('s')} {name} is not defined here: the space has no queues.toml")
 
 
 class Space(Memory):
@@ -85,23 +77,9 @@ class Space(Memory):
         self.room.kept = self.kept
         self.hardening = hardening
         self.epoch = epoch
-        self.counter_file = CounterFile(fs, durable=hardening.journal or bool(hardening.content))
-        self.counting = Counting(0, 0, epoch)
-        self.counted_before: dict[str, Counters] = {}
-        """What was counted before this owner began."""
-        self.began_at = self.now_us()
-        self.fenced_at = 0
-        """When an owner before this one was fenced last, int microseconds UTC; 0 where none was."""
+        self.id = space_id
+        self.counter_file = CounterFile(fs, epoch, durable=hardening.journal or bool(hardening.content))
         self.lost = lost
-        self.life = Life(space_id, epoch, fresh_id().hex())
-        self.has_consumed: Callable[[], None] = lambda: None
-        """Files of what a stream has consumed, or of what has expired, are to be cleared."""
-        self.define: Callable[[str, Mapping[str, Any], str], None] = _no_definitions
-        """Changes the definition of a queue, or of a topic, durably."""
-        self.undefine: Callable[[str], None] = partial(_no_definitions, _=None)
-        """Takes the definition of a queue that has no message away, durably."""
-        self.remembers_local = False
-        """Whoever commits a local transaction may lose the answer and ask again."""
         self.waiters = 0
         """Who waits for ``settled``."""
         self.is_closing = False
@@ -115,11 +93,9 @@ class Space(Memory):
         """All messages are in memory."""
         self.read_only: JournalDamaged | None = None
         """Why nothing can be changed."""
-        self.report = RecoveryReport()
+        self.report = RecoveryReport(began_at=self.now_us())
         self.shipping: Shipping | None = None
         """Where replicas follow its journal."""
-        self.is_whole = threading.Event()
-        """All messages are in their places; recovery may wait for a replica yet."""
         self.log: Log
         if journal is not None:
             self.log = JournalLog(
@@ -280,10 +256,8 @@ class Space(Memory):
 
     def begin_counting(self, note: Callable[[str], object]) -> None:
         """The queues go on from what was counted before."""
-        self.counting, found = self.counter_file.load(self.epoch, self.now_us(), note)
-        for name, counters in found.items():
+        for name, counters in self.counter_file.load(self.now_us(), note).items():
             go_on(self.queue(name), counters)
-            self.counted_before[name] = counters.copy()
 
     def counted(self, *, closed: bool = False) -> Counted:
         """Until now."""
@@ -292,7 +266,9 @@ class Space(Memory):
             counters = {name: counters_of(queue) for name, queue in self.queues.items()}
             there = {name: len(queue.index) for name, queue in self.queues.items() if closed and len(queue.index)}
             as_of = self.now_us()
-        return replace(self.counting, as_of=as_of, closed=closed, hits=hits, misses=misses, messages=there), counters
+        return replace(
+            self.counter_file.counting, as_of=as_of, closed=closed, hits=hits, misses=misses, messages=there
+        ), counters
 
     def settle(self) -> None:
         """All that was published is in the directories, for who looks there. Raises RetryLater without room,
@@ -380,8 +356,8 @@ class Space(Memory):
             return
         self.branches.pop(xid, None)
         branch.base = State.UNKNOWN
-        if self.remembers_local or xid[0] != LOCAL_FORMAT_ID:
-            self.remember(xid, outcome, branch.begun.by)
+        if self.outcomes.of_local or xid[0] != LOCAL_FORMAT_ID:
+            self.outcomes.remember(xid, outcome, branch.begun.by)
 
     def close(self, ending: Callable[[Space], object] = lambda _: None) -> bool:
         """Ends the use of the directories. Blocks of branches still active are rolled back by the next open.

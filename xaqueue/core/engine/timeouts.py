@@ -106,7 +106,7 @@ def _complete(space: Space, branch: Branch, limit: _Limit) -> None:
     with suppress(RetryLater), Busy(space, branch):  # which takes it for progress, so that it is tried again later
         commit.commit(space, branch)
         with space.lock:
-            space.remember(branch.xid, Outcome.COMMITTED, branch.begun.by)  # for who commits it again
+            space.outcomes.remember(branch.xid, Outcome.COMMITTED, branch.begun.by)  # for who commits it again
         log.warning("[branch-completed] branch %s found no room when it was committed: it is completed", branch.xid)
 
 

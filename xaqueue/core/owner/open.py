@@ -283,9 +283,8 @@ def _open(
             owner = replace(owner, state=READ_ONLY, boot=behind)
         owner = replace(owner, recovery=str(space.report))
         write_owner(files, lock, owner)
-        space.fenced_at = owner.fenced_at
-        space.define = partial(_redefine, root, space)
-        space.undefine = partial(_undefine, root, space)
+        space.report.fenced_at = owner.fenced_at
+        space.definer = QueuesFile(root, space)
         watching = _watch(root, space) if watch else None
         background = start_background(space, moments, lasting=watch)
         if space.read_only is None:
@@ -352,10 +351,10 @@ def _detach(root: Path, attached: _Attached) -> None:
         try:
             if attached.watch is not None:
                 attached.watch.stop()
-            attached.space.is_closing = True
+            space = attached.space
+            space.is_closing = True
             for thread in attached.background:
                 thread.stop()
-            space = attached.space
             if space.close(attached.moments.close):
                 space.counter_file.write(space.counted(closed=True))
                 closed = replace(attached.owner, boot="", journalled=False, unclosed="")
@@ -455,19 +454,6 @@ def edit_definitions(path: str | os.PathLike[str], edit: Callable[[str], str]) -
     return changed
 
 
-def _redefine(root: Path, space: Space, name: str, settings: Mapping[str, object], table: str) -> None:
-    """Holds at once, also where nobody watches the file."""
-    space.check_owner()
-    try:
-        with space.defining:
-            space.redefine(define(root, name, settings, table, space.hardening))
-            with suppress(InvalidArgument):  # somebody edits it just now
-                keep_good(root)
-    except (OSError, UnicodeDecodeError) as error:
-        raise RetryLater(f"queues.toml cannot be changed ({error}): nothing was defined") from error
-    space.has_consumed()  # a new limit may be one that some messages have reached
-
-
 def _read(path: str | os.PathLike[str]) -> str:
     """Of queues.toml, or where that is gone of its last good copy, so that an edit loses nothing."""
     if (Path(path) / layout.QUEUES).exists():
@@ -475,21 +461,42 @@ def _read(path: str | os.PathLike[str]) -> str:
     return read_good(path) if (Path(path) / layout.GOOD_QUEUES).exists() else ""
 
 
-def _undefine(root: Path, space: Space, queue: str) -> None:
-    """It holds in memory first, so that nobody adds a message while the file is replaced: a crash before that leaves
-    an empty queue with its definition."""
-    space.check_owner()
-    try:
-        with space.defining, editing(root):
-            changed, before = definition_edits.without_queue(_read(root), queue), space.definitions
-            space.redefine(definitions_of.parse(changed), partial(check_empty, space, queue))
-            try:
-                write_definitions(root, changed)
-            except BaseException:
-                space.redefine(before)
-                raise
-    except (OSError, UnicodeDecodeError) as error:
-        raise RetryLater(f"queues.toml cannot be changed ({error}): nothing was changed") from error
+class QueuesFile:
+    """What a space is defined by, as ``Definer``."""
+
+    def __init__(self, root: Path, space: Space) -> None:
+        self._root = root
+        self._space = space
+
+    def define(self, name: str, settings: Mapping[str, object], table: str) -> None:
+        """Holds at once, also where nobody watches the file."""
+        space = self._space
+        space.check_owner()
+        try:
+            with space.defining:
+                space.redefine(define(self._root, name, settings, table, space.hardening))
+                with suppress(InvalidArgument):  # somebody edits it just now
+                    keep_good(self._root)
+        except (OSError, UnicodeDecodeError) as error:
+            raise RetryLater(f"queues.toml cannot be changed ({error}): nothing was defined") from error
+        space.has_consumed()  # a new limit may be one that some messages have reached
+
+    def undefine(self, queue: str) -> None:
+        """It holds in memory first, so that nobody adds a message while the file is replaced: a crash before that
+        leaves an empty queue with its definition."""
+        space = self._space
+        space.check_owner()
+        try:
+            with space.defining, editing(self._root):
+                changed, before = definition_edits.without_queue(_read(self._root), queue), space.definitions
+                space.redefine(definitions_of.parse(changed), partial(check_empty, space, queue))
+                try:
+                    write_definitions(self._root, changed)
+                except BaseException:
+                    space.redefine(before)
+                    raise
+        except (OSError, UnicodeDecodeError) as error:
+            raise RetryLater(f"queues.toml cannot be changed ({error}): nothing was changed") from error
 
 
 def check_empty(space: Space, name: str) -> None:

@@ -99,7 +99,7 @@ class TimeLimits(Chore):
     def __init__(self, space: Space) -> None:
         super().__init__(space)
         with space.lock:
-            space.has_late = self.wake
+            space.wakes.late = self
             self._look(time.monotonic())
 
     def _look(self, now: float) -> None:

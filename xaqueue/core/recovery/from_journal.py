@@ -114,7 +114,7 @@ def remember(space: Space, records: Sequence[Record]) -> None:
         outcome = _RECORDED.get(record.kind)
         xid = layout.parse_xid(change.name_of(record)) if outcome is not None else None
         if outcome is not None and xid is not None and (outcome is Outcome.COMMITTED or not xid.is_local):
-            space.remember(xid, outcome)
+            space.outcomes.remember(xid, outcome)
 
 
 def _is_local(record: Record) -> bool:
@@ -222,7 +222,7 @@ def _prepared(space: Space, kinds: RecordKinds) -> None:
             branch.riders = (Damaged(status.damage),) if status.damage else ()
             space.branches[xid] = branch
         elif status.verdict in (Verdict.COMMITTING, Verdict.FINISHED):
-            space.remember(xid, Outcome.COMMITTED)
+            space.outcomes.remember(xid, Outcome.COMMITTED)
 
 
 def _decided(space: Space) -> None:

@@ -132,7 +132,7 @@ class _Recovery:
         self.opening = Opening(space, self._set_aside, self._note)
         self.fs = space.fs
         self.suspect = suspect
-        self.report = space.report = RecoveryReport()
+        self.report = space.report
         self.lost: dict[Xid, list[str]] = {}
 
     def run(self, progress: Progress | None, answer: Callable[[], object]) -> RecoveryReport:
@@ -160,7 +160,7 @@ class _Recovery:
         if len(self.report.quarantined) > aside:
             self._sync_directories()
         if self.space.shipping is not None:
-            self.space.is_whole.set()
+            self.space.shipping.is_whole.set()
             try:
                 self.space.shipping.await_replica()
             except ResourceFailed:
@@ -225,7 +225,7 @@ class _Recovery:
                 self.space.branches[xid] = self._in_doubt(found)
             case Verdict.FINISHED:
                 self._remove(files.values())
-                self.space.remember(xid, Outcome.COMMITTED)
+                self.space.outcomes.remember(xid, Outcome.COMMITTED)
                 self.report.committed += 1
             case Verdict.INCOMPLETE:
                 for path, reason in found.broken:
@@ -296,7 +296,7 @@ class _Recovery:
         if branch.blocks or branch.branch_block is not None:
             commit.commit(self.space, branch)
         self._remove(files.values())
-        self.space.remember(xid, Outcome.COMMITTED)
+        self.space.outcomes.remember(xid, Outcome.COMMITTED)
         self.report.rolled_forward += 1
 
     def _number_again(self, branch: Branch, found: PreparedBranch) -> None:

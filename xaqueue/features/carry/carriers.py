@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from xaqueue.carried import Life
 from xaqueue.core.engine.memory import Gate
+from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import QueueWaiting
 from xaqueue.features.carry.carrier import Carrier
 
@@ -20,6 +22,7 @@ class CarrierMemory(Gate):
         """By queue a carrier that is to be asked before anything is handed out; under "" one of all queues."""
         self.is_delivering = False
         """Somebody delivers what a database has carried."""
+        self.secret = fresh_id().hex()
 
     def _of(self, queue: str) -> Carrier | None:
         return self.awaited.get(queue) or self.awaited.get("")
@@ -44,6 +47,10 @@ class CarrierMemory(Gate):
 def carriers_of(space: Any) -> CarrierMemory:
     memory: CarrierMemory = space.memory_of(CarrierMemory)
     return memory
+
+
+def life_of(space: Any) -> Life:
+    return Life(space.id, space.epoch, carriers_of(space).secret)
 
 
 def find_awaited(space: Any) -> None:

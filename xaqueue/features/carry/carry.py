@@ -32,7 +32,7 @@ from xaqueue.core.model.message_name import tags_of
 from xaqueue.errors import InvalidArgument, ProtocolError, RetryLater, RolledBack, SpaceError
 from xaqueue.features.carry.carrier import Carrier, together
 from xaqueue.features.carry.carrier_note import note_of
-from xaqueue.features.carry.carriers import carriers_of, find_awaited
+from xaqueue.features.carry.carriers import carriers_of, find_awaited, life_of
 from xaqueue.features.dedup import dedup
 
 CARRIED_BYTES = 16 * 1024
@@ -47,7 +47,7 @@ log = logging.getLogger("xaqueue")
 
 def deliver(space: Space, carrier: str, secret: str, changes: Sequence[bytes], pruned: Pruned, *, more: bool) -> bool:
     """See ``verbs.deliver``."""
-    if secret != space.life.secret:
+    if secret != life_of(space).secret:
         raise InvalidArgument("deliver is refused: the space was opened anew since its database was asked")
     found = [decode(one) for one in changes]
     space.wait_until_loaded()
@@ -147,7 +147,7 @@ def vote(space: Space, branch: Branch, name: str) -> CarriedChange | None:
         space.settle_locked(branch)
     added = [written.content for written in branch.blocks if written.content is not None]
     taken = [(written.queue, written.message_id) for written in branch.blocks if written.kind is Kind.DEQUEUE]
-    return CarriedChange(name, space.life, number, branch.xid, added, taken)
+    return CarriedChange(name, life_of(space), number, branch.xid, added, taken)
 
 
 def _follows_prepared(space: Space, branch: Branch) -> bool:
@@ -230,7 +230,7 @@ def _deliver(space: Space, name: str, changes: Sequence[CarriedChange], pruned: 
     with space.lock:
         carrier = carriers_of(space).by_name.get(name) or Carrier(name)
         for change in changes:
-            if change.life.space != space.life.space or change.carrier != name:
+            if change.life.space != life_of(space).space or change.carrier != name:
                 raise InvalidArgument(f"change {change.number} was carried by {change.carrier} for {change.life.space}")
             if carrier.has_applied(change.number):
                 carrier.repeated.add(change.number)
@@ -303,7 +303,7 @@ def _apply(space: Space, carrier: Carrier, change: CarriedChange) -> None:
     """
     branch = Branch(change.xid, str(change.xid), base=State.DELEGATED, riders=(Carried(carrier, change.number),))
     with space.lock:
-        if carrier.damage and space.was_committed(change.xid):
+        if carrier.damage and space.outcomes.was_committed(change.xid):
             carrier.open.discard(change.number)
             return
         for head, _ in change.added:

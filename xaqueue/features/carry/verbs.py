@@ -17,7 +17,7 @@ from xaqueue.core.model.block import decode_head
 from xaqueue.core.model.branch import Call
 from xaqueue.errors import InvalidArgument
 from xaqueue.features.carry import carry as steps
-from xaqueue.features.carry.carriers import carriers_of
+from xaqueue.features.carry.carriers import carriers_of, life_of
 from xaqueue.rpc.verb import verb
 from xaqueue.xid import Xid
 
@@ -54,7 +54,7 @@ def carriers(self: Session) -> Carriers:
     with space.lock:
         space.check()
         found = carriers_of(space).by_name
-        return Carriers(*space.life, tuple(found[name].status for name in sorted(found)))
+        return Carriers(*life_of(space), tuple(found[name].status for name in sorted(found)))
 
 
 @verb(TRANSACT)

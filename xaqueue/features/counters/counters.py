@@ -63,9 +63,12 @@ def found_by(counting: Counting, epoch: int, now_us: int) -> Counting:
 class CounterFile:
     """Of an owner. Safe for several threads."""
 
-    def __init__(self, fs: FileSystem, *, durable: bool) -> None:
+    def __init__(self, fs: FileSystem, epoch: int, *, durable: bool) -> None:
         """durable: whether it outlives a power loss, too."""
         self._fs = fs
+        self.counting = Counting(0, 0, epoch)
+        self.before: dict[str, Counters] = {}
+        """What was counted before this owner began."""
         self._durable = durable
         self._writing = threading.Lock()
         self._due = time.monotonic() + EVERY_S
@@ -78,16 +81,19 @@ class CounterFile:
         """Until it is due."""
         return self._due - time.monotonic()
 
-    def load(self, epoch: int, now_us: int, note: Callable[[str], object]) -> Counted:
+    def load(self, now_us: int, note: Callable[[str], object]) -> dict[str, Counters]:
         """What this owner goes on from."""
-        found = read(self._fs)
+        found, epoch = read(self._fs), self.counting.epoch
         if found is None:
             if epoch > 1:
                 note("the file counters is missing or damaged: counting begins now")
-            return Counting(now_us, now_us, epoch), {}
+            self.counting = Counting(now_us, now_us, epoch)
+            return {}
         if found[0].closed and found[0].epoch == epoch - 1:
             self.closed_with = found[0].messages
-        return found_by(found[0], epoch, now_us), found[1]
+        self.counting = found_by(found[0], epoch, now_us)
+        self.before = {name: counters.copy() for name, counters in found[1].items()}
+        return found[1]
 
     def write(self, counted: Counted) -> None:
         """Of two that come at once the older may be the last, until the next one."""

@@ -79,6 +79,8 @@ class Shipping:
         self._stopped = False
         self.looked_at = float("-inf")
         """When a replica was last told what queues.toml says."""
+        self.is_whole = threading.Event()
+        """All messages of the space are in their places; it may wait for a replica yet."""
         self.copying = False
         """A replica copies a snapshot: nothing is removed of what is kept of the journal."""
         self.refusal = WAITS if policy().waits else ""

@@ -52,7 +52,7 @@ def take(space: Space, *, is_held: bool = False) -> Manifest:
         if space.shipping is None:
             space.wait_until_loaded()
         else:  # which may wait for the replica that begins with this snapshot
-            while not space.is_whole.wait(LOOK_S):
+            while not space.shipping.is_whole.wait(LOOK_S):
                 space.check()
         space.check()
         return _take(space, is_held)

@@ -279,12 +279,11 @@ class Clear(Chore):
         super().__init__(space)
         self._looked_at = time.monotonic()
         self._is_asked = any(map(_has_to_clear, space.queues.values()))
-        space.has_consumed = self.ask
+        space.wakes.consumed = self
 
-    def ask(self) -> None:
-        """There is something to do."""
+    def wake(self) -> None:
         self._is_asked = True
-        self.wake()
+        super().wake()
 
     def left_s(self) -> float:
         since_s = time.monotonic() - self._looked_at

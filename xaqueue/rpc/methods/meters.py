@@ -84,8 +84,8 @@ def metrics_in(space: Space, sessions: int) -> dict[str, Any]:
         "state": _state(space),
         "sync": str(space.hardening),
         "epoch": space.epoch,
-        "began_at": space.began_at,
-        "fenced_at": space.fenced_at,
+        "began_at": space.report.began_at,
+        "fenced_at": space.report.fenced_at,
         "sessions": sessions,
     }
     if not space.loaded:
@@ -162,7 +162,7 @@ def _of_log(space: Space) -> dict[str, Any]:
 def _queues(space: Space) -> list[QueueRow]:
     from xaqueue.rpc.methods.service import queue_list
 
-    now, before, none = space.now_us(), space.counted_before, Counters()
+    now, before, none = space.now_us(), space.counter_file.before, Counters()
     return [_row(queue, before.get(queue.name, none), now) for queue in queue_list(space)]
 
 

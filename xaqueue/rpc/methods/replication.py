@@ -129,8 +129,8 @@ def give_up_copy(caller: Caller) -> None:
 def replaced(caller: Caller, space_id: Any, epoch: Any, journal: Any, lsn: Any, url: Any = "") -> None:
     """A replica of this space, of this epoch now, was promoted at that LSN of a journal, and is the space."""
     space = caller.session.space
-    if space_id != space.life.space or not isinstance(epoch, int) or epoch <= space.epoch:
-        raise InvalidArgument(f"this is space {space.life.space}, epoch {space.epoch}: no replica has replaced it")
+    if space_id != space.id or not isinstance(epoch, int) or epoch <= space.epoch:
+        raise InvalidArgument(f"this is space {space.id}, epoch {space.epoch}: no replica has replaced it")
     if not isinstance(journal, int) or not isinstance(lsn, int) or not isinstance(url, str):
         raise InvalidArgument("replaced takes a space, its epoch, a journal, an LSN and a URL")
     made = Replicated(replicated.REPLACED, url, space_id, epoch, journal, lsn, time.time_ns() // 1000)

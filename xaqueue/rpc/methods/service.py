@@ -78,7 +78,7 @@ def hello(caller: Caller, said: Any = None) -> dict[str, Any]:
         raise InvalidArgument(f"protocol {protocol!r} is refused: this server speaks 1 to {wire.PROTOCOL}")
     space = caller.session.space
     space.check_owner()  # who asks one that was taken over is to ask the other one
-    caller.is_replica = _is_replica(given.get("replica"), space.life.space)
+    caller.is_replica = _is_replica(given.get("replica"), space.id)
     if space.shipping is not None and not caller.is_replica:
         space.shipping.check_shown()
     key, lost = _key(given, "session"), _key(given, "instead_of")
@@ -91,7 +91,7 @@ def hello(caller: Caller, said: Any = None) -> dict[str, Any]:
     return {
         "protocol": caller.protocol,
         "sync": str(caller.session.space.hardening),
-        "space": space.life.space,
+        "space": space.id,
         "epoch": caller.session.space.epoch,
         "queues": sorted(definitions.queues),
         "any_queue": definitions.default is not None,

@@ -274,7 +274,7 @@ class Server:
         if self.space.waiting is not self.scheduler:
             (await self._opening).close()
             raise SpaceInUse(f"{self.root} is open in this process already: close it there before it is served")
-        self.space.remembers_local = True
+        self.space.outcomes.of_local = True
         self.limits = self.limits.for_bodies(self.space.definitions.max_body_bytes)
         self._housekeeping = Housekeeping(self)
 

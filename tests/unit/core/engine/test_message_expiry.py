@@ -14,6 +14,7 @@ import xaqueue
 from support.bare_space import BareSpace, bare_space, wall_clock
 from support.crash_level import NOON_US
 from support.served import ServerThread
+from support.woken import Woken
 from xaqueue.core.model import layout
 from xaqueue.core.model.change import Change
 from xaqueue.core.owner import open
@@ -209,7 +210,7 @@ def test_the_sweep_goes_on_behind_a_stream_that_is_refused(tmp_path: Path) -> No
         holder = Session(bare.space)
         holder.start(Xid(1, b"holder", b""))
         assert holder.dequeue("q") is not None
-        bare.space.has_consumed = lambda: woken.append(len(bare.space.queues["q"].index.expired))
+        bare.space.wakes.consumed = Woken(lambda: woken.append(len(bare.space.queues["q"].index.expired)))
         with pytest.raises(QueueReserved, match="1 of its messages"):
             Session(bare.space).reserve("q", "stream", 0, 0)
         assert woken == [2], "which wait for it still"

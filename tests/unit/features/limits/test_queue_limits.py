@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.bare_space import DURABLE, BareSpace, bare_space
+from support.woken import Woken
 from xaqueue.connection import Connection
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
@@ -294,7 +295,7 @@ def test_what_a_stream_consumes_makes_room(bare: BareSpace) -> None:
 
 def test_what_has_expired_makes_room_once_it_has_left(bare: BareSpace) -> None:
     woken: list[bool] = []
-    bare.space.has_consumed = lambda: woken.append(True)
+    bare.space.wakes.consumed = Woken(lambda: woken.append(True))
     with bare.connect() as connection:
         connection.enqueue("two", b"1", ttl=60)
         connection.enqueue("two", b"2")
