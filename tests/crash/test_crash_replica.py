@@ -27,7 +27,7 @@ from xaqueue.features.replica.journal_copy import JournalCopy
 from xaqueue.features.replica.options import Replication
 from xaqueue.features.replica.promote import take_place
 from xaqueue.features.replica.replicated import REPLICA, Replicated
-from xaqueue.features.replica.shipping import Shipping
+from xaqueue.features.replica.shipping import Shipping, shipping_of
 from xaqueue.features.session import Session
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
@@ -65,8 +65,9 @@ class Source:
 
     @property
     def shipping(self) -> Shipping:
-        assert self.space.shipping is not None
-        return self.space.shipping
+        shipping = shipping_of(self.space)
+        assert shipping is not None
+        return shipping
 
     def note(self) -> None:
         self.states[self.shipping.end] = seen(self.space)

@@ -38,7 +38,7 @@ from xaqueue.features.replica.follower import Follower, _begun_in, _piece_in, ow
 from xaqueue.features.replica.journal_copy import JournalCopy
 from xaqueue.features.replica.promote import _tell, promote
 from xaqueue.features.replica.replicated import Replicated
-from xaqueue.features.replica.shipping import Shipping
+from xaqueue.features.replica.shipping import Shipping, shipping_of
 from xaqueue.features.snapshots import restore
 from xaqueue.rpc.client.manager import RemoteManager, dialer, hello_of
 from xaqueue.rpc.methods import replication
@@ -186,7 +186,7 @@ def test_nobody_is_told_an_outcome_before_the_replica_has_it(
     rest = Load.rest
 
     def look(load: Load, progress: Progress | None) -> None:
-        shipping = load._space.shipping
+        shipping = shipping_of(load._space)
         refused.append(shipping.refusal if isinstance(shipping, Shipping) else "")
         rest(load, progress)
 
@@ -222,7 +222,7 @@ def test_what_follows_is_counted_once_it_is_done(tmp_path: Path, serve: Serve, f
     replica.wait_for(source)
     replica.stop()
     put(source.url, b"late")
-    shipping = source.space.shipping
+    shipping = shipping_of(source.space)
     assert shipping is not None
     with closing(opened(tmp_path / "replica")) as fs:
         copy = JournalCopy(fs, 0, 0)
@@ -277,7 +277,7 @@ def test_a_source_that_has_lost_its_end_is_not_followed(
     source = serve(root)
     replica = follow(tmp_path / "replica", source.url)
     put(source.url, b"kept")
-    shipping = source.space.shipping
+    shipping = shipping_of(source.space)
     assert shipping is not None
     _, end = shipping.end
     put(source.url, b"lost")
@@ -351,7 +351,7 @@ def test_a_source_chooses_no_other_place(tmp_path: Path, path: Any) -> None:
 
 def test_a_segment_is_found_on_its_way_to_those_that_are_kept(tmp_path: Path, serve: Serve) -> None:
     source = serve(made(tmp_path / "source", space="journal_segment_bytes = 65536"))
-    shipping = source.space.shipping
+    shipping = shipping_of(source.space)
     assert shipping is not None
     found = shipping._journal.segment_at(shipping.end[1])
     assert found is not None
@@ -372,7 +372,7 @@ def test_a_copy_that_is_given_up_leaves_nothing(tmp_path: Path, serve: Serve) ->
     endpoint = parse(source.url)
     manager = RemoteManager(dialer(endpoint), connect_s=0.0, hello=lambda: hello_of(endpoint))
     assert manager.call("replica_begin")["number"] == 1
-    shipping = source.space.shipping
+    shipping = shipping_of(source.space)
     assert shipping is not None
     assert shipping.copying
     manager.drop()
@@ -478,8 +478,9 @@ def test_a_segment_may_go_while_it_is_looked_for(tmp_path: Path, serve: Serve, m
         return look(*given)
 
     monkeypatch.setattr(shipping_room, "places", places)
-    assert source.space.shipping is not None
-    assert source.space.shipping.next(0, 0, 0, 0) is None
+    shipping = shipping_of(source.space)
+    assert shipping is not None
+    assert shipping.next(0, 0, 0, 0) is None
     assert len(times) == 2
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from support.served import PATIENCE_S, ServerThread
 from xaqueue.core.owner.open import create, write_definitions
 from xaqueue.features.replica.follower import Follower, owned
+from xaqueue.features.replica.shipping import shipping_of
 
 SMALL = 64 * 1024
 """Bytes of a segment."""
@@ -52,7 +53,7 @@ class ReplicaThread:
     def _has_all_of(self, server: ServerThread) -> bool:
         if self.failure is not None:
             raise self.failure
-        copy, shipping = self.follower._copy, server.space.shipping
+        copy, shipping = self.follower._copy, shipping_of(server.space)
         assert shipping is not None
         return copy is not None and (copy.epoch, copy.lsn) >= shipping.end and not copy._pending
 

@@ -6,6 +6,7 @@ appends one redo record, and a follower brings the directories behind it. Nothin
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
@@ -66,6 +67,34 @@ class Register(Protocol):
 
     def make(self) -> None:
         """Makes its file where it is missing and there is room."""
+
+
+class Ships(Shipping, Protocol):
+    """Somebody else follows the journal of a space, and what is not there yet may be shown nowhere."""
+
+    refusal: str
+    """Why nothing is shown now; empty as long as it is."""
+    is_whole: threading.Event
+    """All messages of the space are in their places; it may wait for others yet."""
+
+    copying: bool
+    """Somebody makes a copy: nothing is removed of what is kept of the journal."""
+
+    def changed(self) -> None:
+        """The definitions: who waits looks again."""
+
+    def check_shown(self) -> None:
+        """ResourceFailed where nothing is shown yet."""
+
+    def await_others(self) -> None:
+        """Returns once they have all that was recorded before this open, where they are waited for. Raises
+        ResourceFailed where it is stopped before that."""
+
+    def stop(self) -> None:
+        """Nobody waits any more."""
+
+    def close(self) -> None:
+        """Of what is recorded from here on nobody is told."""
 
 
 class Copying(Protocol):

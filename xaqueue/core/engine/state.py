@@ -20,7 +20,7 @@ from functools import partial
 from xaqueue.core.engine.directory_log import DirectoryLog
 from xaqueue.core.engine.disk_space import RoomLimit
 from xaqueue.core.engine.journal_log import JournalLog
-from xaqueue.core.engine.log import Log
+from xaqueue.core.engine.log import Log, Ships
 from xaqueue.core.engine.memory import Features, Memory, RecoveryReport
 from xaqueue.core.model import layout
 from xaqueue.core.model.block_files import damage_of
@@ -39,7 +39,6 @@ from xaqueue.core.storage.regular import NO_RIGHTS
 from xaqueue.core.storage.scheduling import THREADS, Threads
 from xaqueue.errors import DamagedBlock, JournalDamaged, ResourceFailed, RetryLater, RolledBack
 from xaqueue.features.counters.counters import Counted, CounterFile, counters_of, go_on
-from xaqueue.features.replica.shipping import Shipping
 from xaqueue.xa import Code, Outcome
 from xaqueue.xid import LOCAL_FORMAT_ID
 
@@ -94,8 +93,8 @@ class Space(Memory):
         self.read_only: JournalDamaged | None = None
         """Why nothing can be changed."""
         self.report = RecoveryReport(began_at=self.now_us())
-        self.shipping: Shipping | None = None
-        """Where replicas follow its journal."""
+        self.shipping: Ships | None = None
+        """Where its journal is shipped."""
         self.log: Log
         if journal is not None:
             self.log = JournalLog(

@@ -162,7 +162,7 @@ class _Recovery:
         if self.space.shipping is not None:
             self.space.shipping.is_whole.set()
             try:
-                self.space.shipping.await_replica()
+                self.space.shipping.await_others()
             except ResourceFailed:
                 self.space.check()  # why it was stopped, where it was fenced
                 raise

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
+from xaqueue.core.engine.state import Space
 from xaqueue.core.model.layout import JOURNAL, KEPT_JOURNAL
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.group_commit import Unacknowledged
@@ -59,6 +60,13 @@ class Piece(NamedTuple):
     """The LSN below which the source has all of this journal on disk."""
     end: tuple[int, int]
     """Epoch and LSN of the next record of all."""
+
+
+def shipping_of(space: Space) -> Shipping | None:
+    """None where its journal is not shipped."""
+    shipping = space.shipping
+    assert shipping is None or isinstance(shipping, Shipping)
+    return shipping
 
 
 class Shipping:
@@ -141,7 +149,7 @@ class Shipping:
                 '[replication] acknowledge = "local" in queues.toml'
             )
 
-    def await_replica(self) -> None:
+    def await_others(self) -> None:
         """Returns once a replica has all that was recorded before this open, or nobody waits for one. Raises
         ResourceFailed where it is stopped before that."""
         if self.policy().waits and not self._await(self._journal.position, float("inf")):

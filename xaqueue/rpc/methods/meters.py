@@ -21,6 +21,7 @@ from xaqueue.errors import ResourceFailed
 from xaqueue.features.counters.values import Counters
 from xaqueue.features.replica import replicated
 from xaqueue.features.replica.replicated import ReplicationStatus
+from xaqueue.features.replica.shipping import shipping_of
 from xaqueue.offline.inspect import QueueStatus, Status
 from xaqueue.offline.inspect_branches import InDoubt
 from xaqueue.rpc import wire
@@ -127,7 +128,7 @@ def _state(space: Space) -> str:
 
 
 def _of_disk(space: Space) -> dict[str, Any]:
-    left, shipping = space.fs.room(), space.shipping
+    left, shipping = space.fs.room(), shipping_of(space)
     status = replicated.status(space.fs, space.now_us()) if shipping is None else shipping.status
     return {
         "free_bytes": left.free_bytes,

@@ -29,7 +29,7 @@ from xaqueue.errors import Error, InvalidArgument, ResourceFailed, RetryLater
 from xaqueue.features.replica import replicated
 from xaqueue.features.replica.replicas import list_unshipped
 from xaqueue.features.replica.replicated import Replicated
-from xaqueue.features.replica.shipping import LOOK_S, Shipping
+from xaqueue.features.replica.shipping import LOOK_S, Shipping, shipping_of
 from xaqueue.features.snapshots import manifest, store
 from xaqueue.features.snapshots.take import take_and_keep
 from xaqueue.rpc.verb import methods
@@ -120,8 +120,8 @@ def replica_end(caller: Caller, number: Any) -> None:
 def give_up_copy(caller: Caller) -> None:
     """Its session is over, and who copied begins again, if at all."""
     space, number = caller.session.space, caller.copied
-    if number is not None and space.shipping is not None:
-        space.shipping.copying = False
+    if number is not None and (shipping := shipping_of(space)) is not None:
+        shipping.copying = False
         with suppress(Error, OSError):  # it stays, and is seen by who lists snapshots
             space.waiting.run(partial(store.remove, space.fs, [number]))
 
@@ -147,12 +147,13 @@ REPLICATION_METHODS = methods(ADMIN, replicate, replica_begin, replica_next, rep
 def _shipping_of(caller: Caller) -> tuple[Space, Shipping]:
     space = caller.session.space
     space.check()
-    if space.shipping is None:
+    shipping = shipping_of(space)
+    if shipping is None:
         raise InvalidArgument(
             "this space ships no journal: give its queues.toml a [replication] table, at level JOURNAL, and start the "
             "server again"
         )
-    return space, space.shipping
+    return space, shipping
 
 
 def _pages(fs: FileSystem, number: int) -> Iterator[Page]:

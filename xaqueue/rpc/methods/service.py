@@ -44,6 +44,7 @@ from xaqueue.features.carry.carriers import carriers_of
 from xaqueue.features.counters.counters import counters_of
 from xaqueue.features.leases.leases import adopt
 from xaqueue.features.limits.queue_room import room_of
+from xaqueue.features.replica.shipping import shipping_of
 from xaqueue.message import check_queue_name
 from xaqueue.offline.inspect import QueueStatus, Status, depths_in, described, fields_of_files
 from xaqueue.offline.inspect_branches import InDoubt, by_age, pages
@@ -168,8 +169,8 @@ def status_in(space: Space, root: Path, sessions: int) -> dict[str, Any]:
     """Waits until recovery is done. Raises SpaceError, ResourceFailed."""
     space.wait_until_loaded()
     files = space.waiting.run(partial(_status_of_files, space, root))
-    if space.shipping is not None:
-        files["replication"] = space.shipping.status
+    if (shipping := shipping_of(space)) is not None:
+        files["replication"] = shipping.status
     active, unfinished = _left(space)
     decided = [branch for branch in space.branches.values() if branch.base in HEURISTICS or branch.decided]
     in_doubt = [branch for branch in unfinished if branch.base is not State.COMMITTING]
