@@ -105,7 +105,7 @@ def test_numbers_and_grammars() -> None:
 def test_the_tags_of_a_name_are_those_of_the_page() -> None:
     section = re.search(r"\.Ss Tags\n(.*?)\n\.Ss ", page("xaqueue.5"), re.DOTALL)
     assert section
-    assert re.findall(r"^\.It ([a-z]) Ta", section[1], re.MULTILINE) == sorted(message_name.VALUES)
+    assert re.findall(r"^\.It ([a-z]) Ta", section[1], re.MULTILINE) == sorted(message_name.TAGS)
     (name,) = re.findall(r"^\.Dl (\S+)$", section[1], re.MULTILINE)
     parsed = message_name.parse(name)
     assert parsed

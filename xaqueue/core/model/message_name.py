@@ -17,10 +17,11 @@ other tags say, and keeps its whole name as long as it stands there. No I/O here
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
+from operator import attrgetter
 from struct import unpack
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from xaqueue.errors import DamagedBlock
 from xaqueue.message import DEFAULT_PRIORITY, HIGHEST_PRIORITY, MOST_TRIES, MessageId, Properties
@@ -30,16 +31,54 @@ PLAIN_NAME = 49
 ID_DIGITS = slice(17, PLAIN_NAME)
 PATTERN = r"([0-9a-f]{16})\.([0-9a-f]{32})((?:\.[a-z][0-9a-z]+)*)"
 _NAME = re.compile(PATTERN)
-_TIME = r"(?:0|[1-9a-f][0-9a-f]{0,14}|[1-7][0-9a-f]{15})"
-VALUES = {
-    "c": re.compile(r"[0-9a-f]{16}"),
-    "e": re.compile(_TIME),
-    "g": re.compile(r"[0-9a-f]{16}"),
-    "n": re.compile(_TIME),
-    "p": re.compile(f"(?!{DEFAULT_PRIORITY})[0-{HIGHEST_PRIORITY}]"),
-    "t": re.compile(r"[1-9a-f][0-9a-f]{0,6}"),
-}
 _LAST_US = 2**63 - 1
+
+
+def correlation_hash(correlation_id: bytes) -> str:
+    return sha256(correlation_id).hexdigest()[:16]
+
+
+def hash_of(text: str) -> str:
+    return correlation_hash(text.encode("utf-8", "surrogatepass"))
+
+
+def _checked(value: int, highest: int) -> int:
+    if not 0 <= value <= highest:
+        raise ValueError(f"{value} is not between 0 and {highest}")
+    return value
+
+
+def _time(value: int) -> str:
+    return f"{_checked(value, _LAST_US):x}"
+
+
+class Tag(NamedTuple):
+    """How a property of a message stands in its name."""
+
+    name: str
+    """Of the property."""
+    default: object
+    """Which no tag says."""
+    form: re.Pattern[str]
+    text: Callable[[Any], str]
+
+
+_HASH = re.compile(r"[0-9a-f]{16}")
+_TIME = re.compile(r"(?:0|[1-9a-f][0-9a-f]{0,14}|[1-7][0-9a-f]{15})")
+TAGS = {
+    "c": Tag("correlation_id", None, _HASH, correlation_hash),
+    "e": Tag("expires_at", None, _TIME, _time),
+    "g": Tag("group", None, _HASH, hash_of),
+    "n": Tag("not_before", None, _TIME, _time),
+    "p": Tag(
+        *("priority", DEFAULT_PRIORITY, re.compile(f"(?!{DEFAULT_PRIORITY})[0-{HIGHEST_PRIORITY}]")),
+        lambda value: f"{_checked(value, HIGHEST_PRIORITY):d}",
+    ),
+    "t": Tag("tries", 0, re.compile(r"[1-9a-f][0-9a-f]{0,6}"), lambda value: f"{_checked(value, MOST_TRIES):x}"),
+}
+"""By letter, in the order in which they stand."""
+_values = attrgetter(*(tag.name for tag in TAGS.values()))
+_DEFAULTS = tuple(tag.default for tag in TAGS.values())
 
 
 class Tags(NamedTuple):
@@ -54,50 +93,16 @@ class Tags(NamedTuple):
     """Before it came here."""
 
 
-def correlation_hash(correlation_id: bytes) -> str:
-    return sha256(correlation_id).hexdigest()[:16]
-
-
-def group_hash(group: str) -> str:
-    return correlation_hash(group.encode("utf-8", "surrogatepass"))
-
-
 def tags_of(properties: Properties) -> str:
     """The tags of a message with these properties, as they end its name. DamagedBlock for what no message has."""
-    correlation_id, priority = properties.correlation_id, properties.priority
-    expires_at, not_before, group = properties.expires_at, properties.not_before, properties.group
-    if (
-        correlation_id is None
-        and expires_at is None
-        and not_before is None
-        and group is None
-        and priority == DEFAULT_PRIORITY
-        and not properties.tries
-    ):
+    values = _values(properties)
+    if values == _DEFAULTS:
         return ""
-    tags = ""
     try:
-        if correlation_id is not None:
-            tags += f".c{correlation_hash(correlation_id)}"
-        if expires_at is not None:
-            tags += f".e{_checked(expires_at, _LAST_US):x}"
-        if group is not None:
-            tags += f".g{group_hash(group)}"
-        if not_before is not None:
-            tags += f".n{_checked(not_before, _LAST_US):x}"
-        if priority != DEFAULT_PRIORITY:
-            tags += f".p{_checked(priority, HIGHEST_PRIORITY):d}"
-        if properties.tries:
-            tags += f".t{_checked(properties.tries, MOST_TRIES):x}"
+        said = zip(TAGS.items(), values, strict=True)
+        return "".join(f".{letter}{tag.text(value)}" for (letter, tag), value in said if value != tag.default)
     except (AttributeError, TypeError, ValueError) as error:
         raise DamagedBlock(f"a property is not what it can be: {error}") from None
-    return tags
-
-
-def _checked(value: int, highest: int) -> int:
-    if not 0 <= value <= highest:
-        raise ValueError(f"{value} is not between 0 and {highest}")
-    return value
 
 
 def read_tags(tags: str) -> Tags:
@@ -115,7 +120,7 @@ def read_tags(tags: str) -> Tags:
 
 def known_tags(tags: str) -> str:
     """Those of them that this version knows."""
-    return "".join(f".{tag}" for tag in tags.split(".") if tag[:1] in VALUES)
+    return "".join(f".{tag}" for tag in tags.split(".") if tag[:1] in TAGS)
 
 
 def parse(name: str) -> tuple[int, MessageId, str] | None:
@@ -153,4 +158,4 @@ def _is_canonical(tags: str) -> bool:
     letters = [tag[0] for tag in listed]
     if letters != sorted(set(letters)):
         return False
-    return all(tag[0] not in VALUES or VALUES[tag[0]].fullmatch(tag, 1) for tag in listed)
+    return all(tag[0] not in TAGS or TAGS[tag[0]].form.fullmatch(tag, 1) for tag in listed)

@@ -13,7 +13,7 @@ from xaqueue.core.model import layout
 from xaqueue.core.model.message_name import (
     Tags,
     correlation_hash,
-    group_hash,
+    hash_of,
     known_tags,
     parse,
     parse_plain,
@@ -63,7 +63,7 @@ def test_a_name_is_read_as_it_was_made(
     rest = properties.not_before, properties.priority, properties.tries
     wanted = Tags(correlation, properties.expires_at, *rest)
     assert read_tags(tags) == read_tags(known) == wanted
-    group = "" if properties.group is None else f".g{group_hash(properties.group)}"
+    group = "" if properties.group is None else f".g{hash_of(properties.group)}"
     assert re.sub(r"\.[^g][^.]*", "", known) == group
     assert len(name) < 255 - len(".reason") or more
 
