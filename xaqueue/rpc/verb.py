@@ -7,6 +7,9 @@
     @extend.client                                                                       only where a client does more
     def _(self: Link, queue: str, lease: bytes, lease_s: float) -> None: ...
 
+    @verb_of(CONSUME, Session.dequeue)                                                   what a client does for one that
+    def dequeue(self: Link, queue: str, ...) -> Message | None: ...                      a space has elsewhere
+
 The name of the function is that of the method in the protocol, and its parameters have the forms of ``FORMS``. It is
 called as ``extend(manager, ...)``; where ``xaqueue.features.session`` lists it, also as a method of every session.
 """
@@ -17,18 +20,7 @@ import inspect
 from collections.abc import Callable
 from functools import cached_property
 from types import MethodType
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Concatenate,
-    Generic,
-    Literal,
-    NamedTuple,
-    ParamSpec,
-    TypeVar,
-    cast,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, NamedTuple, ParamSpec, TypeVar, get_type_hints
 
 from xaqueue.access import Need
 from xaqueue.core.engine.session import Session
@@ -109,7 +101,8 @@ class Verb(Generic[P, T]):
         def ask(link: Link, /, *arguments: P.args, **options: P.kwargs) -> T:
             params = inspect.signature(self.perform).bind(None, *arguments, **options).args[1:]
             answer = getattr(link, how)(self.name, *params, waits_s=waits_s)
-            return cast(T, wire.decode(self._answer, answer))
+            result: T = wire.decode(self._answer, answer)
+            return result
 
         return ask
 

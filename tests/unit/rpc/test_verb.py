@@ -147,7 +147,8 @@ def test_both_halves_take_the_same(name: str) -> None:
     """In a space it may take more, which has a default."""
     verb = RemoteManager.verbs[name]
     asks, performs = (list(signature(half).parameters.values())[1:] for half in (verb.ask, verb.perform))
-    if [one.name for one in asks] == ["arguments", "options"]:  # it asks by the name, with what performs takes
+    if [one.name for one in asks] == ["arguments", "options"]:  # it asks by the name, with what the other one takes
+        assert verb._answer is not None, "the types of its answer are imported where it stands"
         return
     own = [one for one in performs if one.name in {one.name for one in asks}]
     assert [(one.name, one.kind, one.default) for one in asks] == [(one.name, one.kind, one.default) for one in own]
