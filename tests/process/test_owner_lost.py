@@ -31,7 +31,6 @@ from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.fs import replace_file
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.errors import DecisionLogError, ResourceFailed
-from xaqueue.features.kinds import KINDS
 from xaqueue.features.opening import open_space
 from xaqueue.features.session import attach
 from xaqueue.features.streams import cleanup
@@ -261,7 +260,7 @@ def test_no_step_is_acknowledged_once_the_directory_is_lost(tmp_path: Path, sync
     for at in range(200):
         fs = LosingFileSystem(tmp_path / "s", at)
         bare = BareSpace.__new__(BareSpace)
-        bare.space = open_space(fs, ANY_QUEUE, kinds=KINDS, hardening=Hardening.parse(sync), lost=fs.lost)
+        bare.space = open_space(fs, ANY_QUEUE, hardening=Hardening.parse(sync), lost=fs.lost)
         bare.put("orders", b"1", b"2")
         connection = bare.connect()
         after_prepare, call = STEPS[step]

@@ -18,7 +18,6 @@ from xaqueue.core.model.message_name import tags_of
 from xaqueue.core.owner import open
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.hardening import Hardening
-from xaqueue.features.kinds import KINDS
 from xaqueue.features.opening import open_space
 from xaqueue.features.session import Session
 from xaqueue.message import MessageId, Properties
@@ -127,9 +126,7 @@ class BareSpace:
 
     def _open(self) -> Space:
         hardening = Hardening.parse(self.sync)
-        return open_space(
-            self.fs, self.definitions, hardening=hardening, now_ns=lambda: self.now_us() * 1000, kinds=KINDS
-        )
+        return open_space(self.fs, self.definitions, hardening=hardening, now_ns=lambda: self.now_us() * 1000)
 
     def connect(self) -> Connection:
         return Connection(Session(self.space), lambda: os.urandom(16))

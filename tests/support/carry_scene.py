@@ -23,7 +23,6 @@ from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import DecisionLogError, OutcomeUnknown, QueueWaiting, ResourceFailed, RolledBack
 from xaqueue.features.carry import carry
-from xaqueue.features.kinds import KINDS
 from xaqueue.features.opening import open_space
 from xaqueue.features.session import Session
 from xaqueue.tm.coordinator import TraceStep as Step
@@ -133,7 +132,6 @@ class Scene:
                 suspect=self.space_fs.calls > 0,  # it is the same boot
                 now_ns=lambda: NOON_US * 1000,
                 space_id=SPACE,
-                kinds=KINDS,
             )
             assert self.space.read_only is None
         return Connection(Session(self.space), fresh_id)
@@ -280,7 +278,7 @@ def _given() -> Tree:
     """Three messages in a queue of a space that was closed."""
     fs = Tree({}).open()
     fs.make_dir("committed")
-    space = open_space(fs, Definitions(default=QueueDefinition()), hardening=LAGGING.hardening, kinds=KINDS)
+    space = open_space(fs, Definitions(default=QueueDefinition()), hardening=LAGGING.hardening)
     with Connection(Session(space), fresh_id) as connection:
         for body in GIVEN:
             connection.enqueue("in", body)

@@ -24,7 +24,6 @@ from xaqueue.core.storage import journal as journal_of
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.core.storage.journal import Journal, checkpoint_entry
 from xaqueue.core.storage.journal_format import SECTOR_BYTES, Entry
-from xaqueue.features.kinds import KINDS
 from xaqueue.features.opening import open_space as open_bare
 from xaqueue.features.pair import pair, pair_fs
 from xaqueue.features.pair.pair_fs import PairFileSystem
@@ -115,7 +114,6 @@ def open_space(
         space = open_bare(
             port,
             definitions,
-            kinds=KINDS,
             hardening=level.hardening,
             epoch=epoch,
             suspect=fs.calls > 0 and not closed_well,  # it is the same boot

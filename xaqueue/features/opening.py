@@ -73,5 +73,5 @@ WHOLE = Whole()
 
 create = open.create
 attach = partial(open.attach, moments=WHOLE)
-open_space = partial(recover.open_space, kinds=KINDS, features=FEATURES)
+open_space = partial(recover.open_space, features=FEATURES)
 start_background = partial(open.start_background, moments=WHOLE)

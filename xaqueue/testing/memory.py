@@ -35,7 +35,6 @@ from xaqueue.core.storage.ids import fresh_id
 from xaqueue.core.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.endpoint import MEMORY
 from xaqueue.errors import InvalidArgument, ResourceFailed
-from xaqueue.features.kinds import KINDS
 from xaqueue.features.opening import open_space
 from xaqueue.features.replica import options as replica
 from xaqueue.features.session import Session
@@ -158,7 +157,6 @@ class MemorySpace:
         self._engine = engine = open_space(
             self._fs,
             _parsed(self._text).check_sync(self._hardening),
-            kinds=KINDS,
             hardening=self._hardening,
             epoch=self._epoch,
             journalled=self._epoch > 1 and self._hardening.journal,

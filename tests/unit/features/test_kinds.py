@@ -98,12 +98,12 @@ def opened(path: Path, kind: NoteKind) -> Any:
 
 @pytest.mark.parametrize("flags", ["JOURNAL", "FDATASYNC;DSYNC"])
 def test_a_note_outlives_a_kill_and_a_power_loss(kind: NoteKind, flags: str) -> None:
-    kinds, hardening = (*KINDS, kind), Hardening.parse(flags)
+    features, hardening = replace(FEATURES, kinds=(*KINDS, kind)), Hardening.parse(flags)
     fs = Tree(dict.fromkeys(layout.directories())).open()
-    write(open_space(fs, ANY, kinds=kinds, hardening=hardening), "orders", "closed on Monday")
+    write(open_space(fs, ANY, features=features, hardening=hardening), "orders", "closed on Monday")
     for tree in (fs.tree_after_kill(), *fs.trees_after_crash()):
         left = tree.open()
-        open_space(left, ANY, kinds=kinds, hardening=hardening)
+        open_space(left, ANY, features=features, hardening=hardening)
         assert kind.found == {"orders": "closed on Monday"}
         assert kind.hard == ["notes/orders"]
 

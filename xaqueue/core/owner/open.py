@@ -254,7 +254,6 @@ def _open(
         space = open_space(
             files,
             definitions,
-            kinds=moments.features.kinds,
             hardening=hardening,
             epoch=epoch,
             progress=progress,

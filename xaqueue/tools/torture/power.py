@@ -24,7 +24,6 @@ from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.errors import DiskFull, Error
 from xaqueue.features import opening
-from xaqueue.features.kinds import KINDS
 from xaqueue.features.opening import open_space, start_background
 from xaqueue.features.session import Session
 from xaqueue.testing.forgetful import ForgetfulFileSystem, Tree
@@ -81,7 +80,7 @@ class _Play:
 
     def __init__(self, root: Path, hardening: Hardening, dice: random.Random) -> None:
         self.port = RecordingFileSystem(root, keep_unsynced=bool(hardening.content) and not hardening.journal)
-        self.space = open_space(self.port, open.read_definitions(root), kinds=KINDS, hardening=hardening)
+        self.space = open_space(self.port, open.read_definitions(root), hardening=hardening)
         self.ledger = Ledger()
         self.full: DiskFull | None = None
         seed = f"{dice.random()}"

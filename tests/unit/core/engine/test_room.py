@@ -37,7 +37,6 @@ from xaqueue.core.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.core.storage.layers import OwnerFileSystem
 from xaqueue.core.storage.reserve import Reserve
 from xaqueue.errors import DiskFull, DiskLow, ResourceFailed, RetryLater, RolledBack
-from xaqueue.features.kinds import KINDS
 from xaqueue.features.opening import open_space
 from xaqueue.offline import inspect
 from xaqueue.xa import Code
@@ -415,7 +414,7 @@ class ReservedSpace(BareSpace):
         reserve = Reserve(DirectoryFileSystem(self.root, keep_unsynced=False), layout.RESERVE)
         files = OwnerFileSystem(self.fs, reserve)
         limit = RoomLimit(files, reserve, files.unreserved())
-        space = open_space(files, self.definitions, hardening=Hardening.parse(self.sync), room=limit, kinds=KINDS)
+        space = open_space(files, self.definitions, hardening=Hardening.parse(self.sync), room=limit)
         limit.restore(self.definitions)
         files.recovering = False
         return space

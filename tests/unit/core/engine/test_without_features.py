@@ -31,7 +31,7 @@ def level(request: pytest.FixtureRequest) -> Hardening:
 
 def opened(root: Path, level: Hardening, features: Features | None = None) -> Space:
     open.create(root, any_queue=True)
-    return open_space(FaultyFileSystem(root), ANY_QUEUE, kinds=(), hardening=level, features=features)
+    return open_space(FaultyFileSystem(root), ANY_QUEUE, hardening=level, features=features or Features())
 
 
 def connected(space: Space) -> Connection:

@@ -27,7 +27,6 @@ from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.core.storage.layers import OwnerFileSystem
 from xaqueue.errors import ResourceFailed
-from xaqueue.features.kinds import KINDS
 from xaqueue.features.opening import open_space
 from xaqueue.xid import Xid
 
@@ -147,7 +146,7 @@ class WatchedSpace(BareSpace):
         self.heard = threading.Event()
         files = OwnerFileSystem(self.fs)
         definitions = replace(self.definitions, io_deadline_s=PATIENCE_S)
-        space = open_space(files, definitions, hardening=Hardening.parse(self.sync), kinds=KINDS)
+        space = open_space(files, definitions, hardening=Hardening.parse(self.sync))
         self.watchdog = Watchdog(space, files, self._hear)
         return space
 

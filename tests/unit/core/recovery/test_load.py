@@ -18,7 +18,6 @@ from xaqueue.core.model.entry import Retry
 from xaqueue.core.model.layout import RANGE_SIZE
 from xaqueue.core.model.message_name import correlation_hash
 from xaqueue.core.model.records import encode_retry
-from xaqueue.features.kinds import KINDS
 from xaqueue.features.opening import open_space
 from xaqueue.message import MessageId, Properties
 from xaqueue.offline.check import check
@@ -274,7 +273,6 @@ def test_progress_ends_with_as_many_as_there_are(bare: BareSpace) -> None:
         bare.space.definitions,
         hardening=bare.space.hardening,
         progress=lambda *at: told.append(at),
-        kinds=KINDS,
     )
     assert told == [(10, 30), (12, 18), (13, 13)]
     assert opened.report.messages == 13

@@ -23,7 +23,6 @@ from xaqueue.core.model.layout import RANGE_SIZE, Watermark
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.core.storage.scheduling import Condition, Threads
 from xaqueue.errors import ResourceFailed, UnknownXid
-from xaqueue.features.kinds import KINDS
 from xaqueue.features.opening import attach, open_space
 from xaqueue.features.session import Session
 from xaqueue.features.streams import cleanup
@@ -102,7 +101,6 @@ def reopen(bare: BareSpace, clean: bool, at: int = -1, act: Callable[[Space], ob
         hardening=Hardening.parse(bare.sync),
         progress=lambda *_: moment(),
         on_branches=branches,
-        kinds=KINDS,
     )
     assert seen > at
     return bare.space
@@ -239,7 +237,6 @@ class Opening(threading.Thread):
                 progress=self.stop,
                 on_branches=self.on_branches.put,
                 waiting=self.waiting,
-                kinds=KINDS,
             )
         except OSError as error:
             self.error = error
@@ -361,7 +358,6 @@ def test_a_watermark_tells_of_no_message_that_the_directories_lack(tmp_path: Pat
             *(bare.fs, bare.definitions),
             hardening=Hardening.parse(bare.sync),
             on_branches=partial(decide, xid, "commit"),
-            kinds=KINDS,
         )
         assert ahead == []
         settled(bare)

@@ -25,7 +25,6 @@ from xaqueue.core.storage.hardening import Hardening
 from xaqueue.core.storage.journal_format import CRC, HEADER, MAGIC, SECTOR_BYTES, parse_name
 from xaqueue.core.storage.layers import ReadOnlyFileSystem
 from xaqueue.errors import InterfaceError, JournalDamaged, ResourceFailed, SpaceError
-from xaqueue.features.kinds import KINDS
 from xaqueue.features.opening import open_space
 from xaqueue.features.session import Session, attach
 from xaqueue.offline.check import repair
@@ -233,7 +232,7 @@ def test_a_newer_journal_is_not_opened_at_all(root: Path) -> None:
     assert files(root) == before
     assert (root / layout.OWNER).read_bytes() == b"as it was"
     with pytest.raises(SpaceError, match="use a newer one"):
-        open_space(FaultyFileSystem(root), ANY_QUEUE, hardening=Hardening.parse("JOURNAL"), kinds=KINDS)
+        open_space(FaultyFileSystem(root), ANY_QUEUE, hardening=Hardening.parse("JOURNAL"))
 
 
 # The port

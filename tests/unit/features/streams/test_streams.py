@@ -20,7 +20,6 @@ from xaqueue.core.model.layout import RANGE_SIZE
 from xaqueue.core.model.records import StreamRecord
 from xaqueue.core.owner import open
 from xaqueue.errors import InvalidArgument, QueueReserved, UnknownQueue
-from xaqueue.features.kinds import KINDS
 from xaqueue.features.opening import open_space
 from xaqueue.features.session import Session, attach
 from xaqueue.features.streams import cleanup
@@ -425,7 +424,7 @@ def test_a_record_is_what_was_encoded() -> None:
 def test_a_reserved_queue_that_lost_its_directory_gives_out_no_number_twice() -> None:
     record = b"".join(records.encode_stream(StreamRecord("orders", STREAM, 41), 1))
     nodes = {**dict.fromkeys(layout.directories()), layout.stream_path("orders"): record}
-    session = Session(open_space(Tree(nodes).open(), ANY_QUEUE, kinds=KINDS))
+    session = Session(open_space(Tree(nodes).open(), ANY_QUEUE))
     xid = Xid(1, b"put", b"")
     session.start(xid)
     session.enqueue("orders", b"next")
