@@ -76,9 +76,13 @@ def read(fs: FileSystem, name: str) -> str:
     return decode(read_checked(fs, f"{NOTES}/{name}")).body.decode()
 
 
-def write(space: Space, name: str, text: str) -> None:
+def content(text: str) -> tuple[bytes, bytes]:
     head, body = encode(Block(Kind.BRANCH, NO_MESSAGE, Properties(""), text.encode()))
-    space.put(Step.EXPIRY, name, f"{NOTES}/{name}", head, body)
+    return head, body
+
+
+def write(space: Space, name: str, text: str) -> None:
+    space.put(Step.EXPIRY, name, f"{NOTES}/{name}", *content(text))
 
 
 @pytest.fixture
@@ -106,6 +110,14 @@ def test_a_note_outlives_a_kill_and_a_power_loss(kind: NoteKind, flags: str) -> 
         open_space(left, ANY, features=features, hardening=hardening)
         assert kind.found == {"orders": "closed on Monday"}
         assert kind.hard == ["notes/orders"]
+
+
+def test_what_an_open_has_found_outlives_a_power_loss(kind: NoteKind) -> None:
+    fs = Tree(dict.fromkeys(layout.directories())).open()
+    fs.create("notes/orders", content("closed on Monday"))  # by an owner that was killed before it was synced
+    features = replace(FEATURES, kinds=(*KINDS, kind))
+    open_space(fs, ANY, features=features, hardening=Hardening.parse("FDATASYNC;DSYNC"))
+    assert [tree for tree in fs.trees_after_crash() if "notes/orders" not in tree.nodes] == []
 
 
 def test_no_record_may_name_what_is_no_note() -> None:
