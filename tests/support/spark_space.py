@@ -11,7 +11,9 @@ from xaqueue.core.model import block as command
 from xaqueue.core.model import layout
 from xaqueue.core.model.entry import Retry
 from xaqueue.core.model.message_name import tags_of
-from xaqueue.core.model.records import StreamRecord, encode_retry, encode_stream
+from xaqueue.core.model.records import StreamRecord
+from xaqueue.features.retries.tries import encode_retry
+from xaqueue.features.streams.streams import encode_stream
 from xaqueue.message import MessageId, Properties
 
 ENQUEUED_AT = 1_700_000_000_000_000

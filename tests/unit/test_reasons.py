@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from xaqueue.core.model import records
 from xaqueue.core.model.entry import Retry
 from xaqueue.errors import InvalidArgument, RolledBack
+from xaqueue.features.retries.tries import encode_retry
 from xaqueue.message import REASON_LIMIT, MessageId, checked_reason, reason_of
 
 IDENTITY = MessageId(bytes(16))
@@ -45,7 +46,7 @@ def test_any_text_goes_through_a_record(text: str) -> None:
         assert len(reason) <= REASON_LIMIT
         assert reason.isprintable()
         retry = Retry(3, None, 1, 2, reason)
-        assert records.decode_retry(records.encode_retry("q", IDENTITY, retry, 1), "q", IDENTITY) == retry
+        assert records.decode_retry(encode_retry("q", IDENTITY, retry, 1), "q", IDENTITY) == retry
 
 
 @pytest.mark.parametrize("reason", ["", "x" * (REASON_LIMIT + 1), None, 7])

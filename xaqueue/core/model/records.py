@@ -32,16 +32,6 @@ from xaqueue.message import MessageId, Properties
 
 Place = tuple[int, MessageId]
 """Number and id of a message."""
-FORMER = 100
-"""Streams that were released are refused when they come again, and so many are remembered for it."""
-
-
-def encode_retry(queue: str, message_id: MessageId, retry: Retry, epoch: int) -> bytes:
-    """The record of a message of which a delivery has failed."""
-    headers = {"last": str(retry.last), "reason": retry.reason}
-    made = Properties(queue, tries=retry.tries, not_before=retry.not_before, enqueued_at=retry.first, headers=headers)
-    head, _ = encode_with_checksum(Block(Kind.UPDATE, message_id, made, epoch=epoch))
-    return head
 
 
 def decode_retry(data: bytes, queue: str, message_id: MessageId) -> Retry:
@@ -123,18 +113,6 @@ class StreamRecord:
     def archives(self, seq: int) -> bool:
         """Whether a message with this number is kept when it is consumed."""
         return self.archived_after is not None and seq > self.archived_after
-
-
-def encode_stream(record: StreamRecord, epoch: int) -> tuple[bytes, bytes]:
-    """Head and body of its block."""
-    stored = {"stream": record.stream, "consumed": str(record.consumed)}
-    if record.archived_after is not None:
-        stored["archived_after"] = str(record.archived_after)
-    if record.released:
-        stored["released"] = "1"
-    properties = Properties(record.queue, enqueued_at=record.since, headers=stored)
-    body = "\n".join(record.former[-FORMER:]).encode()
-    return encode_record(properties, body, epoch)
 
 
 def decode_stream(data: bytes, queue: str) -> StreamRecord:

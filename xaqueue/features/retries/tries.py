@@ -15,8 +15,8 @@ from functools import partial
 
 from xaqueue.core.engine.memory import Returns
 from xaqueue.core.engine.state import Space
-from xaqueue.core.model import layout, records
-from xaqueue.core.model.block import Kind
+from xaqueue.core.model import layout
+from xaqueue.core.model.block import Block, Kind, encode_with_checksum
 from xaqueue.core.model.branch import Branch, Explained
 from xaqueue.core.model.change import DROP, PUT, Change, Op
 from xaqueue.core.model.change import Kind as Step
@@ -27,6 +27,7 @@ from xaqueue.core.storage.regular import DAMAGE, NO_DIRECTORY
 from xaqueue.errors import RetryLater
 from xaqueue.features.retries.options import policy_of
 from xaqueue.features.retries.register import LARGEST_BYTES, Taken, decode
+from xaqueue.message import MessageId, Properties
 from xaqueue.xa import Code, Outcome
 from xaqueue.xid import LOCAL_FORMAT_ID, Xid
 
@@ -132,7 +133,7 @@ def records_of(space: Space, failed: Sequence[Failed]) -> list[Op]:
         if retry == _before(entry):
             continue
         path = layout.retry_path(queue, entry.seq, entry.message_id)
-        content = records.encode_retry(queue, entry.message_id, retry, space.epoch)
+        content = encode_retry(queue, entry.message_id, retry, space.epoch)
         try:
             space.log.stage(path, content, b"")
         except OSError as error:
@@ -190,3 +191,11 @@ def _uncounted_locked(space: Space, taken: Taken, had: int) -> tuple[str, Entry]
         return None
     entry.tries = had
     return name, entry
+
+
+def encode_retry(queue: str, message_id: MessageId, retry: Retry, epoch: int) -> bytes:
+    """The record of a message of which a delivery has failed."""
+    headers = {"last": str(retry.last), "reason": retry.reason}
+    made = Properties(queue, tries=retry.tries, not_before=retry.not_before, enqueued_at=retry.first, headers=headers)
+    head, _ = encode_with_checksum(Block(Kind.UPDATE, message_id, made, epoch=epoch))
+    return head

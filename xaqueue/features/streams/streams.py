@@ -19,16 +19,19 @@ from dataclasses import replace
 from xaqueue.access import CONSUME, NOTHING, RESOLVE
 from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
-from xaqueue.core.model import layout, records
+from xaqueue.core.model import layout
 from xaqueue.core.model.change import Kind as Step
 from xaqueue.core.model.queue import Queue
-from xaqueue.core.model.records import FORMER, StreamRecord, refusal
+from xaqueue.core.model.records import StreamRecord, encode_record, refusal
 from xaqueue.core.storage.group_commit import nothing
 from xaqueue.errors import InvalidArgument, QueueReserved
 from xaqueue.features.streams import cleanup
-from xaqueue.message import check_queue_name
+from xaqueue.message import Properties, check_queue_name
 from xaqueue.reservation import Reservation, check_stream
 from xaqueue.rpc.verb import verb
+
+FORMER = 100
+"""Streams that were released are refused when they come again, and so many are remembered for it."""
 
 
 @verb(CONSUME, "call_with_retry")
@@ -268,6 +271,18 @@ def _reservation_of(queue: Queue) -> Reservation:
 
 def _write(space: Space, record: StreamRecord, publish: Callable[[], None] = nothing) -> None:
     """Replaces the queue's record durably: that is the commit point. RetryLater where nothing was done."""
-    head, body = records.encode_stream(record, space.epoch)
+    head, body = encode_stream(record, space.epoch)
     path = layout.stream_path(record.queue)
     space.put(Step.STREAM, path.rpartition("/")[2], path, head, body, publish)
+
+
+def encode_stream(record: StreamRecord, epoch: int) -> tuple[bytes, bytes]:
+    """Head and body of its block."""
+    stored = {"stream": record.stream, "consumed": str(record.consumed)}
+    if record.archived_after is not None:
+        stored["archived_after"] = str(record.archived_after)
+    if record.released:
+        stored["released"] = "1"
+    properties = Properties(record.queue, enqueued_at=record.since, headers=stored)
+    body = "\n".join(record.former[-FORMER:]).encode()
+    return encode_record(properties, body, epoch)

@@ -17,8 +17,8 @@ from xaqueue.core.model.block import HEAD_READ_BYTES
 from xaqueue.core.model.entry import Retry
 from xaqueue.core.model.layout import RANGE_SIZE
 from xaqueue.core.model.message_name import correlation_hash
-from xaqueue.core.model.records import encode_retry
 from xaqueue.features.opening import open_space
+from xaqueue.features.retries.tries import encode_retry
 from xaqueue.message import MessageId, Properties
 from xaqueue.offline.check import check
 from xaqueue.offline.findings import Severity

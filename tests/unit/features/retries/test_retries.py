@@ -14,9 +14,10 @@ from support.bare_space import DURABLE, BareSpace, bare_space
 from xaqueue.core.model import layout
 from xaqueue.core.model.entry import Retry
 from xaqueue.core.model.message_name import PLAIN_NAME
-from xaqueue.core.model.records import decode_retry, encode_retry
+from xaqueue.core.model.records import decode_retry
 from xaqueue.core.storage.journal import Journal
 from xaqueue.errors import DamagedBlock
+from xaqueue.features.retries.tries import encode_retry
 from xaqueue.features.session import Session
 from xaqueue.features.streams import cleanup
 from xaqueue.message import MessageId

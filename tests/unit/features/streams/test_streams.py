@@ -23,6 +23,7 @@ from xaqueue.errors import InvalidArgument, QueueReserved, UnknownQueue
 from xaqueue.features.opening import open_space
 from xaqueue.features.session import Session, attach
 from xaqueue.features.streams import cleanup
+from xaqueue.features.streams.streams import encode_stream
 from xaqueue.offline.check import check
 from xaqueue.offline.findings import Severity
 from xaqueue.offline.reader import QueueReader
@@ -417,12 +418,12 @@ def test_a_record_is_what_was_encoded() -> None:
         StreamRecord("orders", STREAM),
         StreamRecord("orders", STREAM, 7, 1_700_000_000_000_000, 3, True, ("a b", STREAM)),
     ):
-        data = b"".join(records.encode_stream(record, 5))
+        data = b"".join(encode_stream(record, 5))
         assert records.decode_stream(data, "orders") == record
 
 
 def test_a_reserved_queue_that_lost_its_directory_gives_out_no_number_twice() -> None:
-    record = b"".join(records.encode_stream(StreamRecord("orders", STREAM, 41), 1))
+    record = b"".join(encode_stream(StreamRecord("orders", STREAM, 41), 1))
     nodes = {**dict.fromkeys(layout.directories()), layout.stream_path("orders"): record}
     session = Session(open_space(Tree(nodes).open(), ANY_QUEUE))
     xid = Xid(1, b"put", b"")
