@@ -308,7 +308,7 @@ def test_what_lags_behind_is_left_to_the_other_one(root: Path, monkeypatch: pyte
 
 
 def test_what_was_consumed_is_left_to_the_other_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cleanup.Clear, "ask", lambda self: None)
+    monkeypatch.setattr(cleanup.Clear, "wake", lambda self: None)
     session = attach(root, sync="FSYNC", watch=False)
     with xaqueue.connect(root) as connection:
         for number in range(5):

@@ -291,12 +291,14 @@ class Clear(Chore):
 
     def run(self, turn: Chores) -> float:
         self._is_asked, self._looked_at = False, time.monotonic()
-        is_stuck = False
+        is_stuck = is_unfinished = False  # its own flag is for others, who may set it at any time
         for work in (clear, moving.move_exhausted, expire, dedup.clear):
             try:
-                self._is_asked |= not work(self.space, turn.is_over)
+                is_unfinished |= not work(self.space, turn.is_over)
             except RetryLater:
-                self._is_asked = is_stuck = True
+                is_stuck = True
+        if is_stuck or is_unfinished:
+            self._is_asked = True
         return RETRY_S if is_stuck else 0.0
 
     def finish(self) -> None:

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from support.bare_space import DURABLE, BareSpace
+from support.bare_space import DURABLE, BareSpace, bare_space
 from support.served import PATIENCE_S, ServerThread
 from xaqueue import connect
 from xaqueue.core.engine.redo import make_dirs
 from xaqueue.core.model import layout
 from xaqueue.core.owner import open
+from xaqueue.core.owner.chores import Chores
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.errors import InvalidArgument, QueueReserved, ResourceFailed, RetryLater
 from xaqueue.features.session import Session
@@ -211,7 +212,7 @@ def test_whoever_waits_for_the_archive_keeps_no_thread_from_those_who_harden(
         make_dirs(fs, directory)
 
     monkeypatch.setattr(cleanup, "make_dirs", slow)
-    monkeypatch.setattr(cleanup.Clear, "ask", lambda _: None)  # so that release has it all to do
+    monkeypatch.setattr(cleanup.Clear, "wake", lambda _: None)  # so that release has it all to do
     open.create(tmp_path / "space", sync="JOURNAL", any_queue=True)
     server = ServerThread(tmp_path / "space", tmp_path / "socket")
     manager, released = remote_manager(server.url), threading.Event()
@@ -264,3 +265,25 @@ def test_a_branch_that_a_power_loss_brought_back_takes_nothing_of_a_reserved_que
     assert seqs(again) == [2, 3, 4, 5]
     assert [one.stream for one in again.reservations()] == [STREAM]
     assert list((bare.root / layout.ACTIVE).iterdir()) == []
+
+
+@pytest.mark.parametrize("result", [True, False, RetryLater("no room")])
+def test_who_asks_while_it_is_cleared_is_not_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, result: bool | RetryLater
+) -> None:
+    with bare_space(tmp_path / "space") as bare:
+        chore = cleanup.Clear(bare.space)
+        turn = Chores(bare.space, [])
+
+        def work(*_: object) -> bool:
+            bare.space.wakes.consumed.wake()
+            if isinstance(result, RetryLater):
+                raise result
+            return result
+
+        assert chore.left_s() > 0
+        assert chore.run(turn) == 0
+        assert chore.left_s() > 0
+        monkeypatch.setattr(cleanup, "expire", work)
+        assert chore.run(turn) == (cleanup.RETRY_S if isinstance(result, RetryLater) else 0)
+        assert chore.left_s() == 0
