@@ -38,6 +38,7 @@ from xaqueue.message import (
     EnqueueOptions,
     Message,
     MessageId,
+    Properties,
     body_of,
     check_message_id,
     id_of,
@@ -71,7 +72,8 @@ def enqueue(space: Space, branch: Branch, name: str, body: bytes, options: Enque
     there = None if properties is None else space.features.admit(space, branch, name, message_id, properties)
     if there is not None:
         return there
-    add(space, branch, Entry(0, message_id, tags), name, checksum, head, body, is_given=given is not None)
+    entry = Entry(0, message_id, tags)
+    add(space, branch, entry, name, checksum, head, body, is_given=given is not None, wanted=properties)
     return message_id
 
 
@@ -112,9 +114,10 @@ def add(
     may_wait: bool = True,
     is_shared: bool = False,
     twin: Written | None = None,
+    wanted: Properties | None = None,
 ) -> Written:
     """Adds the block of a new message to the branch. is_given: its id is an older one. may_wait: for room in the queue.
-    is_shared: other queues get the same block, twin: the first of which has it already.
+    is_shared: other queues get the same block, twin: the first of which has it already. wanted: see ``Rider``.
 
     Raises InvalidArgument where the queue has a message of this id, QueueFull, and what ``blocks.without_room`` says.
     """
@@ -140,7 +143,7 @@ def add(
         space.log.add(branch, written, head, body)
         branch.blocks.append(written)
         if branch.riders:
-            _tell_riders(space, branch, written)
+            _tell_riders(space, branch, written, wanted)
     except BaseException as error:
         with space.lock:
             queue.withdraw(message_id)
@@ -154,10 +157,10 @@ def add(
     return written
 
 
-def _tell_riders(space: Space, branch: Branch, written: Written) -> None:
+def _tell_riders(space: Space, branch: Branch, written: Written, wanted: Properties | None) -> None:
     with space.lock:
         for rider in branch.riders:
-            rider.added_locked(branch, written)
+            rider.added_locked(space, branch, written, wanted)
 
 
 class _Reused(Rider):

@@ -24,7 +24,7 @@ from xaqueue.errors import (
     RolledBack,
     UnknownXid,
 )
-from xaqueue.message import MessageId
+from xaqueue.message import MessageId, Properties
 from xaqueue.xa import Code, Flag, Outcome
 from xaqueue.xid import Xid
 
@@ -382,8 +382,9 @@ class Rider:
     overdue = ""
     """What the branch is past its deadline, where it did not just take long."""
 
-    def added_locked(self, branch: Branch, written: Written) -> None:
-        """The branch has one block more, of a message that it adds. Called with the lock held."""
+    def added_locked(self, space: Any, branch: Branch, written: Written, wanted: Properties | None) -> None:
+        """The branch has one block more, of a message that it adds. wanted: its properties, where it is a new one that
+        has some of its own. Called with the lock held."""
 
     def listed(self) -> Mapping[int, bytes]:
         """By the number of a block what the branch block says of it: where there is something, the branch has one even

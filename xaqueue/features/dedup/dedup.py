@@ -90,20 +90,16 @@ def window_s(queue: Queue) -> float:
 
 def admit(space: Space, branch: Branch, name: str, message_id: MessageId, properties: Properties) -> MessageId | None:
     key = properties.dedup_key
-    return None if key is None else known(space, branch, name, message_id, hash_of(key))
+    return None if key is None else known(space, branch, name, hash_of(key))
 
 
-def known(space: Space, branch: Branch, name: str, message_id: MessageId, key: bytes) -> MessageId | None:
+def known(space: Space, branch: Branch, name: str, key: bytes) -> MessageId | None:
     """The message of this key that is committed, or that the branch has added before; None: this one is to be added."""
     with space.lock:
         queue = space.queue(name)
         if not window_s(queue):
             return None
-        claims = claims_of(branch)
-        first = keys_of(queue).find(key, space.now_us()) or claims.keys.get((name, key))
-        if first is None:
-            claims.asked[name, message_id] = key
-        return first
+        return keys_of(queue).find(key, space.now_us()) or claims_of(branch).keys.get((name, key))
 
 
 def keys_of(queue: Queue) -> Keys:
@@ -133,17 +129,14 @@ class Claims(Rider):
     def __init__(self) -> None:
         self.keys: dict[tuple[str, bytes], MessageId] = {}
         """By queue and hash of a dedup_key the message."""
-        self.asked: dict[tuple[str, MessageId], bytes] = {}
-        """The keys of messages that are being added."""
         self.numbers: dict[int, bytes] = {}
-        """The keys of those that were, by the numbers of their blocks."""
+        """The keys by the numbers of their blocks."""
         self.records: dict[int, Seen] = {}
         """By the number of its block, once its commit has begun."""
 
-    def added_locked(self, branch: Branch, written: Written) -> None:
-        key = self.asked.pop((written.queue, written.message_id), b"")
-        if key:
-            self.numbers[written.number] = key
+    def added_locked(self, space: Space, branch: Branch, written: Written, wanted: Properties | None) -> None:
+        if wanted is not None and wanted.dedup_key is not None and window_s(space.queues[written.queue]):
+            self.numbers[written.number] = key = hash_of(wanted.dedup_key)
             self.keys.setdefault((written.queue, key), written.message_id)  # another session may have added one
 
     def listed(self) -> Mapping[int, bytes]:

@@ -226,6 +226,7 @@ def _enqueue_to(space: Space, branch: Branch, names: Sequence[str], body: bytes,
                 is_given=given is not None,
                 is_shared=True,
                 twin=first,
+                wanted=properties,
             )
             if first is None or (added.path and not first.path):  # a file can have more names
                 first = added

@@ -177,6 +177,20 @@ def test_in_one_branch_the_second_returns_the_id_of_the_first(bare: BareSpace) -
     assert bodies(bare) == [b"1", b"5"]
 
 
+def test_what_was_not_added_claims_nothing(bare: BareSpace, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise RetryLater("not now")
+
+    branch, given = Branch(bare, "x"), b"i" * 16
+    with monkeypatch.context() as patch, pytest.raises(RetryLater):
+        patch.setattr(bare.space.log, "add", full)
+        branch.session.enqueue("q", b"refused", message_id=given, dedup_key=b"k")
+    assert branch.session.enqueue("q", b"without a key", message_id=given) == given
+    assert branch.put(body=b"with it") != given
+    branch.commit_at_once()
+    assert bodies(bare) == [b"without a key", b"with it"]
+
+
 def test_who_sends_again_with_the_same_id_is_answered_with_it(bare: BareSpace) -> None:
     branch = Branch(bare, "x")
     assert branch.put(message_id=b"i" * 16) == b"i" * 16
