@@ -79,6 +79,7 @@ TAGS = {
 """By letter, in the order in which they stand."""
 _values = attrgetter(*(tag.name for tag in TAGS.values()))
 _DEFAULTS = tuple(tag.default for tag in TAGS.values())
+_TEXTS = tuple(tag.text for tag in TAGS.values())
 
 
 class Tags(NamedTuple):
@@ -98,11 +99,14 @@ def tags_of(properties: Properties) -> str:
     values = _values(properties)
     if values == _DEFAULTS:
         return ""
+    tags = ""
     try:
-        said = zip(TAGS.items(), values, strict=True)
-        return "".join(f".{letter}{tag.text(value)}" for (letter, tag), value in said if value != tag.default)
+        for letter, default, text, value in zip(TAGS, _DEFAULTS, _TEXTS, values, strict=True):
+            if value != default:
+                tags += f".{letter}{text(value)}"
     except (AttributeError, TypeError, ValueError) as error:
         raise DamagedBlock(f"a property is not what it can be: {error}") from None
+    return tags
 
 
 def read_tags(tags: str) -> Tags:
