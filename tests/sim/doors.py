@@ -129,6 +129,11 @@ def end_leases(space: Space, now_s: float) -> int:
     return timeouts.expire(space, now_s, float("inf"))
 
 
+def end_idle(space: Space, now_s: float) -> int:
+    """Branches in which nothing was done for a while."""
+    return timeouts.expire(space, now_s + 2000, 1000)
+
+
 def large(size_bytes: int | None) -> Any:
     """From this size on a branch is in files before its record is; None: as it is."""
     return nullcontext() if size_bytes is None else mock.patch.object(journal_log, "KEPT_BYTES", size_bytes)

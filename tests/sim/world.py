@@ -82,6 +82,8 @@ class World:
     way: str = "killed"
     """How the process ends if it does in this step."""
     fault: str = ""
+    fuse: tuple[int, int] | None = None
+    """After so many attempts, and then so many calls, the process of this step ends."""
     lose: str | None = None
     """What the wire is to lose, once there is a session."""
     seats: dict[int, Seat] = field(default_factory=dict)
@@ -130,6 +132,7 @@ class World:
             return found[pick]
         self.numbers += 1
         number, is_near = self.numbers, self.dice.random() < 0.5
+        self.server.lose = None
         seat = Seat(doors.session(self.space) if is_near else self.server.connect(), is_near)
         self.server.lose = self.lose
         self._begin(number, seat, Branch(xid=xid_of(number)))
@@ -166,6 +169,7 @@ class World:
         Raises Over where it did, and the model is as the space is then.
         """
         after = _with(self.model, effect)
+        self._burn()
         try:
             found = call()
         except (Crashed, ResourceFailed, ConnectionLost, RetryLater, RolledBack) as error:
@@ -185,6 +189,13 @@ class World:
             self._reopen([model.after(self.way) for model in allowed])
             raise Over from None
         return found
+
+    def _burn(self) -> None:
+        """The crash of this step is among the calls of one of its attempts, the later ones as well as the first."""
+        if self.fuse is not None:
+            attempts, calls = self.fuse
+            self.fuse = (attempts - 1, calls) if attempts else None
+            self.fs.crash_after = None if attempts else self.fs.calls + calls
 
     def _survive(
         self,
@@ -265,7 +276,7 @@ class World:
             return
         self.fault = self.dice.choice(FAULTS)
         if self.fault == "crash":
-            self.fs.crash_after = self.fs.calls + calls
+            self.fuse = self.dice.randrange(self.dice.choice((1, 4, 10))), calls
         elif self.fault == "sync fails":
             self.fs.fail_after, self.fs.fail_number = self.fs.calls + calls // 4, errno.EIO
         elif self.fault == "no room":
@@ -281,7 +292,7 @@ class World:
             one.is_loose = one.is_loose or is_tried
         self.fs.struck.clear()
         self.server.lose, self.server.lost, self.lose, self.fs.fail_after = None, False, None, None
-        if self.fs.crash_after is not None or self.fs.crashed or self.fs.failed:
+        if self.fuse is not None or self.fs.crash_after is not None or self.fs.crashed or self.fs.failed:
             self._reopen([self.model.after(self.way)])
 
     def restart(self, way: str) -> None:
@@ -311,7 +322,7 @@ class World:
 
     def _reopen(self, allowed: list[Model]) -> None:
         """Which is cut off in turn, sometimes."""
-        way, again = self.way, self.dice.random() < 0.2
+        way, again, self.fuse = self.way, self.dice.random() < 0.2, None
         is_closed = way == "closed" and not self.fs.crashed and not self.fs.failed
         self.fs.crash_after, self.fs.fail_after = None, None
         self.fs.heal()

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, cast
 
 from sim import doors
 from sim.model import ACTIVE, DONE_BY_HAND, IN_DOUBT, UNDONE_BY_HAND, Branch, Known, Model, Rules
-from sim.world import SECOND_US, WAYS, Over, World, id_of
+from sim.world import SECOND_US, WAYS, Effect, Over, World, id_of
 from xaqueue.core.engine.state import Space
 from xaqueue.errors import DiskFull, RolledBack
 from xaqueue.message import MessageId
@@ -28,6 +28,7 @@ class Core(Rules):
         "restart": 1,
         "decide_early": 1,
         "move": 2,
+        "idle": 1,
         "pause": 3,
     }
 
@@ -71,6 +72,23 @@ class Core(Rules):
 
     def restart(self, world: World) -> None:
         world.restart(world.dice.choice(WAYS))
+
+    def idle(self, world: World) -> None:
+        """Nobody did anything for too long in the branches that are active: all of them are rolled back."""
+        numbers = [number for number, branch in world.model.branches.items() if branch.state == ACTIVE]
+        near = [number for number in numbers if world.seats[number].is_near]
+        if not numbers or near != numbers:
+            raise Over
+
+        def first(count: int) -> Effect:
+            return lambda model: list(map(model.rollback, numbers[:count]))
+
+        partly = [first(count) for count in range(1, len(numbers))]
+        whole = first(len(numbers))
+        found = world.attempt(lambda: doors.end_idle(world.space, world.monotonic_s), whole, None, partly)
+        assert found == len(numbers)
+        for number in numbers:
+            world.seats.pop(number)
 
     def decide_early(self, world: World) -> None:
         """While a space is opened, before its messages are there."""
