@@ -11,6 +11,7 @@ from support.forgetful import Crashed, ForgetfulFileSystem, Tree
 from xaqueue.core.engine.state import Space
 from xaqueue.errors import ResourceFailed
 from xaqueue.features.counters import counters
+from xaqueue.features.counters import counters as counter_files
 from xaqueue.features.counters.values import Counters
 from xaqueue.features.session import Session
 from xaqueue.xa import Flag
@@ -42,7 +43,7 @@ def play(level: Level, crash_after: int | None = None) -> tuple[ForgetfulFileSys
             space.checkpoint()
             written += not takes
             assert space.close() or not level.hardening.journal
-            space.counter_file.write(space.counted(closed=True))
+            counter_files.write(space, closed=True)
             written += takes
     except (Crashed, ResourceFailed):
         if not fs.crashed:
@@ -62,7 +63,7 @@ def judge(tree: Tree, level: Level, written: int) -> Counters:
         assert found != FIRST or there, "what is counted is not undone"
         assert found != SECOND or there == [b"1"]
     is_told = record is not None and (record[0].epoch, record[0].closed) != (2, True)
-    assert space.counter_file.counting.crashes == is_told
+    assert counter_files.file_of(space).counting.crashes == is_told
     return found
 
 

@@ -34,6 +34,7 @@ from xaqueue.core.storage.ids import fresh_id
 from xaqueue.core.storage.owner_file import OwnerFile
 from xaqueue.core.storage.scheduling import THREADS
 from xaqueue.errors import Error, ResourceFailed, SpaceError
+from xaqueue.features.counters import counters as counter_files
 from xaqueue.features.opening import WHOLE
 from xaqueue.features.pair import standby
 from xaqueue.features.pair.pair_fs import OWN
@@ -154,7 +155,7 @@ class Story:
         yield space.checkpoint, [], []
         yield first.write_owner, [], []
         yield lambda: (one.enqueue("c", b"last"), one.commit()), [b"last"], []
-        yield lambda: space.counter_file.write(space.counted(closed=True)), [], []
+        yield lambda: counter_files.write(space, closed=True), [], []
         yield space.log.settle, [], []
 
     def play(self) -> None:

@@ -24,6 +24,7 @@ from xaqueue.core.storage import journal as journal_of
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.core.storage.journal import Journal, checkpoint_entry
 from xaqueue.core.storage.journal_format import SECTOR_BYTES, Entry
+from xaqueue.features.counters import counters as counter_files
 from xaqueue.features.opening import open_space as open_bare
 from xaqueue.features.pair import pair, pair_fs
 from xaqueue.features.pair.pair_fs import PairFileSystem
@@ -120,8 +121,8 @@ def open_space(
             now_ns=lambda: now_us() * 1000,
             on_branches=on_branches,
         )
-    if space.counter_file.left_s > 0:
-        space.counter_file._due = float("inf")  # by the wall's time a slow machine makes a call more
+    if counter_files.file_of(space).left_s > 0:
+        counter_files.file_of(space)._due = float("inf")  # by the wall's time a slow machine makes a call more
     assert space.read_only is None, f"a mere crash damages no journal: {space.read_only}"
     return space
 

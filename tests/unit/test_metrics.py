@@ -23,6 +23,7 @@ from xaqueue import metrics
 from xaqueue.cli.main import app
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.core.owner.record import read_owner
+from xaqueue.features.counters import counters as counter_files
 from xaqueue.features.retries import moving
 from xaqueue.features.streams import cleanup
 from xaqueue.rpc.client import link
@@ -88,10 +89,10 @@ def test_counters_begin_with_each_owner(bare: BareSpace) -> None:
         assert found["xaqueue_messages_dequeued_total", "orders"] == 2
         assert found["xaqueue_steps_total",] >= found["xaqueue_rounds_total",] >= (journal_log(bare.space) is not None)
         bare.space.checkpoint()
-        bare.space.counter_file.write(bare.space.counted())
+        counter_files.write(bare.space)
         bare.reopen()
     assert told(bare)["xaqueue_messages_enqueued_total", "orders"] == 0
-    assert bare.space.counted()[1]["orders"].enqueued == 4
+    assert counter_files.counted(bare.space)[1]["orders"].enqueued == 4
 
 
 def test_syncs_are_counted_where_there_are_any(bare: BareSpace) -> None:

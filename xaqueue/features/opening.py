@@ -19,6 +19,8 @@ from xaqueue.core.storage.scheduling import THREADS
 from xaqueue.features.batches.rule import BatchRule
 from xaqueue.features.batches.sweep import Sweep
 from xaqueue.features.carry import carry
+from xaqueue.features.counters import counters
+from xaqueue.features.counters.chores import WriteCounters
 from xaqueue.features.dedup import dedup
 from xaqueue.features.kinds import KINDS
 from xaqueue.features.pair.pair import Pair
@@ -37,6 +39,7 @@ FEATURES = Features(
     rules=dict.fromkeys(BATCH_FORMAT_IDS, BatchRule()),
     admits=(dedup.admit,),
     returns=Tries(),
+    checkpoints=(counters.before_checkpoint,),
 )
 """What they have to say in the steps of a branch, beside its riders."""
 
@@ -47,6 +50,7 @@ class Whole:
     features = FEATURES
     check = staticmethod(check_replication)
     close = staticmethod(carry.close)
+    closed = staticmethod(partial(counters.write, closed=True))
 
     def guard(self, root: Path, lock: OwnerFile, hardening: Hardening, *, is_taken: bool) -> Pair:
         return Pair(root, lock, hardening, beats=is_taken)
@@ -61,6 +65,7 @@ class Whole:
     def chores(self, space: Space, lasting: bool) -> Iterator[Chore]:
         yield Clear(space)
         yield PruneJournal(space)
+        yield WriteCounters(space)
         if space.waiting is THREADS:  # else the server sees to it
             yield Sweep(space)
         if lasting and policy_of(space.definitions).interval_min:

@@ -22,6 +22,7 @@ from xaqueue.connection import Connection
 from xaqueue.core.engine import heuristics
 from xaqueue.core.model.branch import Branch
 from xaqueue.core.owner import open as attach_room
+from xaqueue.features.counters import counters as counter_files
 from xaqueue.offline import inspect
 from xaqueue.rpc.client.manager import remote_manager
 from xaqueue.rpc.methods import service
@@ -78,7 +79,7 @@ def test_it_is_what_the_directory_tells(served: ServerThread, connection: Connec
     while told(served)["active"]:
         pass  # until it has seen that the last session is gone
     served.space.checkpoint()
-    served.space.counter_file.write(served.space.counted())
+    counter_files.write(served.space)
     answered = told(served)
     seen = json.loads(json.dumps(asdict(inspect.status(served.root))))
     assert answered.keys() == seen.keys() | MORE

@@ -122,6 +122,9 @@ class Features:
     returns: Returns = Returns()  # noqa: RUF009 - it has no state
     kinds: RecordKinds = ()
     """Of what they keep in the space's directory."""
+    checkpoints: Sequence[Callable[[Any], Callable[[], object] | None]] = ()
+    """Called with the space before a checkpoint; returns what is to be done behind it: what was true before is durable
+    then. That may raise OSError, ResourceFailed."""
 
     def admit(self, space: Any, branch: Branch, queue: str, new: MessageId, wanted: Properties) -> MessageId | None:
         """Before a message with properties of its own is added, and before there is a block of it: as ``Admit``."""

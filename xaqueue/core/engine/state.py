@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 
 from xaqueue.core.engine.directory_log import DirectoryLog
@@ -38,7 +37,6 @@ from xaqueue.core.storage.journal import Journal
 from xaqueue.core.storage.regular import NO_RIGHTS
 from xaqueue.core.storage.scheduling import THREADS, Threads
 from xaqueue.errors import DamagedBlock, JournalDamaged, ResourceFailed, RetryLater, RolledBack
-from xaqueue.features.counters.counters import Counted, CounterFile, counters_of, go_on
 from xaqueue.xa import Code, Outcome
 from xaqueue.xid import LOCAL_FORMAT_ID
 
@@ -77,7 +75,6 @@ class Space(Memory):
         self.hardening = hardening
         self.epoch = epoch
         self.id = space_id
-        self.counter_file = CounterFile(fs, epoch, durable=hardening.journal or bool(hardening.content))
         self.lost = lost
         self.waiters = 0
         """Who waits for ``settled``."""
@@ -233,41 +230,23 @@ class Space(Memory):
 
     def checkpoint(self) -> bool:
         """Hardens what the journal is ahead of the directories, and releases what it covers; traffic goes on. Behind
-        that the counters are written now and then, which is all that there is to do without a journal.
+        that comes what features have to do then.
 
         Returns whether there was room for it. Raises ResourceFailed.
         """
-        counted = self.counted() if self.counter_file.left_s <= 0 else None
+        behind = [then for before in self.features.checkpoints if (then := before(self)) is not None]
         try:
             self.settle()
             self.log.checkpoint()
             self.room.restore(self.definitions)
-            if counted is not None:
-                self.check()
-                self.check_owner()
-                self.waiting.run(partial(self.counter_file.write, counted))
+            for then in behind:
+                then()
         except RetryLater as full:
             log.warning("[no-room-yet] no checkpoint yet: %s", full)
             return False
         except OSError as error:
             raise self.fence(error) from error
         return True
-
-    def begin_counting(self, note: Callable[[str], object]) -> None:
-        """The queues go on from what was counted before."""
-        for name, counters in self.counter_file.load(self.now_us(), note).items():
-            go_on(self.queue(name), counters)
-
-    def counted(self, *, closed: bool = False) -> Counted:
-        """Until now."""
-        hits, misses = self.log.reads_of_memory or (0, 0)
-        with self.lock:
-            counters = {name: counters_of(queue) for name, queue in self.queues.items()}
-            there = {name: len(queue.index) for name, queue in self.queues.items() if closed and len(queue.index)}
-            as_of = self.now_us()
-        return replace(
-            self.counter_file.counting, as_of=as_of, closed=closed, hits=hits, misses=misses, messages=there
-        ), counters
 
     def settle(self) -> None:
         """All that was published is in the directories, for who looks there. Raises RetryLater without room,

@@ -56,3 +56,6 @@ class Moments(Protocol):
 
     def close(self, space: Space) -> None:
         """Before the last checkpoint. Raises ResourceFailed."""
+
+    def closed(self, space: Space) -> None:
+        """Behind it, where the directories hold everything."""

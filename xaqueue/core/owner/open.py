@@ -355,7 +355,7 @@ def _detach(root: Path, attached: _Attached) -> None:
             for thread in attached.background:
                 thread.stop()
             if space.close(attached.moments.close):
-                space.counter_file.write(space.counted(closed=True))
+                attached.moments.closed(space)
                 closed = replace(attached.owner, boot="", journalled=False, unclosed="")
                 write_owner(attached.files, attached.lock, closed)
         finally:

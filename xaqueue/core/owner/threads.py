@@ -77,15 +77,14 @@ class Follower(_BackgroundThread):
 
 
 class Checkpoints(Chore):
-    """One is made when the log says so. Where it needs none, it is what counts that is written."""
+    """One is made when the log says so."""
 
     def __init__(self, space: Space) -> None:
         super().__init__(space)
         space.wakes.full = self
 
     def left_s(self) -> float:
-        left_s = self.space.log.checkpoint_in(self.space.definitions.checkpoint_s)
-        return self.space.counter_file.left_s if left_s == NEVER else left_s
+        return self.space.log.checkpoint_in(self.space.definitions.checkpoint_s)
 
     def run(self, turn: Chores) -> float:
         return 0.0 if self.space.checkpoint() else NO_ROOM_S

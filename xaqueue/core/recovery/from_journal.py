@@ -192,7 +192,6 @@ def open_for_reading(space: Space, damage: JournalDamaged, kinds: RecordKinds, p
     space.log.end(ResourceFailed(f"the space is open for reading only: {damage}"))
     log.error("[read-only] the space is open for reading only: %s", damage)
     report.notes.append(str(damage))
-    space.begin_counting(lambda lost: None)
     opening = Opening(space, lambda path, reason: report.notes.append(f"{path}: {reason}"), report.notes.append)
     messages = Load(space, opening.set_aside, opening.note)
     for kind in kinds:

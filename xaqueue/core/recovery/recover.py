@@ -124,7 +124,6 @@ class _Recovery:
         for name in layout.directories():
             if not self.fs.is_dir(name):
                 self.fs.make_dir(name)
-        self.space.begin_counting(self._note)
         messages = Load(self.space, self._set_aside, self._note)
         for kind in self.kinds:
             kind.find(self.opening)

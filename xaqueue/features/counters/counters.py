@@ -13,6 +13,8 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from xaqueue.core.model.layout import COUNTERS
 from xaqueue.core.model.queue import Queue
@@ -106,3 +108,42 @@ class CounterFile:
             self._written = counted[1]
         except OSError as error:  # its sync tells of no other file
             log.warning("[counters-unwritten] a crash takes what is counted meanwhile: %s", error)
+
+
+class _Kept:
+    file: CounterFile | None = None
+
+
+def file_of(space: Any) -> CounterFile:
+    kept = space.memory_of(_Kept)
+    if kept.file is None:
+        durable = space.hardening.journal or bool(space.hardening.content)
+        kept.file = CounterFile(space.fs, space.epoch, durable=durable)
+    found: CounterFile = kept.file
+    return found
+
+
+def counted(space: Any, *, closed: bool = False) -> Counted:
+    """Until now."""
+    hits, misses = space.log.reads_of_memory or (0, 0)
+    with space.lock:
+        counters = {name: counters_of(queue) for name, queue in space.queues.items()}
+        there = {name: len(queue.index) for name, queue in space.queues.items() if closed and len(queue.index)}
+        as_of = space.now_us()
+    counting = file_of(space).counting
+    return replace(counting, as_of=as_of, closed=closed, hits=hits, misses=misses, messages=there), counters
+
+
+def write(space: Any, *, closed: bool = False) -> None:
+    file_of(space).write(counted(space, closed=closed))
+
+
+def before_checkpoint(space: Any) -> Callable[[], object] | None:
+    """What is counted by now is written behind it, where that is due."""
+    return partial(_write_due, space, counted(space)) if file_of(space).left_s <= 0 else None
+
+
+def _write_due(space: Any, found: Counted) -> None:
+    space.check()
+    space.check_owner()
+    space.waiting.run(partial(file_of(space).write, found))

@@ -19,8 +19,12 @@ class _Uncounted:
 
 class CounterKind(RecordKind):
     def find(self, opening: Opening) -> None:
+        """The queues go on from what was counted before."""
         space = opening.space
-        for name, there in space.counter_file.closed_with.items():
+        file, note = counters.file_of(space), opening.note if space.read_only is None else (lambda _: None)
+        for name, before in file.load(space.now_us(), note).items():
+            counters.go_on(space.queue(name), before)
+        for name, there in file.closed_with.items():
             space.memory_of(_Uncounted).queues[name] = there - counters.counters_of(space.queue(name)).balance
 
     def finish(self, opening: Opening) -> None:

@@ -18,6 +18,7 @@ from xaqueue.core.model.block_files import listed
 from xaqueue.core.model.branch import State
 from xaqueue.core.storage.layers import OwnerFileSystem
 from xaqueue.errors import ResourceFailed
+from xaqueue.features.counters.counters import file_of
 from xaqueue.features.counters.values import Counters
 from xaqueue.features.replica import replicated
 from xaqueue.features.replica.replicated import ReplicationStatus
@@ -163,7 +164,7 @@ def _of_log(space: Space) -> dict[str, Any]:
 def _queues(space: Space) -> list[QueueRow]:
     from xaqueue.rpc.methods.service import queue_list
 
-    now, before, none = space.now_us(), space.counter_file.before, Counters()
+    now, before, none = space.now_us(), file_of(space).before, Counters()
     return [_row(queue, before.get(queue.name, none), now) for queue in queue_list(space)]
 
 

@@ -41,7 +41,7 @@ from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.errors import ConnectionLost, InvalidArgument, OutcomeUnknown, RetryLater
 from xaqueue.features.carry.carriers import carriers_of
-from xaqueue.features.counters.counters import counters_of
+from xaqueue.features.counters.counters import counted, counters_of
 from xaqueue.features.leases.leases import adopt
 from xaqueue.features.limits.queue_room import room_of
 from xaqueue.features.replica.shipping import shipping_of
@@ -188,7 +188,7 @@ def status_in(space: Space, root: Path, sessions: int) -> dict[str, Any]:
         heuristic=len(decided),
         cache=space.log.reads_of_memory,
         state=READY if space.read_only is None else READ_ONLY,
-        counting=space.counted()[0],
+        counting=counted(space)[0],
     )
     with space.lock:
         waiting = len({number for branch in space.branches.values() for number in branch.working})

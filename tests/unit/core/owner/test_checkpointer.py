@@ -16,6 +16,7 @@ from xaqueue.core.model import layout
 from xaqueue.core.storage.journal import SMALLEST_SEGMENT_BYTES, Journal
 from xaqueue.core.storage.owner_file import boot_id
 from xaqueue.errors import SpaceError
+from xaqueue.features.counters import counters as counter_files
 from xaqueue.features.session import Session, attach
 from xaqueue.offline import inspect
 from xaqueue.offline.reader import QueueReader
@@ -104,7 +105,7 @@ def test_the_status_tells_of_the_cache(root: Path) -> None:
         while connection.dequeue("orders"):
             pass
         connection.commit()
-        session.space.counter_file.write(session.space.counted())
+        counter_files.write(session.space)
         assert inspect.status(root).cache == (3, 0)
     assert inspect.status(root).cache is None
 

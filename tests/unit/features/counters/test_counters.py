@@ -18,6 +18,7 @@ from xaqueue.core.engine import heuristics, journal_log
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.core.owner import open, threads
 from xaqueue.features.counters import counters
+from xaqueue.features.counters import counters as counter_files
 from xaqueue.features.counters.values import Counters, Counting, decode, encode
 from xaqueue.features.retries import moving
 from xaqueue.features.session import Session
@@ -119,7 +120,7 @@ def test_what_is_in_doubt_is_counted_when_it_is_decided(bare: BareSpace) -> None
         connection.tpc_begin(moved)
         connection.move("plain", second.message_id, "other")
         connection.tpc_prepare()
-    bare.space.counter_file.write(bare.space.counted())
+    counter_files.write(bare.space)
     assert of(bare, "other") == Counters()
     bare.reopen()
     assert of(bare, "plain") == Counters(enqueued=2)
@@ -127,7 +128,7 @@ def test_what_is_in_doubt_is_counted_when_it_is_decided(bare: BareSpace) -> None
     Session(bare.space).commit(moved)
     assert of(bare, "plain") == Counters(enqueued=2, dequeued=1, moved=1)
     assert of(bare, "other") == Counters(enqueued=2)
-    bare.space.counter_file.write(bare.space.counted())
+    counter_files.write(bare.space)
     bare.reopen()
     assert of(bare, "other") == Counters(enqueued=2), "what is replayed was counted"
 
@@ -238,7 +239,7 @@ def test_what_stands_in_its_place_is_left_alone(tmp_path: Path, caplog: pytest.L
 def test_without_room_they_are_written_the_next_time(bare: BareSpace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counters, "EVERY_S", 0.0)
     bare.put("plain", b"1")
-    bare.space.counter_file._due = 0.0
+    counter_files.file_of(bare.space)._due = 0.0
     bare.fs.faults["create", ".counters.new"] = errno.ENOSPC
     bare.space.checkpoint()
     assert kept(bare.root) == Counters()
