@@ -123,7 +123,8 @@ def complete(space: Space, xid: Xid, decision: Decision) -> None:
     branch = space.branches.get(xid)
     if branch is not None and branch.base in (State.PREPARED, State.COMMITTING):
         if branch.decided is None:
-            branch.riders = (*branch.riders, Decided(OUTCOMES[decision.outcome]))
+            with space.lock:
+                branch.riders = (*branch.riders, Decided(OUTCOMES[decision.outcome]))
         if decision.outcome == "rollback":
             commit.rollback(space, branch)
         else:

@@ -288,7 +288,7 @@ class Branch:
     kept_bytes: int = 0
     """Of its blocks' contents, held in memory."""
     riders: tuple[Rider, ...] = ()
-    """Who else has a say in its steps."""
+    """Who else has a say in its steps. Changed with the space's lock held."""
 
     @property
     def all_blocks(self) -> list[Written]:

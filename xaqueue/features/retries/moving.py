@@ -55,7 +55,8 @@ class Leaving(Rider):
 
 
 def leaves(branch: Branch, written: Written, way: str) -> None:
-    """This dequeue counts so from here on; empty: as any other."""
+    """This dequeue counts so from here on; empty: as any other. Called with the lock held, where the branch is not the
+    caller's alone."""
     for rider in branch.riders:
         if isinstance(rider, Leaving):
             rider.ways[written.number] = way
@@ -182,9 +183,10 @@ def move_one(
     try:
         properties, wanted_id = _back(message) if to is None else _onwards(message, to)
         check(properties.queue)
-        for written in branch.blocks:
-            if written.kind is Kind.DEQUEUE and written.queue == name and written.message_id == message_id:
-                leaves(branch, written, MOVED)
+        with space.lock:  # another session may be at work in the branch, and something else of it ride
+            for written in branch.blocks:
+                if written.kind is Kind.DEQUEUE and written.queue == name and written.message_id == message_id:
+                    leaves(branch, written, MOVED)
         return _add(space, branch, message, properties, wanted_id)
     except BaseException:
         messages.give_back(space, branch, name, [message_id])
