@@ -17,12 +17,13 @@ from xaqueue.core.model.block import NO_MESSAGE, Block, Kind, decode, encode
 from xaqueue.core.model.block_files import listed, read_checked
 from xaqueue.core.model.change import Kind as Step
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
+from xaqueue.core.model.format import read_format
 from xaqueue.core.model.record_kinds import Looking, Opening, RecordKind
 from xaqueue.core.recovery.recover import open_space
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.hardening import Hardening
-from xaqueue.errors import DamagedBlock
+from xaqueue.errors import DamagedBlock, SpaceError
 from xaqueue.features.kinds import KINDS
 from xaqueue.features.opening import FEATURES, Whole, attach
 from xaqueue.features.snapshots import restore, take
@@ -122,6 +123,16 @@ def test_what_an_open_has_found_outlives_a_power_loss(kind: NoteKind) -> None:
 
 def test_no_record_may_name_what_is_no_note() -> None:
     assert not layout.is_recorded("notes/orders")
+
+
+def test_who_only_reads_is_told_of_a_lost_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    attach(tmp_path, create_missing=True, watch=False).close()
+    (tmp_path / "FORMAT").unlink()
+    monkeypatch.setattr(layout, "_kept", {})  # as where no feature was imported
+    with pytest.raises(SpaceError, match="was a queue space"):
+        read_format(tmp_path)
+    with pytest.raises(AssertionError, match="looks damaged"):
+        layout.is_recorded("prepared/x")
 
 
 def test_what_is_no_note_is_told_and_set_aside(kind: NoteKind, tmp_path: Path) -> None:
