@@ -20,6 +20,7 @@ class LogOwner:
         self.queues: dict[str, Queue] = {}
         self.published = published
         self.pending: Callable[[], object] = lambda: None
+        self.full: Callable[[], object] = lambda: None
         self.retried: Callable[[OSError, Callable[[], object]], object] | None = None
 
     def lost(self) -> str:
@@ -38,7 +39,7 @@ class LogOwner:
         self.pending()
 
     def full_locked(self) -> None:
-        pass
+        self.full()
 
     def retry(self, error: OSError, call: Callable[[], object]) -> None:
         if self.retried is None:
