@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import permutations
 from typing import Any, ClassVar
 
@@ -90,8 +91,12 @@ def move_some(world: World, leaving: list[Known], count: int, target: str, call:
         try:
             call()
         except RetryLater:
-            if count == len(leaving) or world.fs.struck:
+            if count == len(leaving):
                 raise
+            if world.fs.struck:  # the disk was full, and the queue is: as many as it takes move now
+                world.fs.heal()
+                with suppress(RetryLater):
+                    call()
 
     whole = [effect(order) for order in permutations(places, count)]
     some = [effect(order) for size in range(count) for order in permutations(places, size)]
