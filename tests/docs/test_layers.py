@@ -178,9 +178,6 @@ EXCEPTIONS = {
 """Modules outside ``core/storage/`` that change files, and why it is none of the port's business."""
 
 
-every_module = pytest.mark.parametrize("module", sorted(NAMES))
-
-
 def layer_of(module: str) -> int | None:
     """The layer of the module or of the nearest folder that has one; the front door is no folder."""
     rooms = {room: layer for layer, line in enumerate(LAYERS) for room in line}
@@ -212,26 +209,29 @@ def circles(graph: Mapping[str, Collection[str]]) -> list[list[str]]:
     return sorted(sorted(group) for group in groups)
 
 
-@every_module
-def test_every_module_has_a_layer(module: str) -> None:
-    assert module in EMPTY or layer_of(module) is not None, f"say in LAYERS where {module} belongs"
+def within(room: str) -> list[str]:
+    return [module for module in NAMES if is_in(module, room)]
 
 
-@pytest.mark.parametrize("module", sorted(EMPTY))
-def test_a_folder_of_folders_has_no_code(module: str) -> None:
-    assert len(tree_of(module).body) == 1
+def test_every_module_has_a_layer() -> None:
+    without = [module for module in NAMES if layer_of(module) is None]
+    assert set(without) == EMPTY, "say in LAYERS where it belongs"
 
 
-@every_module
-def test_a_module_imports_its_own_layer_or_a_lower_one(module: str) -> None:
-    own = layer_of(module)
+def test_a_folder_of_folders_has_no_code() -> None:
+    assert [module for module in sorted(EMPTY) if len(tree_of(module).body) != 1] == []
+
+
+def test_a_module_imports_its_own_layer_or_a_lower_one() -> None:
     wrong = []
-    for found in imports_of(module):
-        if not is_in(found.name, "xaqueue") or is_listed(module, found.name):
-            continue
-        other = layer_of(found.name)
-        if own is None or other is None or other > own:
-            wrong.append(f"{module}:{found.line} (layer {own}) imports {found.name} (layer {other})")
+    for module in NAMES:
+        own = layer_of(module)
+        for found in imports_of(module):
+            if not is_in(found.name, "xaqueue") or is_listed(module, found.name):
+                continue
+            other = layer_of(found.name)
+            if own is None or other is None or other > own:
+                wrong.append(f"{module}:{found.line} (layer {own}) imports {found.name} (layer {other})")
     assert wrong == []
 
 
@@ -239,9 +239,8 @@ def test_no_module_imports_itself_in_a_circle() -> None:
     assert circles({module: {found.name for found in imports_of(module)} for module in NAMES}) == []
 
 
-@pytest.mark.parametrize("line", LAYERS, ids=lambda line: line[0])
-def test_what_has_a_layer_is_there(line: tuple[str, ...]) -> None:
-    assert set(line) <= set(NAMES)
+def test_what_has_a_layer_is_there() -> None:
+    assert [room for line in LAYERS for room in line if room not in NAMES] == []
 
 
 def test_a_circle_is_found() -> None:
@@ -264,45 +263,55 @@ def test_an_import_counts_wherever_it_stands(source: str) -> None:
     assert [found.name for found in imports_in(ast.parse(source))] == ["xaqueue.core.engine.state"]
 
 
-@every_module
-def test_rooms_that_meet_through_protocols_do_not_import_each_other(module: str) -> None:
-    for one, other in (*STRANGERS, *(pair[::-1] for pair in STRANGERS)):
-        if is_in(module, one):
-            assert [found for found in imports_of(module) if is_in(found.name, other)] == []
-
-
-@pytest.mark.parametrize("module", [module for module in sorted(NAMES) if is_in(module, "xaqueue.contrib")])
-def test_contrib_uses_what_everybody_may_use(module: str) -> None:
-    imported = [
-        node for node in ast.walk(tree_of(module)) if isinstance(node, ast.ImportFrom) and node.module == "xaqueue"
+def test_rooms_that_meet_through_protocols_do_not_import_each_other() -> None:
+    wrong = [
+        f"{module} imports {found.name}"
+        for one, other in (*STRANGERS, *(pair[::-1] for pair in STRANGERS))
+        for module in within(one)
+        for found in imports_of(module)
+        if is_in(found.name, other)
     ]
-    others = {found.name for found in imports_of(module) if not is_in(found.name, "xaqueue.contrib")}
-    assert {name for name in others if is_in(name, "xaqueue")} <= {"xaqueue"}
-    assert {alias.name for node in imported for alias in node.names} <= set(xaqueue.__all__)
+    assert wrong == []
 
 
-@pytest.mark.parametrize("module", [module for module in sorted(NAMES) if is_in(module, "xaqueue.work")])
-def test_workers_use_what_everybody_may_use(module: str) -> None:
+def test_contrib_uses_what_everybody_may_use() -> None:
+    imports = [
+        (module, node)
+        for module in within("xaqueue.contrib")
+        for node in ast.walk(tree_of(module))
+        if isinstance(node, ast.ImportFrom) and node.module == "xaqueue"
+    ]
+    wrong = {f"{module}: {alias.name}" for module, node in imports for alias in node.names}
+    assert wrong <= {f"{module}: {name}" for module, _ in imports for name in xaqueue.__all__}
+    assert outside("xaqueue.contrib", {"xaqueue"}) == []
+
+
+def test_workers_use_what_everybody_may_use() -> None:
     """The front door has them, so that they cannot come in by it: they import what it hands out."""
     handed_out = {"xaqueue.connection", "xaqueue.errors", "xaqueue.message", "xaqueue.spans", "xaqueue.tm.manager"}
-    others = {found.name for found in imports_of(module) if not is_in(found.name, "xaqueue.work")}
-    assert {name for name in others if is_in(name, "xaqueue")} <= handed_out | {"xaqueue.rpc.client.reach"}
+    assert outside("xaqueue.work", {*handed_out, "xaqueue.rpc.client.reach"}) == []
 
 
-@pytest.mark.parametrize("module", sorted(PURE))
-def test_vocabulary_and_logic_know_nothing_of_the_world(module: str) -> None:
-    names = {found.name for found in imports_of(module)}
-    assert {name for name in names if name.partition(".")[0] in WORLD} == set()
-    assert {name for name in names if is_in(name, "xaqueue")} <= PURE
+def outside(room: str, allowed: set[str]) -> list[str]:
+    """What the modules of a room import of the package, but for the room's own and what is allowed."""
+    imports = {(module, found.name) for module in within(room) for found in imports_of(module)}
+    wrong = [(module, name) for module, name in imports if is_in(name, "xaqueue") and not is_in(name, room)]
+    return sorted(f"{module} imports {name}" for module, name in wrong if name not in allowed)
 
 
-@every_module
-def test_packages_are_imported_only_in_the_rooms_that_own_them(module: str) -> None:
+def test_vocabulary_and_logic_know_nothing_of_the_world() -> None:
+    imports = {(module, found.name) for module in PURE for found in imports_of(module)}
+    assert {one for one in imports if one[1].partition(".")[0] in WORLD} == set()
+    assert {one for one in imports if is_in(one[1], "xaqueue") and one[1] not in PURE} == set()
+
+
+def test_packages_are_imported_only_in_the_rooms_that_own_them() -> None:
     wrong = []
-    for found in imports_of(module):
-        rooms = OWNED.get(found.name.partition(".")[0])
-        if rooms is not None and not any(is_in(module, room) for room in rooms):
-            wrong.append(f"{module}:{found.line} imports {found.name}, which belongs to {', '.join(rooms)}")
+    for module in NAMES:
+        for found in imports_of(module):
+            rooms = OWNED.get(found.name.partition(".")[0])
+            if rooms is not None and not any(is_in(module, room) for room in rooms):
+                wrong.append(f"{module}:{found.line} imports {found.name}, which belongs to {', '.join(rooms)}")
     assert wrong == []
 
 
@@ -344,15 +353,13 @@ def change_by_call(module: str, call: ast.Call) -> Iterator[str]:
         yield f"{where} .{name}"
 
 
-@pytest.mark.parametrize("module", [name for name in sorted(NAMES) if not is_in(name, "xaqueue.core.storage")])
-def test_files_are_changed_and_hardened_only_through_the_port(module: str) -> None:
-    found = list(changes_of(module))
-    assert found == [] or module in EXCEPTIONS
+def test_files_are_changed_and_hardened_only_through_the_port() -> None:
+    outside_it = [name for name in NAMES if not is_in(name, "xaqueue.core.storage") and name not in EXCEPTIONS]
+    assert [found for module in outside_it for found in changes_of(module)] == []
 
 
-@pytest.mark.parametrize("module", sorted(EXCEPTIONS))
-def test_an_exception_that_is_no_longer_needed_goes(module: str) -> None:
-    assert list(changes_of(module)) != []
+def test_an_exception_that_is_no_longer_needed_goes() -> None:
+    assert [module for module in EXCEPTIONS if not list(changes_of(module))] == []
 
 
 @pytest.mark.parametrize(
