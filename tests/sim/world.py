@@ -23,6 +23,7 @@ from support.failing_disk import FailingFileSystem
 from support.forgetful import Crashed, Tree
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.definitions import Definitions
+from xaqueue.core.model.layout import TRIES
 from xaqueue.errors import ConnectionLost, Error, ResourceFailed, RetryLater, RolledBack
 from xaqueue.message import MessageId
 from xaqueue.resource_manager import ResourceManager
@@ -287,8 +288,10 @@ class World:
     def _disarm(self, before: dict[tuple[str, int], int]) -> None:
         """A crash comes behind the step, if not before. before: how often each message was tried before the step."""
         self.fs.heal()
+        # What is handed back counts as a try, where it found no room to be written down.
+        is_unwritten = any(path == TRIES for _, path in self.fs.struck)
         for one in self.model.known if self.fs.struck else ():
-            is_tried = one.tries > before.get((one.queue, one.number), 0) or one in self.model.held()
+            is_tried = one.tries > before.get((one.queue, one.number), 0) or one in self.model.held() or is_unwritten
             one.is_loose = one.is_loose or is_tried
         self.fs.struck.clear()
         self.server.lose, self.server.lost, self.lose, self.fs.fail_after = None, False, None, None
