@@ -101,7 +101,7 @@ class DirectoryLog(GroupCommit):
         self._content = hardening.content
         self._hardens = bool(hardening.content)
         self._sync_content = fs.sync_file if hardening.content == "FSYNC" else fs.sync_data
-        self._directories = hardening.directories
+        self.hardens_names = hardening.directories
         self._never_syncs = not hardening.content and not hardening.directories
         self._marks: dict[str, layout.Watermark] = {}
         self.changed_queues: dict[str, Queue] = {}
@@ -269,7 +269,7 @@ class DirectoryLog(GroupCommit):
         try:
             for name, seq in () if is_decided else change.arrivals:
                 queue = self._owner.queues[name]
-                if self._directories or seq > queue.reserved or seq >> RANGE_BITS not in queue.made_ranges:
+                if self.hardens_names or seq > queue.reserved or seq >> RANGE_BITS not in queue.made_ranges:
                     self._make_range(queue, seq, touched)
             for op in ops:
                 code = op[0]
@@ -280,7 +280,7 @@ class DirectoryLog(GroupCommit):
                     fs.rename(source, target)
                 elif code == DROP:
                     with suppress(FileNotFoundError):
-                        if self._directories:
+                        if self.hardens_names:
                             fs.hold_dir(op[1].rpartition("/")[0])  # what cannot be synced is not begun
                         fs.unlink(op[1])
                 else:  # a record of the space, whose content is staged
@@ -306,7 +306,7 @@ class DirectoryLog(GroupCommit):
                 touched.files[layout.watermark_path(queue.name)] = None
                 touched.targets[layout.queue_path(queue.name)] = None
                 touched.targets[COMMITTED] = None
-        if self._directories:
+        if self.hardens_names:
             self.fs.hold_dir(layout.range_path(queue.name, seq))
 
     def _take_back(self, moves: Sequence[Op]) -> None:
@@ -323,7 +323,7 @@ class DirectoryLog(GroupCommit):
         if self._content:
             for path in touched.files:
                 self._sync_content(path)
-        names = sorted({**touched.targets, **touched.sources}, key=_rank) if self._directories else []
+        names = sorted({**touched.targets, **touched.sources}, key=_rank) if self.hardens_names else []
         self._sync_names(names)
         if touched.to_take_back:
             with self._lock:
@@ -413,7 +413,7 @@ class DirectoryLog(GroupCommit):
 
     def sync_names(self, directories: Sequence[str]) -> None:
         self.check()
-        if not self._directories:
+        if not self.hardens_names:
             return
         super().perform(_Names(directories))
 

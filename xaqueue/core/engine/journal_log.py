@@ -70,6 +70,7 @@ class JournalLog(JournalCommit):
     """See ``Log``. ``follow`` and ``checkpoint`` may run in other threads beside the steps."""
 
     is_atomic = follows = True
+    hardens_names = False
     _entry_of = staticmethod(entry_of)
 
     def __init__(

@@ -125,6 +125,8 @@ class Log(Protocol):
 
     is_atomic: bool
     """Whether a step of several operations is one record, so that it needs no commit point of its own."""
+    hardens_names: bool
+    """Whether its steps sync the directories of what they move: the names in them are the record, and are to last."""
     follows: bool
     """Whether the directories come behind it, when ``follow`` is called."""
     changed_queues: dict[str, Queue]

@@ -134,7 +134,7 @@ def add(
         if queue.room is not None:
             queue.room.hold(message_id, len(head) + len(body))
         branch.numbers = number = branch.numbers + 1
-        if is_given and not space.log.is_atomic and _REUSED not in branch.riders:
+        if is_given and space.log.hardens_names and _REUSED not in branch.riders:
             branch.riders = (*branch.riders, _REUSED)
     written = Written(number, Kind.ENQUEUE, name, message_id, checksum, entry)
     if is_shared:
@@ -165,8 +165,8 @@ def _tell_riders(space: Space, branch: Branch, written: Written, wanted: Propert
 
 class _Reused(Rider):
     """An id that a caller chose may be one of a message that was consumed. Before a commit in one phase, whose messages
-    no block in prepared/ has held: else the dequeue of that earlier life could come back, and lock this one. Where the
-    files are the record only."""
+    no block in prepared/ has held: else the dequeue of that earlier life could come back, and lock this one. Where
+    names are the record only."""
 
     def stage(self, space: Space, branch: Branch, together: dict[Any, Any]) -> None:
         if branch.base is State.ACTIVE:
