@@ -90,6 +90,9 @@ class RecordKind:
     others: tuple[str, ...] = ()
     """What else it has at the top of the space."""
 
+    def begin(self, opening: Opening) -> None:
+        """Before the queues are looked for: what is known of one whose directory may be gone."""
+
     def find(self, opening: Opening) -> None:
         """No file may be changed where the space is open for reading only."""
 

@@ -193,6 +193,8 @@ def open_for_reading(space: Space, damage: JournalDamaged, kinds: RecordKinds, p
     log.error("[read-only] the space is open for reading only: %s", damage)
     report.notes.append(str(damage))
     opening = Opening(space, lambda path, reason: report.notes.append(f"{path}: {reason}"), report.notes.append)
+    for kind in kinds:
+        kind.begin(opening)
     messages = Load(space, opening.set_aside, opening.note)
     for kind in kinds:
         kind.find(opening)

@@ -124,6 +124,8 @@ class _Recovery:
         for name in layout.directories():
             if not self.fs.is_dir(name):
                 self.fs.make_dir(name)
+        for kind in self.kinds:
+            kind.begin(self.opening)
         messages = Load(self.space, self._set_aside, self._note)
         for kind in self.kinds:
             kind.find(self.opening)

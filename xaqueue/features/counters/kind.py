@@ -18,7 +18,7 @@ class _Uncounted:
 
 
 class CounterKind(RecordKind):
-    def find(self, opening: Opening) -> None:
+    def begin(self, opening: Opening) -> None:
         """The queues go on from what was counted before."""
         space = opening.space
         file, note = counters.file_of(space), opening.note if space.read_only is None else (lambda _: None)
