@@ -41,7 +41,7 @@ def test_no_module_imports_a_test_module() -> None:
 def test_every_ring_is_a_marker_and_has_its_row() -> None:
     rings = {module.relative_to(TESTS).parts[0] for module in TESTS.rglob("test_*.py")}
     options = tomllib.loads((TESTS.parent / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
-    assert {marker.partition(":")[0] for marker in options["markers"]} == {*rings, "campaign"}
+    assert {marker.partition(":")[0] for marker in options["markers"]} == rings
     assert set(re.findall(r"^\| `(\w+)", (TESTS / "README.md").read_text(), re.MULTILINE)) == rings
     assert not rings & NOT_RINGS
 

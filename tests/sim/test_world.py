@@ -17,7 +17,7 @@ from support.crash_level import STRICT
 from support.forgetful import ForgetfulFileSystem
 
 PARTS = 6
-SEEDS = int(os.environ.get("XAQUEUE_SIM_SEEDS", "30"))
+SEEDS = int(os.environ.get("XAQUEUE_SIM_SEEDS", "12"))
 """Of a part: all together take no longer than a minute of two cores."""
 
 pytestmark = pytest.mark.usefixtures("quiet")
