@@ -13,9 +13,8 @@ from typer.testing import CliRunner
 
 from support.spark_space import FabricatedSpace, message_id
 from xaqueue.cli.main import app
-from xaqueue.core.model import layout
-from xaqueue.core.model.records import StreamRecord
 from xaqueue.errors import DamagedBlock, InvalidArgument, OperationalError, UnknownQueue
+from xaqueue.features.streams.record import StreamRecord, stream_path
 from xaqueue.features.streams.streams import encode_stream
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
@@ -277,7 +276,7 @@ class TestWithSpark:
         for name in ("0", ".0.crc"):
             (target / "_checkpoint" / "commits" / name).unlink()
         record = encode_stream(StreamRecord("flights", "this#1", consumed=2), 1)
-        (space.root / layout.stream_path("flights")).write_bytes(b"".join(record))
+        (space.root / stream_path("flights")).write_bytes(b"".join(record))
         put(space, "flights", 3, GOOD)
         failed = CliRunner().invoke(app, words)
         assert failed.exit_code != 0

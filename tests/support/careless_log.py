@@ -21,6 +21,7 @@ from xaqueue.core.engine.directory_log import STAGED, DirectoryLog
 from xaqueue.core.model import layout
 from xaqueue.core.model.change import Change, Op
 from xaqueue.features.batches import record
+from xaqueue.features.streams.record import STREAMS
 
 RETRIES = layout.retries_path("").rpartition("/")[2]
 
@@ -55,7 +56,7 @@ def kind_of(path: str) -> str:
         return "decision"
     if directory == record.BATCHES:
         return "batch record"
-    if directory == layout.STREAMS:
+    if directory == STREAMS:
         return "stream record"
     if layout.parse_queue_directory(name) is not None:
         return "queue"

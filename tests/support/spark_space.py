@@ -11,8 +11,8 @@ from xaqueue.core.model import block as command
 from xaqueue.core.model import layout
 from xaqueue.core.model.entry import Retry
 from xaqueue.core.model.message_name import tags_of
-from xaqueue.core.model.records import StreamRecord
 from xaqueue.features.retries.tries import encode_retry
+from xaqueue.features.streams.record import StreamRecord, stream_path
 from xaqueue.features.streams.streams import encode_stream
 from xaqueue.message import MessageId, Properties
 
@@ -28,7 +28,7 @@ def body(seq: int) -> bytes:
 
 
 def keep(root: Path, queue: str, stream: str, consumed: int = 0) -> None:
-    record = root / layout.stream_path(queue)
+    record = root / stream_path(queue)
     record.parent.mkdir(parents=True, exist_ok=True)
     record.write_bytes(b"".join(encode_stream(StreamRecord(queue, stream, since=1, consumed=consumed), 1)))
 

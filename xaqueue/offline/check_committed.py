@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from xaqueue.core.engine.quarantine import TWICE
-from xaqueue.core.model import layout, message_name, records
+from xaqueue.core.model import layout, message_name
 from xaqueue.core.model.block import check_message
 from xaqueue.core.model.block_files import listed
 from xaqueue.core.model.layout import COMMITTED, RANGE_BITS, RANGE_SIZE, Watermark
@@ -18,6 +18,7 @@ from xaqueue.core.recovery.load import Progress
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.regular import DAMAGE
 from xaqueue.errors import DamagedBlock
+from xaqueue.features.streams.record import consumed_in, ids_in
 from xaqueue.message import MessageId
 from xaqueue.offline.findings import Finding, Looks, broken, damaged, leftover, note
 
@@ -49,7 +50,7 @@ class CommittedCheck:
                 return place is not None
         elif not self.looks.live and queue in self._listed:
             return message_id.hex() in self._listed[queue]
-        self._listed[queue] = prepared.ids_in(self.fs, queue)
+        self._listed[queue] = ids_in(self.fs, queue)
         return message_id.hex() in self._listed[queue]
 
     def messages(self) -> dict[str, list[tuple[int, bytes]]]:
@@ -103,7 +104,7 @@ class CommittedCheck:
                 yield damaged(path, "is no range directory")
             return
         names = listed(self.fs, path)
-        consumed = records.consumed_in(self.fs, queue)
+        consumed = consumed_in(self.fs, queue)
         left = [message for message in names if not layout.is_consumed(message, consumed)]
         if len(left) < len(names) and not self.looks.live:
             gone = len(names) - len(left)

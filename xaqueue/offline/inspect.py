@@ -39,6 +39,7 @@ from xaqueue.features.kinds import KINDS
 from xaqueue.features.replica.replicated import ReplicationStatus
 from xaqueue.features.retries.options import limit_of
 from xaqueue.features.snapshots import restored
+from xaqueue.features.streams.record import message_names
 from xaqueue.message import Message, MessageId
 from xaqueue.offline import aside
 from xaqueue.offline.aside import Aside
@@ -268,12 +269,12 @@ def queues_in(fs: FileSystem) -> list[str]:
 
 def depths_in(fs: FileSystem, names: Iterable[str]) -> dict[str, int]:
     """How many messages these queues have, with those that branches hold."""
-    return {name: len(prepared.message_names(fs, name)) for name in names}
+    return {name: len(message_names(fs, name)) for name in names}
 
 
 def message_ids(path: str | os.PathLike[str], queue: str) -> set[bytes]:
     """Of all messages of a queue."""
-    names = prepared.message_names(look_into(path).fs, queue)
+    names = message_names(look_into(path).fs, queue)
     return {place[1] for name in names if (place := message_name.parse(name)) is not None}
 
 
@@ -306,7 +307,7 @@ def _queue(
     fs: FileSystem, name: str, definitions: Definitions, files: QueueFiles, held: Mapping[str, bool]
 ) -> QueueStatus:
     watermark, (order, description) = _watermark(fs, name), described(definitions, name)
-    names, definition = prepared.message_names(fs, name), definitions.of(name)
+    names, definition = message_names(fs, name), definitions.of(name)
     limit = limit_of(name, definition) if definition is not None else 0
     seen = files.glance(name, names, held, limit)._asdict()
     for kind in KINDS:
@@ -352,7 +353,7 @@ def browse(
     """
     looked = look_into(path)
     fs = looked.fs
-    names = sorted(prepared.message_names(fs, queue))
+    names = sorted(message_names(fs, queue))
     places = [place for name in names if (place := message_name.parse(name)) and place[1].hex().startswith(id_digits)]
     upto = _watermark(fs, queue) if looked.owned else None  # what is above is not acknowledged, or the next open's
     if upto is not None:

@@ -22,6 +22,7 @@ from xaqueue.core.recovery.prepared import Holds, PreparedBranch, Verdict
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.errors import DamagedBlock, HeuristicOutcome, ProtocolError
 from xaqueue.features.kinds import KINDS
+from xaqueue.features.streams.record import ids_in
 from xaqueue.message import MessageId
 from xaqueue.offline.redo_view import look_into
 from xaqueue.xid import Xid
@@ -128,7 +129,7 @@ def _holds(fs: FileSystem) -> Holds:
 
     def holds(queue: str, message_id: MessageId) -> bool:
         if queue not in known:
-            known[queue] = prepared.ids_in(fs, queue)
+            known[queue] = ids_in(fs, queue)
         return message_id.hex() in known[queue]
 
     return holds

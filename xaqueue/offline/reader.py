@@ -25,6 +25,7 @@ from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.regular import NO_DIRECTORY, NO_FILE
 from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError
+from xaqueue.features.streams.record import StreamRecord, read_stream, stream_path
 from xaqueue.message import MessageId, check_queue_name
 
 READ_TRIES = 50
@@ -74,18 +75,18 @@ class QueueReader:
         try:
             record = self._stream()
         except (DamagedBlock, OSError) as error:
-            path = self.space / layout.stream_path(self.queue)
+            path = self.space / stream_path(self.queue)
             reason = f"{path} cannot be read ({error}), and what is consumed is not known"
             raise SpaceError(f"{reason}: run `xaqueue check --space {self.space}`") from error
         return record.consumed if record is not None else 0
 
-    def _stream(self) -> records.StreamRecord | None:
+    def _stream(self) -> StreamRecord | None:
         """Raises DamagedBlock where the record stays unreadable, OSError."""
         for _ in range(READ_TRIES):
             with suppress(DamagedBlock):
-                return records.read_stream(self._fs, self.queue)
+                return read_stream(self._fs, self.queue)
             time.sleep(0.001)  # half a write was seen
-        return records.read_stream(self._fs, self.queue)
+        return read_stream(self._fs, self.queue)
 
     def ranges(self) -> list[int]:
         """The numbers of the range directories there are now, ascending; range r holds seq with seq >> 12 == r."""

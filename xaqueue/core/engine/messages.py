@@ -29,7 +29,7 @@ from xaqueue.core.model.branch import Branch, Rider, State, Written
 from xaqueue.core.model.entry import Entry
 from xaqueue.core.model.message_name import correlation_hash, tags_of
 from xaqueue.core.model.queue import Queue
-from xaqueue.core.model.records import files_of, refusal
+from xaqueue.core.model.records import files_of
 from xaqueue.core.storage.fs import discard, is_damage
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.core.storage.regular import DAMAGE
@@ -315,7 +315,7 @@ def _take(
             if branch.rollback_reason is not None:
                 raise branch.rollback_reason
             if queue.record is not None and queue.keeper is not None:
-                raise refusal(queue.keeper)
+                raise queue.keeper.refusal()
             if space.gates and _is_shut(space, queue, deadline):
                 continue
             now = space.now_ns() // 1000

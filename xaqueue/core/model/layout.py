@@ -30,7 +30,6 @@ PREPARED = "prepared"
 COMMITTED = "committed"
 HEURISTIC = "heuristic"
 QUARANTINE = "quarantine"
-STREAMS = "streams"
 ARCHIVE = "archive"
 """What streams have consumed and were to keep; made when there is something."""
 JOURNAL = "journal"
@@ -149,11 +148,6 @@ def retry_path(queue: str, seq: int, message_id: bytes) -> str:
 def archived_path(path: str) -> str:
     """Where the message file that stands there is kept once a stream has consumed it."""
     return ARCHIVE + path.removeprefix(COMMITTED)
-
-
-def stream_path(queue: str) -> str:
-    """Of the record of the stream that consumes a queue."""
-    return f"{STREAMS}/queue={queue}"
 
 
 def block_path(directory: str, xid_text: str, suffix: str) -> str:

@@ -17,9 +17,9 @@ from xaqueue.core.model.definitions import QueueDefinition
 from xaqueue.core.model.entry import Entry
 from xaqueue.core.model.index import QueueIndex
 from xaqueue.core.model.layout import RANGE_BITS, RANGE_SIZE, Watermark
-from xaqueue.core.model.records import StreamRecord
 from xaqueue.core.storage.fs import NO_ROOM, FileSystem
 from xaqueue.core.storage.scheduling import Condition
+from xaqueue.errors import Error
 
 T = TypeVar("T")
 
@@ -43,6 +43,21 @@ class Room(Protocol):
 
     def measure(self, space: Any, queue: Queue) -> None:
         """It was defined so just now: what is there is counted. Called without the lock."""
+
+
+class Consumer(Protocol):
+    """Who takes the messages of a queue in their order, by numbers, and alone."""
+
+    @property
+    def consumed(self) -> int:
+        """What is at or below this number is gone."""
+
+    @property
+    def released(self) -> bool:
+        """It was ended: sessions may take what is left."""
+
+    def refusal(self) -> Error:
+        """What a session is told that wants something of the queue."""
 
 
 class Queue:
@@ -81,7 +96,7 @@ class Queue:
         """The highest below which all numbers were published and are durable."""
         self.ranges: dict[int, int] = {}
         """Messages a range directory holds, for each that exists; files of what a stream has consumed do not count."""
-        self.record: StreamRecord | None = None
+        self.record: Consumer | None = None
         """Of the stream that consumes it, or of the last one that did."""
         self.in_flight: tuple[int, int] | None = None
         """What that stream reads now: above the first number, up to the second."""
@@ -138,7 +153,7 @@ class Queue:
         self.last = self.reserved = max(last, watermark.reserved) if watermark else last
         self.published = min(watermark.published, self.last) if watermark else 0  # a damaged one may say anything
 
-    def keep(self, record: StreamRecord) -> None:
+    def keep(self, record: Consumer) -> None:
         """What recovery read of the stream that consumes it. Called after ``found``."""
         self.record = record
         self.last = max(self.last, record.consumed)
@@ -146,7 +161,7 @@ class Queue:
         self.published = max(self.published, record.consumed)
 
     @property
-    def keeper(self) -> StreamRecord | None:
+    def keeper(self) -> Consumer | None:
         """Of the stream for which it is reserved; None where anybody may take its messages."""
         return self.record if self.record is not None and not self.record.released else None
 
@@ -168,7 +183,7 @@ class Queue:
         """What is at or below this number is no message any more, wherever its file is."""
         return self.record.consumed if self.record is not None else 0
 
-    def consume(self, record: StreamRecord) -> None:
+    def consume(self, record: Consumer) -> None:
         """Its record is hardened: what it says is consumed is forgotten."""
         gone, boundary = self.index.remove_through(record.consumed), (record.consumed + 1) >> RANGE_BITS
         left = len(gone)
@@ -193,13 +208,6 @@ class Queue:
     def is_spent(self, number: int) -> bool:
         """Whether a range has no messages and takes none any more."""
         return not self.ranges.get(number) and number != (self.last + 1) >> RANGE_BITS
-
-    def is_archived(self, number: int) -> bool:
-        """Whether something of this range may be in the archive."""
-        record = self.record
-        if record is None or record.archived_after is None:
-            return False
-        return record.archived_after >> RANGE_BITS <= number <= record.consumed >> RANGE_BITS
 
     def _is_to_be_cleared(self, number: int) -> bool:
         """Whether files of consumed messages may be there: then whoever clears these removes the range, too."""

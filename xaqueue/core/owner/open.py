@@ -29,7 +29,6 @@ from xaqueue.core.model import definitions as definitions_of
 from xaqueue.core.model.block import FORMAT_VERSION
 from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.model.format import Format, check_committed, check_new, checked_name, read_format
-from xaqueue.core.model.records import refusal
 from xaqueue.core.owner.chores import Chores, begin
 from xaqueue.core.owner.definitions_file import editing, keep_good, read_good, usable_definitions
 from xaqueue.core.owner.definitions_file import read_definitions as read_definitions
@@ -502,7 +501,7 @@ def check_empty(space: Space, name: str) -> None:
     """Called with the lock held. Raises RetryLater, QueueReserved, QueueWaiting."""
     queue = space.queue(name)
     if queue.keeper is not None:
-        raise refusal(queue.keeper)
+        raise queue.keeper.refusal()
     why = space.why_shut(name)
     if why is not None:
         raise why

@@ -13,11 +13,9 @@ from enum import Enum
 from xaqueue.core.engine import quarantine
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import HEAD_READ_BYTES, NOTHING, Head, Kind, Listed, verify
-from xaqueue.core.model.block_files import listed, ranges_in, read_checked
+from xaqueue.core.model.block_files import listed, read_checked
 from xaqueue.core.model.layout import ACTIVE, COMMIT, FIRST, numbered
-from xaqueue.core.model.message_name import ID_DIGITS
 from xaqueue.core.model.record_kinds import RecordKinds
-from xaqueue.core.model.records import consumed_in
 from xaqueue.core.recovery.load import read_head, read_list
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.errors import DamagedBlock
@@ -96,14 +94,6 @@ def unprepared(fs: FileSystem) -> dict[Xid, dict[str, str]]:
     return {xid: files for xid, files in found.items() if xid not in prepared_too}
 
 
-def message_names(fs: FileSystem, queue: str) -> list[str]:
-    """The names of a queue's message files, those of foreign files among them, and of none that is consumed."""
-    ranges = [layout.range_path(queue, number << layout.RANGE_BITS) for number in ranges_in(fs, queue)]
-    names = [name for directory in ranges for name in listed(fs, directory)]
-    consumed = consumed_in(fs, queue)
-    return [name for name in names if not layout.is_consumed(name, consumed)] if consumed else names
-
-
 def find_message(fs: FileSystem, queue: str, seq: int, message_id: bytes) -> str | None:
     """The path of a message of which only number and id are known; None where it is gone."""
     path = layout.message_path(queue, seq, message_id)
@@ -111,11 +101,6 @@ def find_message(fs: FileSystem, queue: str, seq: int, message_id: bytes) -> str
         return path
     directory, _, start = path.rpartition("/")
     return next((f"{directory}/{name}" for name in listed(fs, directory) if name.startswith(f"{start}.")), None)
-
-
-def ids_in(fs: FileSystem, queue: str) -> frozenset[str]:
-    """The ids, in hex, of the messages in a queue."""
-    return frozenset(name[ID_DIGITS] for name in message_names(fs, queue))
 
 
 def read_whole(fs: FileSystem, path: str) -> Head:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from xaqueue.core.model import layout
 from xaqueue.core.model.layout import COUNTERS
 from xaqueue.core.model.record_kinds import Looking, Opening, RecordKind
-from xaqueue.core.recovery.prepared import message_names
 from xaqueue.features.counters import counters
 from xaqueue.features.counters.values import Counting
+from xaqueue.features.streams.record import message_names
 
 
 class _Uncounted:

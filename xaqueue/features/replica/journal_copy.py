@@ -21,7 +21,6 @@ from xaqueue.core.model.block_files import listed, ranges_in
 from xaqueue.core.model.change import highest_numbers, targets_of
 from xaqueue.core.model.layout import JOURNAL, Watermark
 from xaqueue.core.model.message_name import parse_seq
-from xaqueue.core.model.records import StreamRecord, decode_stream
 from xaqueue.core.storage.fs import FileSystem, discard
 from xaqueue.core.storage.journal_files import OWN_BYTES, content, headers, make_segment
 from xaqueue.core.storage.journal_format import (
@@ -41,6 +40,7 @@ from xaqueue.core.storage.journal_reader import look
 from xaqueue.errors import DamagedBlock, OperationalError, SpaceError
 from xaqueue.features.kinds import KINDS, is_valid
 from xaqueue.features.replica.shipping import Piece
+from xaqueue.features.streams.record import STREAMS, StreamRecord, decode_stream, stream_path
 
 INCOMING = f"{JOURNAL}/incoming"
 _INCOMING = struct.Struct("<QQQQI")
@@ -138,7 +138,7 @@ class JournalCopy:
             reserved = max(seq, self._watermark(queue).reserved)
             mark = layout.format_watermark(Watermark(seq, reserved))
             self._fs.write_at(layout.watermark_path(queue), 0, [mark])
-        for path in {path for record in records for path in targets_of(record) if path.startswith(layout.STREAMS)}:
+        for path in {path for record in records for path in targets_of(record) if path.startswith(STREAMS)}:
             self._remove_consumed(layout.parse_queue_directory(path.rpartition("/")[2]))
 
     @property
@@ -328,6 +328,6 @@ class JournalCopy:
 
     def _stream(self, queue: str) -> StreamRecord | None:
         try:
-            return decode_stream(self._fs.read(layout.stream_path(queue)), queue)
+            return decode_stream(self._fs.read(stream_path(queue)), queue)
         except (OSError, DamagedBlock):
             return None

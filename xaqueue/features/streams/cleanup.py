@@ -24,7 +24,7 @@ from xaqueue.core.model.change import Kind as Step
 from xaqueue.core.model.entry import Entry
 from xaqueue.core.model.layout import RANGE_BITS
 from xaqueue.core.model.queue import Queue
-from xaqueue.core.model.records import StreamRecord, files_of
+from xaqueue.core.model.records import files_of
 from xaqueue.core.owner.chores import Chore, Chores
 from xaqueue.core.storage.fs import NO_ROOM, FileSystem, remove_all
 from xaqueue.core.storage.regular import NO_DIRECTORY
@@ -34,6 +34,7 @@ from xaqueue.features.dedup import dedup
 from xaqueue.features.retries import moving
 from xaqueue.features.retries.options import EXPIRY_QUEUE
 from xaqueue.features.streams.options import CLEANUP_INTERVAL_S
+from xaqueue.features.streams.record import StreamRecord, record_of
 
 PIECE = 256
 """Files between two looks whether it is to stop; for so many the lock is held where they are kept."""
@@ -140,7 +141,7 @@ def _remove_expired(space: Space, queue: Queue, piece: Sequence[Entry]) -> None:
 def clear_queue(space: Space, queue: Queue, stopped: Stopped = never) -> bool:
     """As ``clear``, of one queue."""
     with space.lock:
-        record = queue.record
+        record = record_of(queue)
         if record is None or queue.cleared >= record.consumed:
             return True
         ranges = sorted(number for number in queue.ranges if number <= record.consumed >> RANGE_BITS)
@@ -249,7 +250,8 @@ def filled_archives(space: Space) -> list[str]:
     """Where what streams have consumed was being moved to; a range that lost a name is synced behind these."""
     found: dict[str, None] = {}
     for queue in space.queues.values():
-        for number in filter(queue.is_archived, queue.ranges):
+        record = record_of(queue)
+        for number in filter(record.archives_some_of, queue.ranges) if record is not None else ():
             directory = layout.range_path(queue.name, number << RANGE_BITS)
             if _is_there(space.fs, layout.archived_path(directory)):
                 found |= dict.fromkeys(archive_directories(directory))

@@ -7,15 +7,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from xaqueue.core.engine import redo
-from xaqueue.core.model import layout, records
+from xaqueue.core.model import layout
 from xaqueue.core.model.block_files import listed
 from xaqueue.core.model.change import Content, Final, Moved
-from xaqueue.core.model.layout import STREAMS
 from xaqueue.core.model.record_kinds import Looking, Opening, RecordKind
-from xaqueue.core.model.records import StreamRecord
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.errors import DamagedBlock
 from xaqueue.features.streams.cleanup import filled_archives
+from xaqueue.features.streams.record import STREAMS, StreamRecord, decode_stream, read_stream, record_of, stream_path
 from xaqueue.message import QUEUE_NAME
 
 
@@ -33,21 +32,21 @@ class StreamKind(RecordKind):
                 opening.set_aside(path, "no record of a stream: its name is not queue=<name>")
                 continue
             try:
-                record = records.read_stream(space.fs, queue_name)
+                record = read_stream(space.fs, queue_name)
             except DamagedBlock as damage:
                 record = StreamRecord(queue_name, "", damage=str(damage))
             if record is not None:
                 space.queue(queue_name).keep(record)
                 if record.damage:
-                    opening.note(f"{path}: {records.refusal(record)}")
+                    opening.note(f"{path}: {record.refusal()}")
 
     def replayed(self, fs: FileSystem, wanted: Final) -> None:
         _keep_further(fs, wanted)
         _without_consumed(fs, wanted)
 
     def hardened(self, space: Any) -> Iterable[str]:
-        found = [queue.record for queue in space.queues.values() if queue.record is not None]
-        return [layout.stream_path(record.queue) for record in found if not record.damage]
+        found = [record for queue in space.queues.values() if (record := record_of(queue)) is not None]
+        return [stream_path(record.queue) for record in found if not record.damage]
 
     def places(self, space: Any) -> Iterable[str]:
         return [*filled_archives(space), STREAMS]
@@ -58,14 +57,14 @@ class StreamKind(RecordKind):
             look.damaged(path, "is no record of a stream: its name is not queue=<name>")
             return
         try:
-            records.read_stream(look.fs, queue)
+            read_stream(look.fs, queue)
         except DamagedBlock as damage:
             advice = f"the queue is kept for it until `xaqueue release {queue}`"
             look.broken(path, f"the record of the stream that consumes queue {queue}: {damage}: {advice}")
 
     def view_queue(self, fs: FileSystem, queue: str) -> dict[str, Any]:
         try:
-            record = records.read_stream(fs, queue)
+            record = read_stream(fs, queue)
         except (DamagedBlock, OSError) as error:
             return {"stream": f"unknown: its record is damaged: {error}"}
         if record is None:
@@ -96,7 +95,7 @@ def _without_consumed(fs: FileSystem, wanted: Final) -> None:
             continue
         queue, seq = place
         if queue not in known:
-            known[queue] = _record_of(fs, queue, wanted.get(layout.stream_path(queue)))
+            known[queue] = _record_of(fs, queue, wanted.get(stream_path(queue)))
         record = known[queue]
         if record is None or seq > record.consumed:
             continue
@@ -111,8 +110,8 @@ def _without_consumed(fs: FileSystem, wanted: Final) -> None:
 
 def _record_of(fs: FileSystem, queue: str, want: Content | Moved | None) -> StreamRecord | None:
     """Who consumes the queue in the end, and how far."""
-    data = want.head + bytes(want.body) if isinstance(want, Content) else redo.read(fs, layout.stream_path(queue))
+    data = want.head + bytes(want.body) if isinstance(want, Content) else redo.read(fs, stream_path(queue))
     try:
-        return records.decode_stream(data, queue) if data else None
+        return decode_stream(data, queue) if data else None
     except DamagedBlock:
         return None

@@ -22,10 +22,11 @@ from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.model.change import Kind as Step
 from xaqueue.core.model.queue import Queue
-from xaqueue.core.model.records import StreamRecord, encode_record, refusal
+from xaqueue.core.model.records import encode_record
 from xaqueue.core.storage.group_commit import nothing
 from xaqueue.errors import InvalidArgument, QueueReserved
 from xaqueue.features.streams import cleanup
+from xaqueue.features.streams.record import StreamRecord, record_of, stream_path
 from xaqueue.message import Properties, check_queue_name
 from xaqueue.reservation import Reservation, check_stream
 from xaqueue.rpc.verb import verb
@@ -105,7 +106,7 @@ def release(self: Session, queue: str) -> Reservation | None:
     """
     space = _opened(self)
     with _in_hand(space, queue) as kept:
-        record = kept.keeper
+        record = record_of(kept) if kept.keeper is not None else None
         if record is None:
             return None
         _harden_cleared(space, kept)
@@ -173,13 +174,13 @@ def _in_hand(space: Space, name: str) -> Iterator[Queue]:
 
 def _record_for(space: Space, queue: Queue, stream: str) -> StreamRecord:
     """The record as this stream has it, or as it would make it. QueueReserved where it may not."""
-    record = queue.record
+    record = record_of(queue)
     if record is None:
         return StreamRecord(queue.name, stream, since=space.now_us())
     if not record.released:
         if record.stream == stream and not record.damage:
             return record
-        raise refusal(record)
+        raise record.refusal()
     if stream in record.former:
         raise _released(queue.name, stream)
     return replace(record, stream=stream, since=space.now_us(), archived_after=None, released=False)
@@ -187,13 +188,13 @@ def _record_for(space: Space, queue: Queue, stream: str) -> StreamRecord:
 
 def _record_of(queue: Queue, stream: str) -> StreamRecord:
     """The record that this stream has. Raises QueueReserved."""
-    record = queue.record
+    record = record_of(queue)
     if record is not None and stream in record.former:
         raise _released(queue.name, stream)
     if record is None or record.released:
         raise QueueReserved(f"queue {queue.name} is not reserved for stream {stream}: reserve it before it is consumed")
     if record.stream != stream or record.damage:
-        raise refusal(record)
+        raise record.refusal()
     return record
 
 
@@ -255,7 +256,7 @@ def _harden_cleared(space: Space, queue: Queue) -> None:
 
 def _reservation_of(queue: Queue) -> Reservation:
     """What is told of the stream that consumes it."""
-    record = queue.record
+    record = record_of(queue)
     assert record is not None
     return Reservation(
         queue.name,
@@ -272,7 +273,7 @@ def _reservation_of(queue: Queue) -> Reservation:
 def _write(space: Space, record: StreamRecord, publish: Callable[[], None] = nothing) -> None:
     """Replaces the queue's record durably: that is the commit point. RetryLater where nothing was done."""
     head, body = encode_stream(record, space.epoch)
-    path = layout.stream_path(record.queue)
+    path = stream_path(record.queue)
     space.put(Step.STREAM, path.rpartition("/")[2], path, head, body, publish)
 
 

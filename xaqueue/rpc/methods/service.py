@@ -45,6 +45,7 @@ from xaqueue.features.counters.counters import counted, counters_of
 from xaqueue.features.leases.leases import adopt
 from xaqueue.features.limits.queue_room import room_of
 from xaqueue.features.replica.shipping import shipping_of
+from xaqueue.features.streams.record import record_of
 from xaqueue.message import check_queue_name
 from xaqueue.offline.inspect import QueueStatus, Status, depths_in, described, fields_of_files
 from xaqueue.offline.inspect_branches import InDoubt, by_age, pages
@@ -256,8 +257,8 @@ def _queue(
         }
         if room is not None:
             made["full"] = room.limits.reached(len(index) + len(queue.pending), room.size_bytes)
-        if queue.record is not None:
-            stream = "" if queue.keeper is None else queue.record.stream or "unknown: its record is damaged"
+        if (record := record_of(queue)) is not None:
+            stream = "" if queue.keeper is None else record.stream or "unknown: its record is damaged"
             made |= {"stream": stream, "consumed": queue.consumed_through, "in_flight": queue.in_flight}
         return made, queue.oldest(now), index.some(most) if room is None or room.sizes is None else None
 

@@ -24,14 +24,13 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 
-from xaqueue.core.model import records
 from xaqueue.core.model.format import check_recovered, read_format, why_behind
-from xaqueue.core.model.layout import FORMAT, stream_path
+from xaqueue.core.model.layout import FORMAT
 from xaqueue.core.model.options import suggestion
-from xaqueue.core.model.records import StreamRecord
 from xaqueue.core.owner.open import read_definitions
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.errors import DamagedBlock, InvalidArgument, OperationalError, SpaceError, UnknownQueue
+from xaqueue.features.streams.record import StreamRecord, read_stream, stream_path
 from xaqueue.offline.reader import QueueReader, queues
 from xaqueue.spark.source.options import SourceOptions, is_pattern
 
@@ -202,7 +201,7 @@ class Spaces:
 def reserved(reader: QueueReader) -> StreamRecord | None:
     """Which stream the queue is reserved for, and what it has consumed; None where it never was."""
     try:
-        return records.read_stream(DirectoryFileSystem(reader.space, keep_unsynced=False), reader.queue)
+        return read_stream(DirectoryFileSystem(reader.space, keep_unsynced=False), reader.queue)
     except DamagedBlock as damage:
         path = reader.space / stream_path(reader.queue)
         raise DamagedBlock(f"{path}: {damage}: run `xaqueue release {reader.queue} --space {reader.space}`") from None

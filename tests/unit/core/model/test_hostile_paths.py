@@ -27,6 +27,7 @@ from xaqueue.features.dedup import dedup
 from xaqueue.features.replica.journal_copy import Diverged, JournalCopy
 from xaqueue.features.replica.shipping import Piece
 from xaqueue.features.snapshots import manifest, restore
+from xaqueue.features.streams.record import stream_path
 from xaqueue.message import QUEUE_NAME, MessageId, Properties
 from xaqueue.xid import Xid
 
@@ -42,7 +43,7 @@ OURS = st.one_of(
     st.builds(layout.message_path, QUEUES, NUMBERS, IDS).map(layout.archived_path),
     st.builds(layout.retry_path, QUEUES, NUMBERS, IDS),
     st.builds(dedup.key_path, QUEUES, NUMBERS, IDS, IDS),
-    st.builds(layout.stream_path, QUEUES),
+    st.builds(stream_path, QUEUES),
     st.builds(batch_path, IDS.map(bytes.hex), NUMBERS),
     st.just(carrier_note.carrier_path("0123456789abcdef.postgres%2F1")),
     st.builds(layout.block_path, st.sampled_from(["active", "prepared"]), XIDS, st.sampled_from(["000", "commit"])),

@@ -22,13 +22,14 @@ from xaqueue.core.storage.fs import FileSystem
 from xaqueue.errors import InvalidArgument, QueueReserved, ResourceFailed, RetryLater
 from xaqueue.features.session import Session
 from xaqueue.features.streams import cleanup
+from xaqueue.features.streams.record import STREAMS
 from xaqueue.rpc.client.manager import remote_manager
 from xaqueue.rpc.server import scheduler
 
 STREAM = "query#1"
 RECORDING = [("create", layout.ACTIVE), ("write_at", layout.JOURNAL)]
 """Where the record of a stream is written first."""
-HARDENING = [("rename", layout.STREAMS), ("sync_data", layout.JOURNAL)]
+HARDENING = [("rename", STREAMS), ("sync_data", layout.JOURNAL)]
 """What makes it last."""
 
 

@@ -15,14 +15,14 @@ from support.bare_space import ANY_QUEUE
 from support.forgetful import Tree
 from support.served import ServerThread
 from xaqueue.connection import Connection
-from xaqueue.core.model import layout, records
+from xaqueue.core.model import layout
 from xaqueue.core.model.layout import RANGE_SIZE
-from xaqueue.core.model.records import StreamRecord
 from xaqueue.core.owner import open
 from xaqueue.errors import InvalidArgument, QueueReserved, UnknownQueue
 from xaqueue.features.opening import open_space
 from xaqueue.features.session import Session, attach
 from xaqueue.features.streams import cleanup
+from xaqueue.features.streams.record import StreamRecord, decode_stream, stream_path
 from xaqueue.features.streams.streams import encode_stream
 from xaqueue.offline.check import check
 from xaqueue.offline.findings import Severity
@@ -360,7 +360,7 @@ def test_half_a_record_is_read_again(host: Host, monkeypatch: pytest.MonkeyPatch
     host.put(1, 2)
     host.streams.reserve("orders", STREAM, 0, 2)
     host.streams.consume("orders", STREAM, 1)
-    path = host.root / layout.stream_path("orders")
+    path = host.root / stream_path("orders")
     whole = path.read_bytes()
     path.write_bytes(b"")
     monkeypatch.setattr(time, "sleep", lambda _: path.write_bytes(whole))
@@ -390,10 +390,10 @@ def test_a_damaged_record_keeps_the_queue_until_it_is_released(host: Host) -> No
     host.streams.reserve("orders", STREAM, 0, 2)
     host.streams.consume("orders", STREAM, 1)
     host.stop()
-    path = host.root / layout.stream_path("orders")
+    path = host.root / stream_path("orders")
     path.write_bytes(path.read_bytes()[:-1])
     assert [finding.path for finding in check(host.root) if finding.severity is Severity.DAMAGE] == [
-        layout.stream_path("orders")
+        stream_path("orders")
     ]
     host._start()
     with host.connect() as connection:
@@ -419,12 +419,12 @@ def test_a_record_is_what_was_encoded() -> None:
         StreamRecord("orders", STREAM, 7, 1_700_000_000_000_000, 3, True, ("a b", STREAM)),
     ):
         data = b"".join(encode_stream(record, 5))
-        assert records.decode_stream(data, "orders") == record
+        assert decode_stream(data, "orders") == record
 
 
 def test_a_reserved_queue_that_lost_its_directory_gives_out_no_number_twice() -> None:
     record = b"".join(encode_stream(StreamRecord("orders", STREAM, 41), 1))
-    nodes = {**dict.fromkeys(layout.directories()), layout.stream_path("orders"): record}
+    nodes = {**dict.fromkeys(layout.directories()), stream_path("orders"): record}
     session = Session(open_space(Tree(nodes).open(), ANY_QUEUE))
     xid = Xid(1, b"put", b"")
     session.start(xid)

@@ -1,0 +1,129 @@
+"""What is remembered of the stream that consumes a queue.
+
+A block of kind *branch* in ``streams/``, named after the queue, says through which number a stream has
+consumed it. That it stands there is the commit point: a message at or below the number is gone, wherever its file still
+is. The headers say all but the streams whose reservations were ended by hand; these are the body, a line each. It is
+replaced as a whole, and stays for as long as the queue is known.
+"""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import cast
+
+from xaqueue.core.model import layout
+from xaqueue.core.model.block import Kind, decode
+from xaqueue.core.model.block_files import damage_of, listed, ranges_in, read_block
+from xaqueue.core.model.layout import RANGE_BITS
+from xaqueue.core.model.message_name import ID_DIGITS
+from xaqueue.core.model.queue import Queue
+from xaqueue.core.storage.fs import FileSystem
+from xaqueue.errors import DamagedBlock, QueueReserved
+
+STREAMS = "streams"
+
+
+def stream_path(queue: str) -> str:
+    """Of the record of the stream that consumes a queue."""
+    return f"{STREAMS}/queue={queue}"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRecord:
+    """What is remembered of one queue. ``since``: int microseconds UTC."""
+
+    queue: str
+    stream: str
+    consumed: int = 0
+    since: int = 0
+    archived_after: int | None = None
+    """What is consumed above this number is kept in ``archive/``; None where nothing is."""
+    released: bool = False
+    former: tuple[str, ...] = ()
+    """Streams whose reservations were ended by hand, the last one last."""
+    damage: str = ""
+    """Why nobody knows who consumes the queue, and how far; empty where that can be read."""
+
+    def archives(self, seq: int) -> bool:
+        """Whether a message with this number is kept when it is consumed."""
+        return self.archived_after is not None and seq > self.archived_after
+
+    def archives_some_of(self, number: int) -> bool:
+        """Whether something of this range may be in the archive."""
+        after = self.archived_after
+        return after is not None and after >> RANGE_BITS <= number <= self.consumed >> RANGE_BITS
+
+    def refusal(self) -> QueueReserved:
+        """What anybody else is told who wants something of the queue."""
+        if self.damage:
+            return QueueReserved(
+                f"queue {self.queue} is kept for a stream whose record is damaged ({self.damage}): what it has "
+                f"consumed may be there again. `xaqueue release {self.queue}` makes it an ordinary queue"
+            )
+        since = datetime.fromtimestamp(self.since / 1e6, UTC).isoformat(timespec="seconds")
+        return QueueReserved(
+            f"queue {self.queue} is reserved for stream {self.stream} since {since}: nobody else takes its messages "
+            f"until `xaqueue release {self.queue}` ends that"
+        )
+
+
+def decode_stream(data: bytes, queue: str) -> StreamRecord:
+    """The record that these bytes are. Raises DamagedBlock."""
+    block = decode(data)
+    stored = block.properties.headers
+    if block.kind is not Kind.BRANCH or block.properties.queue != queue or "stream" not in stored:
+        raise DamagedBlock(f"is no record of a stream that consumes queue {queue}")
+    try:
+        after = stored.get("archived_after")
+        return StreamRecord(
+            queue,
+            stored["stream"],
+            int(stored["consumed"]),
+            block.properties.enqueued_at,
+            None if after is None else int(after),
+            "released" in stored,
+            tuple(block.body.decode().split("\n")) if block.body else (),
+        )
+    except (ValueError, KeyError) as error:
+        raise DamagedBlock(f"is no record of a stream: {error!r}") from None
+
+
+def read_stream(fs: FileSystem, queue: str) -> StreamRecord | None:
+    """The queue's record; None without one. Raises DamagedBlock, OSError."""
+    path = stream_path(queue)
+    try:
+        data = read_block(fs, path)
+    except OSError as error:
+        if error.errno == errno.ENOENT and not fs.exists(path):
+            return None
+        raise damage_of(fs, path, error) from error
+    return decode_stream(data, queue)
+
+
+def consumed_in(fs: FileSystem, queue: str) -> int:
+    """Through which number the queue is consumed; 0 where that cannot be read."""
+    try:
+        record = read_stream(fs, queue)
+    except (DamagedBlock, OSError):
+        return 0
+    return record.consumed if record is not None else 0
+
+
+def record_of(queue: Queue) -> StreamRecord | None:
+    """Of the stream that consumes it, or of the last one that did."""
+    return cast(StreamRecord | None, queue.record)
+
+
+def message_names(fs: FileSystem, queue: str) -> list[str]:
+    """The names of a queue's message files, those of foreign files among them, and of none that is consumed."""
+    ranges = [layout.range_path(queue, number << layout.RANGE_BITS) for number in ranges_in(fs, queue)]
+    names = [name for directory in ranges for name in listed(fs, directory)]
+    consumed = consumed_in(fs, queue)
+    return [name for name in names if not layout.is_consumed(name, consumed)] if consumed else names
+
+
+def ids_in(fs: FileSystem, queue: str) -> frozenset[str]:
+    """The ids, in hex, of the messages in a queue."""
+    return frozenset(name[ID_DIGITS] for name in message_names(fs, queue))
