@@ -19,7 +19,7 @@ from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.model.layout import CHECKED, KEPT_JOURNAL, SNAPSHOTS
 from xaqueue.core.storage.fs import FileSystem, discard
 from xaqueue.core.storage.journal_files import headers
-from xaqueue.core.storage.journal_format import parse_name
+from xaqueue.core.storage.journal_format import Segment, parse_name
 from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError
 from xaqueue.features.replica import options as replica
 from xaqueue.features.snapshots import manifest
@@ -203,10 +203,17 @@ def prune_journal(fs: FileSystem, keep_bytes: int = 0, *, for_snapshots: bool = 
     """
     oldest = min(((one.journal, one.lsn) for one in listed(fs) if one.lsn and for_snapshots), default=None)
     kept = 0
-    for segment in reversed(headers(fs, KEPT_JOURNAL)[0]):
+    for segment in reversed(_kept_journal(fs)):
         kept += segment.size
         if kept > keep_bytes and (oldest is None or (segment.epoch, segment.end) <= oldest):
             discard(fs, f"{KEPT_JOURNAL}/{segment.name}")
+
+
+def _kept_journal(fs: FileSystem) -> list[Segment]:
+    """Its segments. Somebody else may be pruning it: what goes while this looks is looked for no more."""
+    while True:
+        with suppress(FileNotFoundError):
+            return headers(fs, KEPT_JOURNAL)[0]
 
 
 def prune_for(fs: FileSystem, definitions: Definitions) -> None:

@@ -19,11 +19,13 @@ from typer.testing import CliRunner
 import xaqueue
 from xaqueue.cli.main import app
 from xaqueue.core.model.layout import KEPT_JOURNAL
+from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.journal import time_entry
 from xaqueue.core.storage.journal_format import record_of, records_in
 from xaqueue.errors import InvalidArgument, SpaceError
 from xaqueue.features.snapshots.chores import TakeSnapshots
 from xaqueue.features.snapshots.restoring import restore
+from xaqueue.features.snapshots.store import prune_journal
 from xaqueue.offline.check import check
 from xaqueue.offline.findings import Severity
 
@@ -277,4 +279,22 @@ def test_what_no_snapshot_needs_goes(root: Path) -> None:
     assert all(name.split(".")[0] >= f"{manifest['journal']:016x}" for name in kept)
     done = CliRunner().invoke(app, ["--space", str(root), "snapshot", "rm", "2", "3", "4"])
     assert done.exit_code == 0, done.output
+    assert not list((root / KEPT_JOURNAL).iterdir())
+
+
+class Contested(DirectoryFileSystem):
+    """Whenever the journal that is kept was listed, somebody else takes the oldest segment of it away."""
+
+    def list(self, path: str) -> list[str]:
+        names = super().list(path)
+        if path == KEPT_JOURNAL and names:
+            self.unlink(f"{path}/{min(names)}")
+        return names
+
+
+def test_two_may_remove_what_nobody_needs(root: Path) -> None:
+    sent(root, *(b"%d" % number for number in range(40)), b"x" * 200_000, snapshot=True)
+    sent(root, b"x" * 200_000)
+    assert len(list((root / KEPT_JOURNAL).iterdir())) > 1
+    prune_journal(Contested(root), for_snapshots=False)
     assert not list((root / KEPT_JOURNAL).iterdir())
