@@ -8,9 +8,13 @@ import pty
 import signal
 import subprocess
 import sys
+import time
+from array import array
 from collections.abc import Sequence
+from fcntl import ioctl
 from pathlib import Path
-from typing import Any
+from termios import FIONREAD
+from typing import IO, Any
 
 import pytest
 
@@ -109,13 +113,24 @@ def test_an_interrupt_at_any_moment_ends_a_command_quietly(space: Path) -> None:
         assert (code, said.replace(b"%d" % at, b"")) == (ExitCode.INTERRUPTED, b""), f"at call {at:,} of {calls:,}"
 
 
+def _unread_bytes(pipe: IO[bytes]) -> int:
+    count = array("i", [0])
+    ioctl(pipe, FIONREAD, count)
+    return count[0]
+
+
 def test_interrupted_lines_tell_how_many_are_committed(space: Path) -> None:
     with process(["put", "orders", "--lines", "--count-per-branch", 2], stdin=subprocess.PIPE) as putting:
         assert putting.stdin is not None
-        putting.stdin.write(b"a\nb\nc\n")
+        putting.stdin.write(b"a\nb\n")
         putting.stdin.flush()
         while run("tail", "orders", "--no-follow").count("\n") < 2:
             assert putting.poll() is None
+        putting.stdin.write(b"c\n")
+        putting.stdin.flush()
+        while _unread_bytes(putting.stdin):  # else it may still wait for the commit that was seen
+            assert putting.poll() is None
+            time.sleep(0.01)
         putting.send_signal(signal.SIGINT)
         assert putting.wait(PATIENCE_S) == ExitCode.INTERRUPTED
         assert putting.stderr is not None
