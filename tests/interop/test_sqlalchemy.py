@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import closing
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -307,6 +308,20 @@ def test_sqlite_may_say_begin_itself_and_its_commit_is_a_durable_one(tmp_path: P
     assert set(seen) == {2}
     with Session(engine) as session:
         assert [order.id for order in session.query(Order)] == [1]
+    engine.dispose()
+
+
+def test_in_sqlite_nobody_writes_between_what_is_read_and_what_is_written(tmp_path: Path) -> None:
+    """Nor may who removes rows of decisions: the second would be refused at once."""
+    engine = create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
+    Order.metadata.create_all(engine)
+    xaqueue.connect(tmp_path / "space", create=True).close()
+    tm = manager(engine, tmp_path / "space", tmp_path / "log", ROW)
+    with tm, tm.transaction() as tx, closing(sqlite3.connect(tmp_path / "shop.db", timeout=0)) as other:
+        assert tx["db"].execute(text("select count(*) from orders")).scalar() == 0
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            other.execute("begin immediate")
+        take(tx, 1)
     engine.dispose()
 
 

@@ -45,6 +45,8 @@ class Scene:
         self.path = place / "files.db"
         self.faults: list[str] = []
         self.is_down = False
+        self.level: Any = ""
+        """How the database's transactions begin, where it is not as the transaction manager likes it."""
         with contextlib.closing(sqlite3.connect(self.path)) as connection:
             connection.execute("create table files (name text primary key)")
         self.gtrids: list[bytes] = []
@@ -55,7 +57,7 @@ class Scene:
             raise sqlite3.OperationalError("unable to open database file")
         factory = type("Fickle", (Fickle,), {"faults": self.faults})
         connection: sqlite3.Connection = sqlite3.connect(
-            self.path, timeout=0.05, factory=factory, check_same_thread=False
+            self.path, timeout=0.05, factory=factory, check_same_thread=False, isolation_level=self.level
         )
         connection.execute("pragma foreign_keys = on")
         self.opened.append(connection)

@@ -186,7 +186,7 @@ class _EngineConnection:
         if self._commits_itself() and not getattr(self._real, "in_transaction", False):
             raise InvalidArgument(_AUTOCOMMIT)
         if self.dialect == "sqlite" and not self._real.in_transaction:  # which begins with some changes only
-            self._run(f"BEGIN {self._real.isolation_level or ''}")
+            self._run(f"BEGIN {self._real.isolation_level or 'IMMEDIATE'}")  # or it may be too late to write
 
     def _begin_at_database(self, connection: Connection, xid: Any) -> RootTransaction:
         return connection.begin()

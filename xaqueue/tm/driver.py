@@ -207,6 +207,15 @@ def has_ended(connection: Any) -> bool:
     return has_two_phases(connection) and _status(connection) == IDLE
 
 
+def sqlite_mode(connection: Any) -> str:
+    """How its transaction begins: as its ``isolation_level`` says, and IMMEDIATE where that says nothing.
+
+    A transaction that has read cannot write any more where somebody else, which includes whoever removes rows of
+    decisions, writes in between: SQLite refuses it at once, without its timeout. It adds a row of its own at its end.
+    """
+    return getattr(connection, "isolation_level", None) or "IMMEDIATE"
+
+
 def sync_fully(connection: Any) -> None:
     """A commit of this connection of SQLite waits for the disk."""
     cursor = connection.cursor()

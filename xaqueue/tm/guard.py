@@ -85,7 +85,7 @@ class Guard:
         self._is_of_sqlite = is_of_driver and driver.dialect_of(connection) is Dialect.SQLITE
         self._asks = is_of_driver and hasattr(self._plain, "set_authorizer")
         if self._has_ended:
-            run(connection, f"BEGIN {getattr(connection, 'isolation_level', None) or ''}")
+            run(connection, f"BEGIN {driver.sqlite_mode(connection)}")
         if self._asks:
             connection.set_authorizer(self._authorize)
         for method in _ENDING if is_of_driver and not self._asks else ():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -192,6 +192,24 @@ def test_the_level_of_the_connection_is_kept(path: Path, tmp_path: Path) -> None
         tx["db"].execute("insert into t values (1)")
         tx["queue"].enqueue("orders", b"1")
     assert rows(path) == [1]
+
+
+@pytest.mark.parametrize(("options", "is_alone"), [({}, True), ({"isolation_level": "DEFERRED"}, False)], ids=str)
+def test_nobody_writes_between_what_is_read_and_what_is_written(
+    path: Path, tmp_path: Path, options: dict[str, Any], is_alone: bool
+) -> None:
+    """SQLite would refuse the second at once, without its timeout; nor may who removes rows of decisions."""
+    connect = lambda: sqlite3.connect(path, timeout=0, **options)  # noqa: E731
+    with manager(path, tmp_path, connect) as tm, closing(sqlite3.connect(path, timeout=0)) as other:
+        with tm.transaction() as tx:
+            assert tx["db"].execute("select count(*) from t").fetchone() == (0,)
+            refused = pytest.raises(sqlite3.OperationalError, match="locked") if is_alone else nullcontext()
+            with refused:
+                other.execute("begin immediate")
+            other.rollback()
+            tx["db"].execute("insert into t values (1)")
+            tx["queue"].enqueue("orders", b"1")
+        assert (rows(path), messages(tmp_path)) == ([1], 1)
 
 
 def test_where_it_cannot_begin_nothing_is_lent(path: Path, tmp_path: Path) -> None:

@@ -442,6 +442,7 @@ def test_over_where_all_that_had_to_answer_acted_by_themselves(scene: Scene) -> 
 
 def test_a_successor_that_has_ruled_it_out_is_not_overtaken(scene: Scene) -> None:
     """Closed in the middle of a commit that hangs, and opened again: the row that kept it out is gone by then."""
+    scene.level = "DEFERRED"  # it has not written yet
     rig = scene.boot()
     successor: list[Rig] = []
 
