@@ -42,6 +42,7 @@ SAMPLED = {
 """Where ``pytest`` has no path: of a ring one test in so many is played, and of its parameters one in so many, at least
 one. With ``pytest tests`` all are."""
 SAMPLE = "XAQUEUE_TESTS_SAMPLE"
+"""1: a sample also where there is a path, as before each commit. 0: none."""
 TRIES, LATE = 3, "Python worker failed to connect back"
 MEMORY, ROOM_BYTES = Path("/dev/shm"), 4 << 30
 is_sample = os.environ.get("XAQUEUE_CRASH_FULL") != "1"
@@ -73,7 +74,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Tests are dealt out in their order here, and not the largest group first: that may be a short one."""
     config.option.loadscopereorder = False
     if not hasattr(config, "workerinput"):  # workers do as the first process does
-        os.environ[SAMPLE] = str(int(config.args_source is pytest.Config.ArgsSource.TESTPATHS and is_sample))
+        is_bare = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+        os.environ.setdefault(SAMPLE, str(int(is_bare and is_sample)))
 
 
 @pytest.hookimpl(trylast=True)

@@ -18,6 +18,7 @@ import pytest
 import xaqueue
 from support.doubtful import XID, bodies, fails, leave_in_doubt, listed, run
 from support.served import ServerThread
+from xaqueue.cli import location
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.core.engine.operator_log import forgotten
 from xaqueue.core.model import layout
@@ -144,8 +145,9 @@ def test_a_server_that_is_not_there_is_a_clear_error() -> None:
     assert "xaqueue serve" in told
 
 
-def test_a_server_that_is_gone_is_not_asked(server: ServerThread) -> None:
+def test_a_server_that_is_gone_is_not_asked(server: ServerThread, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its owner file still names the socket; nobody holds the lock."""
+    monkeypatch.setattr(location, "SERVER_S", 0.1)
     owner = (server.root / layout.OWNER).read_bytes()
     server.stop()
     (server.root / layout.OWNER).write_bytes(owner)
