@@ -26,19 +26,14 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from xaqueue.batch import HOME_DIGITS, ONE_SPACE, SEVERAL_SPACES, Batch
 from xaqueue.errors import ConnectionLost, Error, InvalidArgument, OutcomeUnknown, RolledBack
+from xaqueue.message import PLAIN_OPTIONS
 from xaqueue.rpc.client.manager import RemoteManager
+from xaqueue.spark.source.columns import HOUSE, KAFKA, MORE
 from xaqueue.xa import Code, Vote
 from xaqueue.xid import Xid
 
 SLICE_ROWS = 2_000
 """Rows that are Python objects at a time."""
-OF_THE_SOURCE = frozenset(
-    {
-        *("seq", "message_id", "enqueued_at", "tries", "space", "committed_at", "origin"),
-        *("partition", "offset", "timestamp", "timestampType"),
-    }
-)
-"""Columns that a source adds, and that are of no meaning to a sink."""
 
 
 class Row(NamedTuple):
@@ -83,34 +78,27 @@ class ColumnKind:
     values: Callable[[pa.Array], list[Any]]
 
 
-_BYTES = ColumnKind("binary or a string", (t.BinaryType, t.StringType), _bytes)
-_STRING = ColumnKind("a string", (t.StringType,), pa.Array.to_pylist)
-_NUMBER = ColumnKind("a whole number", (t.ByteType, t.ShortType, t.IntegerType, t.LongType), pa.Array.to_pylist)
-_TIME = ColumnKind("a timestamp", (t.TimestampType,), lambda column: column.cast(pa.int64()).to_pylist())
-_MAP = ColumnKind(
-    "map<string,string>, or array<struct<key:string,value:binary>> as Kafka's",
-    (t.MapType, t.ArrayType),
-    lambda column: [*map(_header_map, column.to_pylist())],
-)
+_NUMBERS = (t.ByteType, t.ShortType, t.IntegerType, t.LongType)
+_OF_TYPE = {
+    t.BinaryType: ColumnKind("binary or a string", (t.BinaryType, t.StringType), _bytes),
+    t.StringType: ColumnKind("a string", (t.StringType,), pa.Array.to_pylist),
+    t.IntegerType: ColumnKind("a whole number", _NUMBERS, pa.Array.to_pylist),
+    t.TimestampType: ColumnKind("a timestamp", (t.TimestampType,), lambda column: column.cast(pa.int64()).to_pylist()),
+    t.MapType: ColumnKind(
+        "map<string,string>, or array<struct<key:string,value:binary>> as Kafka's",
+        (t.MapType, t.ArrayType),
+        lambda column: [*map(_header_map, column.to_pylist())],
+    ),
+}
+"""By the type that the source gives such a column."""
 
 BODY, QUEUE = "body", "queue"
-KINDS = {
-    BODY: _BYTES,
-    QUEUE: _STRING,
-    "correlation_id": _BYTES,
-    "headers": _MAP,
-    "priority": _NUMBER,
-    "not_before": _TIME,
-    "expires_at": _TIME,
-    "group": _STRING,
-    "content_type": _STRING,
-    "reply_queue": _STRING,
-    "failure_queue": _STRING,
-    "dedup_key": _BYTES,
-    "traceparent": _STRING,
-}
+_WRITTEN = (BODY, QUEUE, *(name for name in PLAIN_OPTIONS if name not in ("message_id", "origin")))
+KINDS = {name: _OF_TYPE[type({**HOUSE, **MORE}[name].kind)] for name in _WRITTEN}
 SYNONYMS = {"value": BODY, "topic": QUEUE, "key": "correlation_id"}
 """Kafka's."""
+OF_THE_SOURCE = {*HOUSE, *MORE, *KAFKA} - {*KINDS, *SYNONYMS}
+"""Columns that a source adds, and that are of no meaning to a sink."""
 
 
 class SinkColumns:
