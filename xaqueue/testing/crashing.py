@@ -1,12 +1,15 @@
 """A file system in memory whose power goes at one of its calls.
 
 Calls that change or sync something are counted; at the chosen one the power goes, before anything of it is done. From
-then on every call raises ``Crashed``. What a crash may have left is in ``forgetful``.
+then on every call raises ``Crashed``. What a crash may have left is in ``forgetful``. Safe for threads: one call at a
+time.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 from xaqueue.testing.forgetful import ForgetfulFileSystem, Tree
@@ -15,7 +18,7 @@ CHANGES = (
     *("create", "write_at", "set_modified_ns", "rename", "link", "unlink", "make_dir", "remove_dir"),
     *("sync_file", "sync_data", "sync_dir", "sync_all"),
 )
-LOOKS = ("read", "modified_ns", "list", "exists", "hold_dir")
+LOOKS = ("read", "size", "modified_ns", "list", "is_dir", "exists", "hold_dir", "room")
 
 
 class Crashed(BaseException):
@@ -26,15 +29,15 @@ class CrashingFileSystem(ForgetfulFileSystem):
     """``crash_after``: how many calls that change or sync something are still done."""
 
     def __init__(self, crash_after: int | None = None, tree: Tree | None = None) -> None:
+        self.lock = threading.RLock()
         self.crash_after = crash_after
         self.calls = 0
         self.crashed = False
         self.before_call: Callable[[], object] = lambda: None
-        """Is told before each call that changes or syncs something: it may look, or take a copy."""
+        """Is told before each call that changes or syncs something, without the lock: it may look, or take a copy."""
         super().__init__(tree)
 
     def _call(self) -> None:
-        self.before_call()
         self._look()
         if self.crash_after is not None and self.calls >= self.crash_after:
             self.crashed = True
@@ -47,9 +50,13 @@ class CrashingFileSystem(ForgetfulFileSystem):
 
 
 def _watched(method: Callable[..., Any], watch: str) -> Callable[..., Any]:
+    @wraps(method)
     def call(fs: CrashingFileSystem, *arguments: Any, **named: Any) -> Any:
-        getattr(fs, watch)()
-        return method(fs, *arguments, **named)
+        if watch == "_call":
+            fs.before_call()
+        with fs.lock:
+            getattr(fs, watch)()
+            return method(fs, *arguments, **named)
 
     return call
 

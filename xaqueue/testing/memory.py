@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import os
 import random
-import threading
 import time
 import uuid
 import weakref
@@ -18,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from functools import wraps
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self, cast, get_args
@@ -44,7 +42,7 @@ from xaqueue.message import Message, check_queue_name
 from xaqueue.resource_manager import ResourceManager
 from xaqueue.rpc.client import reach
 from xaqueue.spans import connection
-from xaqueue.testing.crashing import CHANGES, LOOKS, Crashed, CrashingFileSystem
+from xaqueue.testing.crashing import Crashed, CrashingFileSystem
 from xaqueue.testing.forgetful import Tree
 from xaqueue.times import span_us
 
@@ -152,7 +150,7 @@ class MemorySpace:
     # Within
 
     def _begin(self, tree: Tree) -> None:
-        self._fs = _SharedFileSystem(tree=tree)
+        self._fs = CrashingFileSystem(tree=tree)
         self._epoch += 1
         self._engine = engine = open_space(
             self._fs,
@@ -260,31 +258,10 @@ def every_crash(queues: Queues = (), *, sync: str | None = None) -> Iterator[Cra
             return
 
 
-class _SharedFileSystem(CrashingFileSystem):
-    """For several threads."""
-
-    def __init__(self, *, tree: Tree) -> None:
-        self.lock = threading.RLock()
-        super().__init__(tree=tree)
-
-
-def _one_at_a_time(method: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(method)
-    def call(fs: _SharedFileSystem, *arguments: Any, **named: Any) -> Any:
-        with fs.lock:
-            return method(fs, *arguments, **named)
-
-    return call
-
-
-for _name in (*CHANGES, *LOOKS, "size", "is_dir"):
-    setattr(_SharedFileSystem, _name, _one_at_a_time(getattr(CrashingFileSystem, _name)))
-
-
 class _Cut:
     """A session whose calls raise Crashed where the power goes meanwhile, whatever the engine makes of that."""
 
-    def __init__(self, session: Session, fs: _SharedFileSystem) -> None:
+    def __init__(self, session: Session, fs: CrashingFileSystem) -> None:
         self._session = session
         self._fs = fs
 
@@ -314,7 +291,7 @@ class _Chores(Chores):
             super()._run()
 
 
-def _left_of(fs: _SharedFileSystem, kept: Kept) -> Tree:
+def _left_of(fs: CrashingFileSystem, kept: Kept) -> Tree:
     with fs.lock:
         if kept == "everything":
             return fs.tree_after_kill()

@@ -26,6 +26,7 @@ from xaqueue.errors import DiskFull, Error
 from xaqueue.features import opening
 from xaqueue.features.opening import open_space, start_background
 from xaqueue.features.session import Session
+from xaqueue.testing.crashing import CHANGES, LOOKS
 from xaqueue.testing.forgetful import ForgetfulFileSystem, Tree
 from xaqueue.tools.torture.ledger import CrashTally, Ledger, Statement
 from xaqueue.tools.torture.work import Worker, reopened
@@ -36,11 +37,6 @@ CALLS = (10, 60, 400)
 """One of them is the most calls that are still done before the power goes."""
 WORKERS = (1, 3)
 LONGEST_PLAY_S = 5.0
-CHANGES = (
-    *("create", "write_at", "set_modified_ns", "rename", "unlink", "make_dir", "remove_dir"),
-    *("sync_file", "sync_data", "sync_dir", "sync_all"),
-)
-LOOKS = ("read", "size", "modified_ns", "list", "is_dir", "exists", "hold_dir", "room")
 TREES = 8
 """Of one power loss: drawn from all there are, beside the barest."""
 
