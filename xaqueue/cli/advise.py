@@ -6,11 +6,11 @@ branch. What an operator decided by hand is told apart from what the coordinator
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import typer
 
@@ -40,6 +40,7 @@ from xaqueue.tm.voting import ParticipantOutcome
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
 
+T = TypeVar("T")
 Held = list[tuple[Xid, InDoubt | None]] | str
 """What a participant has in doubt, of a space with what is known of it; or why it could not be asked."""
 SPACE = "space"
@@ -108,7 +109,7 @@ def _asked(config: TmConfig, text: str) -> tuple[str, _LogReport, list[Participa
     try:
         name = bytes(parameters.gtrid_of(text, known))
     except InvalidArgument:  # everybody is asked twice for the sake of what only they know
-        held = held_by_all(config)
+        held = answers(config, _held_by)
         name = _gtrid_among(text, held)
     gtrid = Gtrid.parse(name)
     if gtrid is None:
@@ -134,32 +135,33 @@ def _gtrid_among(text: str, held: Mapping[str, Held]) -> bytes:
         return found
 
 
-def held_by_all(config: TmConfig) -> dict[str, Held]:
-    """By participant, what is in doubt there, or why it could not be asked."""
-    found: dict[str, Held] = {}
+def answers(config: TmConfig, ask: Callable[[ParticipantConfig], list[T]]) -> dict[str, list[T] | str]:
+    """What each participant says, in the configuration's order, or why it could not be asked."""
+    found: dict[str, list[T] | str] = {}
     for one in config.participants.values():
         try:
-            found[one.name] = _held_by(one)
+            found[one.name] = ask(one)
         except Exception as error:
             found[one.name] = why_not(error)
     return found
 
 
 def _held_by(participant: ParticipantConfig) -> list[tuple[Xid, InDoubt | None]]:
+    """What is in doubt there."""
     if participant.kind == "xaqueue":
         with backend_of(location(participant)) as backend:
             return [(branch.xid, branch) for branch in backend.in_doubt()]
     if participant.kind == "sqlite":
         return []  # it prepares nothing
     with read_only(participant) as connection:
-        return [(xid, None) for xid in branches(prepared_in(connection))]
+        return [(xid, None) for xid, _ in prepared_in(connection)]
 
 
 def prepared(config: TmConfig, gtrid: bytes) -> list[tuple[str, str]]:
     """What each PostgreSQL has prepared of a transaction, whoever made it, or why it does not tell."""
     kinds = {name: one for name, one in config.participants.items() if one.kind == "postgres"}
     told: list[tuple[str, str]] = []
-    for name, held in held_by_all(replace(config, participants=kinds)).items():
+    for name, held in answers(replace(config, participants=kinds), _held_by).items():
         mine = [held] if isinstance(held, str) else [parameters.postgres_gid(x) for x, _ in held if x.gtrid == gtrid]
         told += [(name, gid) for gid in mine or ["nothing is prepared"]]
     return told
@@ -174,11 +176,7 @@ def _of_foreign(name: str, gtrid: bytes, held: Held) -> Iterator[ParticipantRepo
     if not mine:
         yield ParticipantReport(name, ParticipantStatus.ABSENT, "it may never have been, or be over")
     for number, (xid, branch) in enumerate(mine):
-        party = name if not number else f"{name} {xid}"
-        if branch is not None:
-            yield _of_waiting(party, branch)
-        else:
-            yield ParticipantReport(party, ParticipantStatus.IN_DOUBT, parameters.postgres_gid(xid), xid)
+        yield _of_held(name if not number else f"{name} {xid}", xid, branch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,13 +308,14 @@ def ask_all(config: TmConfig, gtrid: Gtrid) -> list[ParticipantReport]:
 
     Why a participant could not be asked is what is said of it.
     """
-    askers = {"xaqueue": _ask_space, "postgres": _ask_postgres, "sqlite": _ask_sqlite}
+
+    def ask(participant: ParticipantConfig) -> list[ParticipantReport]:
+        asker = _ask_space if participant.kind == "xaqueue" else _ask_database
+        return list(asker(participant, gtrid, config))
+
     found: list[ParticipantReport] = []
-    for participant in config.participants.values():
-        try:
-            found += list(askers[participant.kind](participant, gtrid, config))
-        except Exception as error:
-            found.append(ParticipantReport(participant.name, ParticipantStatus.UNREACHABLE, why_not(error)))
+    for name, told in answers(config, ask).items():
+        found += [ParticipantReport(name, ParticipantStatus.UNREACHABLE, told)] if isinstance(told, str) else told
     return found
 
 
@@ -361,19 +360,15 @@ def _ask_space(participant: ParticipantConfig, gtrid: Gtrid, config: TmConfig) -
             yield ParticipantReport(participant.name, ParticipantStatus.UNREACHABLE, looked.journal.damage)
             return
         forgotten = operator_log.forgotten(place.directory)
-    yield _of_branch(participant.name, own, outcome, waiting, forgotten)
-    for branch in waiting:
-        name = branch.xid.bqual.decode("ascii", "backslashreplace")
-        if branch.xid.gtrid == bytes(gtrid) and name not in config.participants:
-            yield _of_waiting(name, branch, f"in the space of {participant.name}, and not in the configuration")
+    held = {branch.xid: branch for branch in waiting}
+    if own in held:
+        yield _of_held(participant.name, own, held[own])
+    else:
+        yield _of_ended(participant.name, own, outcome, forgotten)
+    yield from _not_configured(held, gtrid, config, f"in the space of {participant.name}")
 
 
-def _of_branch(
-    name: str, xid: Xid, outcome: Outcome, waiting: Iterable[InDoubt], forgotten: Iterable[Forgotten]
-) -> ParticipantReport:
-    for branch in waiting:
-        if branch.xid == xid:
-            return _of_waiting(name, branch)
+def _of_ended(name: str, xid: Xid, outcome: Outcome, forgotten: Iterable[Forgotten]) -> ParticipantReport:
     for line in forgotten:
         if line.xid == str(xid) and line.outcome in _BY_HAND:
             return ParticipantReport(name, _BY_HAND[line.outcome], f"by {line.by}, forgotten by {line.forgotten_by}")
@@ -382,14 +377,27 @@ def _of_branch(
     return ParticipantReport(name, ParticipantStatus.ABSENT, "it may never have been, or be over")
 
 
-def _of_waiting(name: str, branch: InDoubt, note: str = "") -> ParticipantReport:
+def _not_configured(
+    held: Mapping[Xid, InDoubt | None], gtrid: Gtrid, config: TmConfig, where: str
+) -> Iterator[ParticipantReport]:
+    """Branches of the transaction under names that the configuration does not have."""
+    for xid, branch in held.items():
+        name = xid.bqual.decode("ascii", "backslashreplace")
+        if xid.gtrid == bytes(gtrid) and name not in config.participants:
+            yield _of_held(name, xid, branch, f"{where}, and not in the configuration")
+
+
+def _of_held(name: str, xid: Xid, branch: InDoubt | None, note: str = "") -> ParticipantReport:
+    """Of a branch that is there. A database tells no more than that."""
+    if branch is None:
+        return ParticipantReport(name, ParticipantStatus.IN_DOUBT, _joined((parameters.postgres_gid(xid), note)), xid)
     decision = branch.decision
     if decision is not None:
         details = (f"by {decision.by}", decision.reason, note)
         return ParticipantReport(name, _BY_HAND[decision.outcome], _joined(details))
     if branch.state == Verdict.IN_DOUBT.value:
-        details = (str(branch.xid), "damaged" if branch.damage else "", note)
-        return ParticipantReport(name, ParticipantStatus.IN_DOUBT, _joined(details), branch.xid)
+        details = (str(xid), "damaged" if branch.damage else "", note)
+        return ParticipantReport(name, ParticipantStatus.IN_DOUBT, _joined(details), xid)
     if branch.state == Verdict.COMMITTING.value:
         return ParticipantReport(name, ParticipantStatus.COMMITTED, _joined(("past its commit point", note)))
     return ParticipantReport(name, ParticipantStatus.UNREACHABLE, _joined((branch.state, note)))
@@ -398,43 +406,29 @@ def _of_waiting(name: str, branch: InDoubt, note: str = "") -> ParticipantReport
 # Databases
 
 
-def _ask_postgres(participant: ParticipantConfig, gtrid: Gtrid, config: TmConfig) -> Iterator[ParticipantReport]:
+def _ask_database(participant: ParticipantConfig, gtrid: Gtrid, config: TmConfig) -> Iterator[ParticipantReport]:
     with read_only(participant) as connection:
         row = _of_row(participant, connection, gtrid)
-        if row.status is not ParticipantStatus.ABSENT:
+        if row.status is not ParticipantStatus.ABSENT or participant.kind == "sqlite":  # which prepares nothing
             yield row
             return
-        mine = [xid for xid in branches(prepared_in(connection)) if xid.gtrid == bytes(gtrid)]
+        held = {xid: None for xid, _ in prepared_in(connection)}
     own = Xid(FORMAT_ID, bytes(gtrid), participant.name.encode())
-    if own in mine:
-        yield ParticipantReport(participant.name, ParticipantStatus.IN_DOUBT, parameters.postgres_gid(own), own)
+    if own in held:
+        yield _of_held(participant.name, own, None)
     else:
         yield ParticipantReport(participant.name, ParticipantStatus.ABSENT, "PostgreSQL tells only what is prepared")
-    for xid in mine:
-        name = xid.bqual.decode("ascii", "backslashreplace")
-        if name not in config.participants:
-            note = f"in the database of {participant.name}, and not in the configuration"
-            yield ParticipantReport(name, ParticipantStatus.IN_DOUBT, f"{parameters.postgres_gid(xid)}, {note}", xid)
+    yield from _not_configured(held, gtrid, config, f"in the database of {participant.name}")
 
 
-def prepared_in(connection: Any) -> dict[str, int]:
-    """By the gid of each prepared transaction of its database, since when; int microseconds UTC."""
+def prepared_in(connection: Any) -> list[tuple[Xid, int]]:
+    """What is prepared in its database under a gid that is an xid, and since when, int microseconds UTC."""
     statement = "SELECT gid, (extract(epoch FROM prepared) * 1000000)::bigint FROM pg_prepared_xacts"
-    return dict(connection.execute(f"{statement} WHERE database = current_database()").fetchall())
-
-
-def branches(gids: Iterable[str]) -> Iterator[Xid]:
-    """Those gids that are xids as psycopg writes them."""
-    for gid in gids:
-        try:
-            yield parameters.xid(gid)
-        except InvalidArgument:
-            continue  # another application's
-
-
-def _ask_sqlite(participant: ParticipantConfig, gtrid: Gtrid, config: TmConfig) -> Iterator[ParticipantReport]:
-    with read_only(participant) as connection:
-        yield _of_row(participant, connection, gtrid)
+    found = []
+    for gid, since in connection.execute(f"{statement} WHERE database = current_database()").fetchall():
+        with suppress(InvalidArgument):  # another application's
+            found.append((parameters.xid(gid), since))
+    return found
 
 
 def read_only(participant: ParticipantConfig) -> closing[Any]:

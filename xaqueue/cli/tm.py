@@ -211,8 +211,7 @@ def _ask_space(found: _Waiting, node: str, participant: ParticipantConfig) -> No
 
 def _ask_postgres(found: _Waiting, node: str, participant: ParticipantConfig) -> None:
     with advise.read_only(participant) as connection:
-        since = advise.prepared_in(connection)
-    _count(found, [since[gid] for gid in since for xid in advise.branches([gid]) if _is_of(xid, node)])
+        _count(found, [since for xid, since in advise.prepared_in(connection) if _is_of(xid, node)])
     _ask_rows(found, node, participant)
     if found.in_doubt:
         found.note = "what is prepared keeps its locks, and holds back the vacuum"
