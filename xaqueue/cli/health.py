@@ -1,8 +1,9 @@
-"""Whether a space is well, for probes and for people."""
+"""Whether a space is well, for probes and for people; and its metrics, for who is not scraped."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,12 +12,17 @@ from xaqueue.cli import output
 from xaqueue.cli.exit_codes import HEALTH_CODES
 from xaqueue.cli.glance import ANSWER_S
 from xaqueue.cli.location import JsonOption, SpaceOption, location_of, remote, served_at
+from xaqueue.cli.replacing import replacing
 from xaqueue.core.owner.record import RECOVERING
+from xaqueue.errors import Error
 from xaqueue.offline import inspect
 from xaqueue.offline.health import IN_DOUBT_S, LAG_S, NOTE, Finding, findings
 from xaqueue.offline.inspect_branches import in_doubt
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.rpc.methods.service import status_of
+
+MODE = 0o644
+"""Anybody may read what a collector picks up."""
 
 
 def health(
@@ -67,3 +73,38 @@ def _of_files(directory: str, limits: dict[str, float]) -> list[Finding]:
     told, waiting = inspect.status(directory), in_doubt(directory)
     ages = [output.age_s(branch.since) for branch in waiting if branch.since and branch.decision is None]
     return findings(told, draining=False, in_doubt_age_s=max(ages, default=0.0), **limits)
+
+
+def metrics(
+    file: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Replace FILE as a whole, which anybody may read."),
+    ] = None,
+    space: SpaceOption = None,
+) -> None:
+    """Write the metrics of a space in Prometheus's text format, as `serve --http` has them under /metrics.
+
+    For cron and node_exporter's textfile collector. Asks the server where one serves the space, else reads its files:
+    then counters are those since the space was made. Where nobody answers it writes xaqueue_up 0, says why, and exits
+    with 3. Needs xaqueue[metrics].
+    """
+    from xaqueue.metrics import ask_at, check_library, name_of, text_of
+
+    check_library()
+    place, failed = str(location_of(space)), list[Error]()
+
+    def ask() -> dict[str, Any]:
+        try:
+            return ask_at(place)
+        except Error as error:
+            failed.append(error)
+            raise
+
+    text = text_of(ask, name_of(place))
+    if file is None:
+        typer.echo(text, nl=False)  # as text, click would take some of a label away
+    else:
+        with replacing(file, MODE) as made:
+            made.write(text)
+    if failed:
+        raise failed[0]

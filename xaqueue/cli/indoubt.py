@@ -18,11 +18,7 @@ from xaqueue.cli.location import JsonOption, SpaceOption, location_of
 from xaqueue.core.engine.heuristics import check_text
 from xaqueue.errors import InvalidArgument
 
-app = typer.Typer(
-    no_args_is_help=True,
-    help="List, show and decide branches in doubt.",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = typer.Typer(no_args_is_help=True, help="List, show and decide branches in doubt.")
 
 XidArgument = Annotated[
     str,

@@ -22,7 +22,6 @@ from xaqueue.cli import (
     log_output,
     manual,
     messages,
-    metrics,
     moves,
     repairs,
     replicas,
@@ -112,7 +111,7 @@ def options(
 
 for verb in (
     *(spaces.init, spaces.status, spaces.define, glance.queues, glance.sessions, top.top, spaces.release),
-    *(metrics.metrics, health.health, tokens.token),
+    *(health.metrics, health.health, tokens.token),
     *(messages.put, messages.get, messages.browse, messages.tail, moves.move, moves.requeue),
     *(moves.purge, moves.rm, moves.undefine, copies.show, copies.export),
     *(work.work, work.forward),

@@ -29,11 +29,7 @@ HEADINGS = ("participant", "kind", "in doubt", "oldest", "decisions kept", "with
 LogArgument = Annotated[
     Path, typer.Argument(metavar="DIR", help="A transaction manager's log, or its configuration.", show_default=False)
 ]
-app = typer.Typer(
-    no_args_is_help=True,
-    help="Look at a transaction manager, and do what it does when it starts.",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = typer.Typer(no_args_is_help=True, help="Look at a transaction manager, and do what it does when it starts.")
 
 
 @dataclass(slots=True)

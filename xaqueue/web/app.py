@@ -1,23 +1,26 @@
-"""The application: all routes, behind the door."""
+"""The application: all routes, behind the door. What monitors ask is here: ``/metrics``, ``/livez`` and ``/readyz``.
+
+The two probes are for whoever starts and routes: no token is wanted, and no name is told. They ask nothing of the
+engine that waits, so that they answer while it recovers, or while a disk hangs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import BaseRoute
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import BaseRoute, Route
 
-from xaqueue.errors import Error
-from xaqueue.web import console, metrics, probes
-from xaqueue.web.door import Door, Refused, answer_to
+from xaqueue.errors import AccessDenied, Error
+from xaqueue.metrics import check_library, text_of
+from xaqueue.web import console
+from xaqueue.web.door import Door, Refused, answer_to, ask, link_of
 from xaqueue.web.link import Link
 from xaqueue.web.slowing import Slowing
-
-ROUTES: list[BaseRoute] = [*console.ROUTES, *metrics.ROUTES, *probes.ROUTES]
-"""All there is. An endpoint asks the server by ``door.ask``, and finds it at ``door.link_of(request).server``."""
 
 
 def app_of(link: Link, host: str | None, advise: Callable[[str], dict[str, Any]] | None, *, is_open: bool) -> Door:
@@ -30,3 +33,55 @@ def app_of(link: Link, host: str | None, advise: Callable[[str], dict[str, Any]]
 
 def _answer(_: Request, error: Exception) -> Response:
     return answer_to(error)
+
+
+async def metrics(request: Request) -> Response:
+    """For Prometheus. Who may look may scrape. Where there is no server now, or it does not answer: xaqueue_up 0."""
+    check_library()
+    from prometheus_client import CONTENT_TYPE_LATEST
+
+    try:
+        text = await ask(request, lambda manager: text_of(partial(manager.call, "metrics")))
+    except AccessDenied:
+        raise
+    except Error as lost:
+        text = text_of(partial(_fail, lost))
+    return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+
+def _fail(error: Error) -> dict[str, Any]:
+    raise error
+
+
+async def livez(_: Request) -> Response:
+    """The process works. Nothing that somebody has to look at is a reason to kill it."""
+    return PlainTextResponse("alive\n")
+
+
+async def readyz(request: Request) -> Response:
+    """Whether new work is taken, else 503 and why not."""
+    why = _refusal(request)
+    return PlainTextResponse(f"{why or 'ready'}\n", 503 if why else 200)
+
+
+def _refusal(request: Request) -> str:
+    server = link_of(request).server
+    if server is None:
+        return "standing by, being opened, or ending"
+    space = server.space
+    if space.log.fenced:
+        return "fenced"
+    if not space.serving:
+        return "recovering"
+    if space.read_only is not None:
+        return "read-only"
+    return "draining" if space.draining else ""
+
+
+ROUTES: list[BaseRoute] = [
+    *console.ROUTES,
+    Route("/metrics", metrics),
+    Route("/livez", livez),
+    Route("/readyz", readyz),
+]
+"""All there is. An endpoint asks the server by ``door.ask``, and finds it at ``door.link_of(request).server``."""

@@ -514,7 +514,7 @@ def test_a_fault_of_the_program_is_an_event_and_an_answer(
     def breaks(*_: object) -> None:
         raise ZeroDivisionError("of a route")
 
-    monkeypatch.setattr("xaqueue.web.probes._refusal", breaks)
+    monkeypatch.setattr("xaqueue.web.app._refusal", breaks)
     for _ in range(2):
         status, text = text_at(shown, "/readyz")
         assert (status, "of a route" in text) == (500, False)
