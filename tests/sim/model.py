@@ -30,6 +30,8 @@ class Known:
     most: int = 0
     is_loose: bool = False
     """A try of it found no room to be written down."""
+    is_owed: bool = False
+    """A try of it may be counted by a later opening than the next."""
     seq: int = 0
     """As it was seen; 0: not yet."""
 
@@ -245,6 +247,8 @@ class Model:
         for one in left.known:
             if way == "cut" or one.is_loose:
                 one.least, one.most, one.is_loose = 0, one.tries + 1, False
+            elif one.is_owed:
+                one.most += 1
         return left
 
     def queues(self) -> list[str]:

@@ -264,6 +264,7 @@ class World:
             seq, tries = contents[one.queue][one.number]
             assert one.seq or seq > highest.get(one.queue, 0), f"{one} has a number that was another's"
             self.model.highest[one.queue] = max(self.model.highest.get(one.queue, 0), seq)
+            one.is_owed = one.is_owed and tries <= one.tries
             one.seq, one.tries, one.least, one.most = seq, tries, tries, tries
             one.due_us = doors.due_us(self.space, one.queue, id_of(one.number))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from sim import doors
-from sim.model import CARRIED, Branch, Rules
+from sim.model import CARRIED, Branch, Model, Rules
 from sim.rules.core import add, any_queue, drawn_options, end, take
 from sim.world import World, xid_of
 from support.crash_level import Level
@@ -23,6 +23,11 @@ class Carry(Rules):
     def opened(self, world: World) -> None:
         session = doors.session(world.space)
         assert session.deliver(CARRIER, session.carriers().secret, world.rows, 0, 0)
+
+    def crashed(self, model: Model, way: str) -> None:
+        """The first opening gets a message behind the counting of tries; the next one has it from the beginning."""
+        for one in model.known:
+            one.is_owed = one.is_owed or one.is_loose
 
     def carry(self, world: World) -> None:
         number = world.begin(Branch(xid=xid_of(world.numbers + 1)))
