@@ -9,17 +9,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict
-from enum import Enum
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from xaqueue.cli import output
 from xaqueue.cli.exit_codes import ExitCode, extra_there
 from xaqueue.cli.location import DirectoryOption, JsonOption, paths_of
-from xaqueue.cli.log_output import LogFormat, LogFormatOption, LogLevelOption
+from xaqueue.cli.log_output import LogFormatOption, LogLevelOption
 
 if TYPE_CHECKING:
     from xaqueue.spark.ingest import IngestJob, IngestProgress
@@ -27,14 +26,6 @@ if TYPE_CHECKING:
 SAY_S = 10.0
 """Between two lines where stderr is no terminal."""
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class Consume(Enum):
-    """What becomes of messages that are in the target."""
-
-    delete = "delete"
-    archive = "archive"
-    keep = "keep"
 
 
 def ingest(
@@ -50,7 +41,9 @@ def ingest(
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="End when all is in that was there at the start.")] = False,
     every: Annotated[float, typer.Option(metavar="S", min=0, help="Seconds between the starts of two batches.")] = 10.0,
-    consume: Annotated[Consume, typer.Option(help="What becomes of messages that are in the target.")] = Consume.keep,
+    consume: Annotated[
+        Literal["delete", "archive", "keep"], typer.Option(help="What becomes of messages that are in the target.")
+    ] = "keep",
     checkpoint: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Spark's checkpoint; TARGET/_checkpoint without it.")
     ] = None,
@@ -66,7 +59,7 @@ def ingest(
     cores: Annotated[int, typer.Option(metavar="N", min=1, help="Processor cores for Spark.")] = 2,
     memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory of Spark's JVM.")] = "2g",
     json: JsonOption = False,
-    log_format: LogFormatOption = LogFormat.text,
+    log_format: LogFormatOption = "text",
     log_level: LogLevelOption = None,
     space: DirectoryOption = None,
 ) -> None:
@@ -79,7 +72,7 @@ def ingest(
 
     Ctrl-C or SIGTERM ends it after the batch at work. The space may be several, or a pattern.
     """
-    options = {"consume": consume.value, "failOnDataLoss": str(fail_on_data_loss).lower()}
+    options = {"consume": consume, "failOnDataLoss": str(fail_on_data_loss).lower()}
     options |= {"server": server} if server else {}
     with extra_there("spark"):
         from xaqueue.spark import ingest as engine

@@ -17,8 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from enum import Enum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -30,22 +29,8 @@ FINISH_S = 1.0
 
 log = logging.getLogger("xaqueue.server")
 _CODE = re.compile(r"\[([a-z-]+)\] (.*)", re.DOTALL)
-
-
-class LogFormat(Enum):
-    """How an event is written."""
-
-    text = "text"
-    json = "json"
-
-
-class LogLevel(Enum):
-    """The least events that are written."""
-
-    debug = "debug"
-    info = "info"
-    warning = "warning"
-    error = "error"
+LogFormat = Literal["text", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 class PlainFormatter(logging.Formatter):
@@ -86,7 +71,7 @@ class JsonFormatter(logging.Formatter):
 def begin(*, verbose: bool) -> None:
     """What any verb says of what it meets."""
     _use(PlainFormatter("xaqueue: %(message)s"))
-    use_level(LogLevel.info if verbose else LogLevel.warning)
+    use_level("info" if verbose else "warning")
 
 
 def _use(formatter: logging.Formatter) -> None:
@@ -95,14 +80,14 @@ def _use(formatter: logging.Formatter) -> None:
 
 
 def use_format(wanted: LogFormat) -> LogFormat:
-    _use(JsonFormatter() if wanted is LogFormat.json else TextFormatter())
+    _use(JsonFormatter() if wanted == "json" else TextFormatter())
     return wanted
 
 
 def use_level(wanted: LogLevel | None) -> LogLevel | None:
     if wanted is not None and logging.lastResort is not None:
-        logging.lastResort.setLevel(wanted.name.upper())
-        logging.getLogger("xaqueue").setLevel(wanted.name.upper())
+        logging.lastResort.setLevel(wanted.upper())
+        logging.getLogger("xaqueue").setLevel(wanted.upper())
     return wanted
 
 

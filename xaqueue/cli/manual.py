@@ -7,10 +7,9 @@ import shutil
 import subprocess
 import sys
 from contextlib import suppress
-from enum import Enum
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -20,21 +19,14 @@ from xaqueue.errors import SpaceError
 MACROS = re.compile(r"\b(?:Ar|Cm|Fl|Li|Pa|Va|Oo|Oc|Op|Xo|Xc|Ns|Ta|Dq|Pq|Fn|Nm|Sy|No|Em)\b ?")
 
 
-class Section(Enum):
-    """Of the manual."""
-
-    commands = "1"
-    files = "5"
-    concepts = "7"
-
-
 def man(
     section: Annotated[
-        Section, typer.Argument(help="1: the commands; 5: files and protocol; 7: concepts and promises.")
-    ] = Section.commands,
+        Literal["1", "5", "7"],
+        typer.Argument(help="1: the commands; 5: files and protocol; 7: concepts and promises."),
+    ] = "1",
 ) -> None:
     """Show a manual page: by man on a terminal, else as text."""
-    page = _page(section.value)
+    page = _page(section)
     if sys.stdout.isatty() and shutil.which("man"):
         raise typer.Exit(subprocess.run(["man", "-l", str(page)], check=False).returncode)
     typer.echo(_text(page))

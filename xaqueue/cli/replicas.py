@@ -15,7 +15,7 @@ import typer
 from xaqueue.cli import output
 from xaqueue.cli.exit_codes import agreed
 from xaqueue.cli.location import JsonOption, no_url
-from xaqueue.cli.log_output import LogFormat, LogFormatOption, LogLevelOption
+from xaqueue.cli.log_output import LogFormatOption, LogLevelOption
 from xaqueue.endpoint import is_url
 from xaqueue.errors import InvalidArgument
 
@@ -28,7 +28,7 @@ def replica(
     directory: DirectoryArgument,
     source: Annotated[str, typer.Option("--from", metavar="URL", help="Where the space is served.")],
     once: Annotated[bool, typer.Option("--once", help="End as soon as it is up to date.")] = False,
-    log_format: LogFormatOption = LogFormat.text,
+    log_format: LogFormatOption = "text",
     log_level: LogLevelOption = None,
 ) -> None:
     """Keep a copy of a served space on another disk, until SIGTERM or SIGINT.

@@ -20,7 +20,7 @@ from xaqueue.cli import advise as advising
 from xaqueue.cli import output
 from xaqueue.cli.exit_codes import ExitCode, complain, extra_there
 from xaqueue.cli.location import DirectoryOption, JsonOption, SpaceOption, directory_of, location_of, remote, served_at
-from xaqueue.cli.log_output import LogFormat, LogFormatOption, LogLevelOption, finish, written_aside
+from xaqueue.cli.log_output import LogFormatOption, LogLevelOption, finish, written_aside
 from xaqueue.cli.tm_log import load
 from xaqueue.core.model.layout import REPLICATION
 from xaqueue.core.storage.owner_file import OwnerFile
@@ -97,7 +97,7 @@ def serve(
         float | None,
         typer.Option(metavar=_SECONDS, help="With --standby: take over from one that was silent for so long."),
     ] = None,
-    log_format: LogFormatOption = LogFormat.text,
+    log_format: LogFormatOption = "text",
     log_level: LogLevelOption = None,
     space: DirectoryOption = None,
 ) -> None:

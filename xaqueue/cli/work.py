@@ -14,7 +14,7 @@ import typer
 from xaqueue.cli import output, tm_log
 from xaqueue.cli.exit_codes import ExitCode, complain
 from xaqueue.cli.location import Location, SpaceOption, location_of
-from xaqueue.cli.log_output import LogFormat, LogFormatOption, LogLevelOption
+from xaqueue.cli.log_output import LogFormatOption, LogLevelOption
 from xaqueue.cli.messages import QueueArgument
 from xaqueue.cli.tm_log import ParticipantConfig, TmConfig
 from xaqueue.core.model.format import read_format
@@ -43,7 +43,7 @@ def work(
         str | None, typer.Option(help="With --tm: who has the queue, where several could.", metavar="NAME")
     ] = None,
     until_empty: UntilEmptyOption = False,
-    log_format: LogFormatOption = LogFormat.text,
+    log_format: LogFormatOption = "text",
     log_level: LogLevelOption = None,
     space: SpaceOption = None,
 ) -> None:
@@ -83,7 +83,7 @@ def forward(
         typer.Option(metavar="DIR", help="For decisions; without it beside the space, SPACE.forward-QUEUE."),
     ] = None,
     until_empty: UntilEmptyOption = False,
-    log_format: LogFormatOption = LogFormat.text,
+    log_format: LogFormatOption = "text",
     log_level: LogLevelOption = None,
     space: SpaceOption = None,
 ) -> None:

@@ -61,10 +61,10 @@ def test_the_options_of_a_verb_outweigh_what_stands_before_it(last_resort: loggi
     assert last_resort.format(record("[a-b] c")) == "xaqueue: [a-b] c"
     log_output.begin(verbose=True)
     log_output.use_level(None)
-    log_output.use_format(log_output.LogFormat.text)
+    log_output.use_format("text")
     assert last_resort.level == logging.INFO
     assert re.match(r"2023-11-14T22:13:20.250Z WARNING \[a-b\] c", last_resort.format(record("[a-b] c")))
-    log_output.use_level(log_output.LogLevel.error)
+    log_output.use_level("error")
     assert logging.getLogger("xaqueue").level == logging.ERROR
 
 
