@@ -90,13 +90,10 @@ def print_branch(branch: InDoubt, json: bool, prepared: Sequence[tuple[str, str]
     )
     for text in branch.damage:
         typer.echo(f"damage    {output.one_line(text)}")
-    if branch.added or branch.held:
-        typer.echo()
-        output.table(("queue", "adds", "holds"), traffic_of(branch), right=("adds", "holds"))
-        typer.echo()
-        contents = [("adds", content) for content in branch.added] + [("holds", content) for content in branch.held]
-        rows = [(what, one.queue, one.message_id.hex(), one.size_bytes) for what, one in contents]
-        output.table(("branch", "queue", "message id", "bytes"), rows, right=("bytes",))
+    output.below(("queue", "adds", "holds"), traffic_of(branch), right=("adds", "holds"))
+    contents = [("adds", content) for content in branch.added] + [("holds", content) for content in branch.held]
+    rows = [(what, one.queue, one.message_id.hex(), one.size_bytes) for what, one in contents]
+    output.below(("branch", "queue", "message id", "bytes"), rows, right=("bytes",))
 
 
 def branch_json(branch: InDoubt) -> dict[str, Any]:

@@ -119,9 +119,7 @@ def sessions(json: JsonOption = False, space: SpaceOption = None) -> None:
         for one in others
         for branch in one.branches
     ]
-    if held:
-        typer.echo()
-        output.table(("session", "xid", "state", "age", "messages"), held, right=("session", "age", "messages"))
+    output.below(("session", "xid", "state", "age", "messages"), held, right=("session", "age", "messages"))
     for one in others:
         if one.holds > len(one.branches):
             typer.echo(f"session {one.number} holds {one.holds - len(one.branches):,} branches more")
@@ -216,14 +214,7 @@ def queue_table(found: Sequence[QueueStatus], rated: Mapping[str, Rates | None] 
         if q.stream:
             in_flight = f"{q.in_flight[0] + 1} to {q.in_flight[1]}" if q.in_flight else ""
             streams.append((q.name, q.stream, str(q.consumed), in_flight, q.lag))
-    if streams:
-        typer.echo()
-        output.table(("queue", "stream", "consumed", "in flight", "lag"), streams, right=("consumed", "lag"))
-    full = [(q.name, q.full) for q in found if q.full]
-    if full:
-        typer.echo()
-        output.table(("queue", "is full by"), full)
+    output.below(("queue", "stream", "consumed", "in flight", "lag"), streams, right=("consumed", "lag"))
+    output.below(("queue", "is full by"), [(q.name, q.full) for q in found if q.full])
     stuck = [(q.name, q.exhausted, q.stuck) for q in found if q.exhausted or q.stuck]
-    if stuck:
-        typer.echo()
-        output.table(("queue", "had all their tries", "cannot be moved since"), stuck, right=("had all their tries",))
+    output.below(("queue", "had all their tries", "cannot be moved since"), stuck, right=("had all their tries",))

@@ -61,6 +61,13 @@ def table(
         typer.echo(line.rstrip())
 
 
+def below(headings: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[str] = ()) -> None:
+    """One more table, if there is anything in it."""
+    if rows:
+        typer.echo()
+        table(headings, rows, right=right)
+
+
 def grid(
     headings: Sequence[str],
     rows: Iterable[Sequence[object]],

@@ -195,13 +195,10 @@ def print_transaction(path: Path, text: str, json: bool, prepared: Callable[[TmC
             *((f"prepared at {name}", gid) for name, gid in gids),
         ]
     )
-    if found.heuristics:
-        typer.echo()
-        rows = [
-            (h.participant, h.decision.value, h.outcome.value, output.moment(h.when_us), h.detail)
-            for h in found.heuristics
-        ]
-        output.table(("participant", "was told", "and", "noticed", "in its words"), rows)
+    rows = [
+        (h.participant, h.decision.value, h.outcome.value, output.moment(h.when_us), h.detail) for h in found.heuristics
+    ]
+    output.below(("participant", "was told", "and", "noticed", "in its words"), rows)
 
 
 def carry_out(path: Path, text: str, *, commit: bool, dry_run: bool, asks: bool) -> None:
