@@ -6,7 +6,7 @@ Of a directory that is served the server is asked: what branches at work hold, a
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -30,7 +30,6 @@ ANSWER_S = 5.0
 Rates = tuple[float, float]
 """Messages that come, and that leave, in a second."""
 RATES = ("in_per_s", "out_per_s")
-NUMBERS = ("messages", "ready", "delayed", "locked", "in doubt", "oldest", "bytes", "consumers", "watermark")
 
 
 def queues(
@@ -181,34 +180,38 @@ def counter_table(found: Sequence[QueueStatus]) -> None:
     output.table(("queue", *names), [(queue.name, *astuple(queue.counters)) for queue in found], right=names)
 
 
-def oldest_of(queue: QueueStatus) -> str | None:
-    """The age of the oldest message that is ready; empty where none is, None where it is not known."""
-    return output.age(queue.oldest or 0) or (None if queue.ready else "")
+QUEUE_COLUMNS: dict[str, Callable[[QueueStatus, Rates | None], object]] = {
+    "queue": lambda q, _: q.name,
+    "in/s": lambda _, rate: rate and f"{rate[0]:,.1f}",
+    "out/s": lambda _, rate: rate and f"{rate[1]:,.1f}",
+    "messages": lambda q, _: q.depth,
+    "ready": lambda q, _: q.ready,
+    "delayed": lambda q, _: q.delayed,
+    "locked": lambda q, _: q.locked,
+    "in doubt": lambda q, _: q.in_doubt,
+    "oldest": lambda q, _: output.age(q.oldest or 0) or (None if q.ready else ""),  # of those that are ready
+    "bytes": lambda q, _: ("~" if q.is_estimated else "") + output.size(q.size_bytes),
+    "consumers": lambda q, _: q.consumers,
+    "watermark": lambda q, _: None if q.watermark is None else str(q.watermark),
+    "order": lambda q, _: q.order,
+    "description": lambda q, _: q.description,
+}
+"""What people see of a queue; text stands to the left."""
+QUEUE_TEXTS = ("queue", "order", "description")
 
 
-def bytes_of(queue: QueueStatus) -> str:
-    return ("~" if queue.is_estimated else "") + output.size(queue.size_bytes)
-
-
-def rate_cells(rate: Rates | None) -> tuple[str | None, str | None]:
-    return (None, None) if rate is None else (f"{rate[0]:,.1f}", f"{rate[1]:,.1f}")
+def queue_row(headings: Iterable[str], queue: QueueStatus, rate: Rates | None) -> list[object]:
+    return [QUEUE_COLUMNS[heading](queue, rate) for heading in headings]
 
 
 def queue_table(found: Sequence[QueueStatus], rated: Mapping[str, Rates | None] = MappingProxyType({})) -> None:
     if not found:
         typer.echo("no queues yet: `xaqueue define QUEUE` makes one")
         return
-    rows = [
-        (
-            *(q.name, *(rate_cells(rated[q.name]) if rated else ())),
-            *(q.depth, q.ready, q.delayed, q.locked, q.in_doubt, oldest_of(q), bytes_of(q), q.consumers),
-            *(None if q.watermark is None else str(q.watermark), q.order, q.description),
-        )
-        for q in found
-    ]
-    spare = ("description", "order", "messages", "watermark")
-    numbers = (*(("in/s", "out/s") if rated else ()), *NUMBERS)
-    output.table(("queue", *numbers, "order", "description"), rows, right=numbers, spare=spare)
+    headings = [name for name in QUEUE_COLUMNS if rated or not name.endswith("/s")]
+    rows = [queue_row(headings, q, rated.get(q.name)) for q in found]
+    numbers = [name for name in headings if name not in QUEUE_TEXTS]
+    output.table(headings, rows, right=numbers, spare=("description", "order", "messages", "watermark"))
     streams: list[tuple[object, ...]] = []
     for q in found:
         if q.stream:

@@ -188,21 +188,14 @@ def _part(
     return [_line(f"{title}: {len(rows):,}{only}", "bold"), table], LEAST - 1 + len(shown)
 
 
-def _queue_rows(look: Look, before: Look | None) -> list[tuple[object, ...]]:
+def _queue_rows(look: Look, before: Look | None) -> list[list[object]]:
     """The busiest first, and of those that are not busy the fullest."""
     is_told = before is not None and look.url and (look.url, look.found.owner) == (before.url, before.found.owner)
     known = {queue.name: queue for queue in before.found.queues} if before is not None and is_told else {}
     elapsed_s = look.at - before.at if before is not None else 0.0
     rated = [(queue, glance.rates(queue, known.get(queue.name), elapsed_s)) for queue in look.found.queues]
     rated.sort(key=lambda one: (-sum(one[1] or ()), -(one[0].consumers or 0) - one[0].held, -one[0].depth, one[0].name))
-    return [
-        (
-            *(queue.name, *glance.rate_cells(rate)),
-            *(queue.ready, queue.delayed, queue.locked, queue.in_doubt),
-            *(glance.oldest_of(queue), glance.bytes_of(queue), queue.consumers),
-        )
-        for queue, rate in rated
-    ]
+    return [glance.queue_row(QUEUE_HEADINGS, queue, rate) for queue, rate in rated]
 
 
 def _line(text: str, style: str) -> Text:
