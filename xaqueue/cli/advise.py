@@ -160,11 +160,11 @@ def _held_by(participant: ParticipantConfig) -> list[tuple[Xid, InDoubt | None]]
 def prepared(config: TmConfig, gtrid: bytes) -> list[tuple[str, str]]:
     """What each PostgreSQL has prepared of a transaction, whoever made it, or why it does not tell."""
     kinds = {name: one for name, one in config.participants.items() if one.kind == "postgres"}
-    told: list[tuple[str, str]] = []
+    found: list[tuple[str, str]] = []
     for name, held in answers(replace(config, participants=kinds), _held_by).items():
         mine = [held] if isinstance(held, str) else [parameters.postgres_gid(x) for x, _ in held if x.gtrid == gtrid]
-        told += [(name, gid) for gid in mine or ["nothing is prepared"]]
-    return told
+        found += [(name, gid) for gid in mine or ["nothing is prepared"]]
+    return found
 
 
 def _of_foreign(name: str, gtrid: bytes, held: Held) -> Iterator[ParticipantReport]:
@@ -314,8 +314,9 @@ def ask_all(config: TmConfig, gtrid: Gtrid) -> list[ParticipantReport]:
         return list(asker(participant, gtrid, config))
 
     found: list[ParticipantReport] = []
-    for name, told in answers(config, ask).items():
-        found += [ParticipantReport(name, ParticipantStatus.UNREACHABLE, told)] if isinstance(told, str) else told
+    for name, answer in answers(config, ask).items():
+        unreachable = [ParticipantReport(name, ParticipantStatus.UNREACHABLE, str(answer))]
+        found += unreachable if isinstance(answer, str) else answer
     return found
 
 

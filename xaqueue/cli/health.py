@@ -61,8 +61,8 @@ def health(
 
 
 def _of_server(manager: RemoteManager, limits: dict[str, float]) -> list[Finding]:
-    told: dict[str, Any] = manager.call("metrics")
-    if told["state"] == RECOVERING:
+    answer: dict[str, Any] = manager.call("metrics")
+    if answer["state"] == RECOVERING:
         return [Finding(RECOVERING, "messages are being loaded: wait")]
     status = manager.status()
     age_s = status["in_doubt_age"] / 1_000_000
@@ -70,9 +70,9 @@ def _of_server(manager: RemoteManager, limits: dict[str, float]) -> list[Finding
 
 
 def _of_files(directory: str, limits: dict[str, float]) -> list[Finding]:
-    told, waiting = inspect.status(directory), in_doubt(directory)
+    status, waiting = inspect.status(directory), in_doubt(directory)
     ages = [output.age_s(branch.since) for branch in waiting if branch.since and branch.decision is None]
-    return findings(told, draining=False, in_doubt_age_s=max(ages, default=0.0), **limits)
+    return findings(status, draining=False, in_doubt_age_s=max(ages, default=0.0), **limits)
 
 
 def metrics(

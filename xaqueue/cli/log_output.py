@@ -97,9 +97,9 @@ class WrittenAside(logging.Handler):
     What comes beyond ``WAITING`` is dropped, and an event tells how many that were once there is room again.
     """
 
-    def __init__(self, told: logging.Handler, descriptor: int) -> None:
-        super().__init__(told.level)
-        self.formatter = told.formatter
+    def __init__(self, handler: logging.Handler, descriptor: int) -> None:
+        super().__init__(handler.level)
+        self.formatter = handler.formatter
         self._descriptor = descriptor
         self._waiting: queue.Queue[bytes] = queue.Queue(WAITING)
         self._lost = 0

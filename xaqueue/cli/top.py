@@ -164,10 +164,10 @@ def drawn(look: Look, before: Look | None, problem: str, width: int, height: int
     from rich.console import Group
 
     found, place = look.found, look.url or look.found.directory
-    told = findings(look)[: max(height // 4, 1)]
+    worst = findings(look)[: max(height // 4, 1)]
     lines = [_line(f"{found.format.name}  {place}  {look.clock}", "bold")]
     lines += [_line(problem, "bold red")] if problem else []
-    lines += [_line(f"● {text}", colour) for colour, text in told]
+    lines += [_line(f"● {text}", colour) for colour, text in worst]
     rest = height - len(lines)
     others = sorted((one for one in look.sessions if not one.asks), key=lambda one: (not one.holds, one.since))
     spare = rest - (LEAST - 1 + len(found.queues))

@@ -99,18 +99,18 @@ def forward(
         target, to_queue = source, check_queue_name(to)
     else:
         target = Location(url=to) if is_url(to) else Location(directory=to)
-    told = f"queue {queue} of {source} goes to queue {to_queue or queue}"
+    text = f"queue {queue} of {source} goes to queue {to_queue or queue}"
     if target.place == source.place:
-        _run(Forwarder(str(source), queue, to_queue or queue, until_empty=until_empty), told, "forwarded")
+        _run(Forwarder(str(source), queue, to_queue or queue, until_empty=until_empty), text, "forwarded")
         return
     config = _config(source, target, log, queue)
     with tm_log.opened(config) as manager:
         forwarder = Forwarder(SOURCE, queue, to_queue or queue, tm=manager, until_empty=until_empty)
-        _run(forwarder, f"{told} of {target}", "forwarded")
+        _run(forwarder, f"{text} of {target}", "forwarded")
 
 
-def _run(loop: Loop, told: str, done: str) -> None:
-    typer.echo(told)
+def _run(loop: Loop, text: str, done: str) -> None:
+    typer.echo(text)
     try:
         loop.run()
     except ResourceFailed as fenced:
@@ -167,6 +167,6 @@ def _config(source: Location, target: Location, log: Path | None, queue: str) ->
         keep_participants(where, "\n".join(("# of xaqueue forward\n", *tables)))
     config = tm_log.load(where)
     if config.participants != ends:
-        told = " to ".join(one.address for one in config.participants.values())
-        raise InvalidArgument(f"{where} is the log of a forward from {told}: name another one with --log")
+        former = " to ".join(one.address for one in config.participants.values())
+        raise InvalidArgument(f"{where} is the log of a forward from {former}: name another one with --log")
     return config

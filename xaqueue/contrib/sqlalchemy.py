@@ -149,19 +149,19 @@ class _EngineConnection:
     def commit(self) -> None:
         if self._branch is None:
             self._connection.connection.commit()
-            return self._give_back()
+            return self._return_connection()
         self._flush()
         branch = self._checked_branch()
         with self._permitted():
             self._is_sent = True
             self._commit_at_database(branch)
-        return self._give_back(is_committed=True)
+        return self._return_connection(is_committed=True)
 
     def rollback(self) -> None:
         """What the user has rolled back is rolled back; a commit that was refused has left it open."""
         if self._branch is None:
             self._connection.connection.rollback()
-            return self._give_back()
+            return self._return_connection()
         if self.closed:
             raise ConnectionLost("the connection was lost: what was not prepared goes with it")
         with self._permitted():
@@ -169,13 +169,13 @@ class _EngineConnection:
                 self._session.rollback()
             if self._branch.is_active:
                 self._branch.rollback()
-        return self._give_back(is_clean=self._connection.get_transaction() is None)
+        return self._return_connection(is_clean=self._connection.get_transaction() is None)
 
     def close(self) -> None:
         """What is not known to be over ends with its connection."""
         self._is_closed = True
         if self._borrowed is not None:
-            self._give_back(is_clean=self._branch is None)
+            self._return_connection(is_clean=self._branch is None)
 
     def _begin(self, xid: Any) -> None:
         connection = self._connection
@@ -246,7 +246,7 @@ class _EngineConnection:
                 self._run("PRAGMA synchronous = FULL")
         return self._borrowed
 
-    def _give_back(self, *, is_clean: bool = True, is_committed: bool = False) -> None:
+    def _return_connection(self, *, is_clean: bool = True, is_committed: bool = False) -> None:
         connection, session = self._borrowed, self._session
         assert connection is not None
         self._borrowed = self._branch = self._session = None
@@ -319,7 +319,7 @@ class _TwoPhaseConnection(_EngineConnection):
         except DBAPIError as error:
             if not error.connection_invalidated:
                 raise
-            self._give_back(is_clean=False)
+            self._return_connection(is_clean=False)
             self._begin(xid)
 
     def tpc_prepare(self) -> None:
@@ -345,7 +345,7 @@ class _TwoPhaseConnection(_EngineConnection):
     def tpc_recover(self) -> Sequence[Any]:
         self._connection  # noqa: B018
         found: Sequence[Any] = self._driver.tpc_recover()
-        self._give_back()
+        self._return_connection()
         return found
 
     def _flush(self) -> None:
@@ -362,7 +362,7 @@ class _TwoPhaseConnection(_EngineConnection):
         """Ends a branch of a connection that is gone."""
         verb = self._connection.commit_prepared if is_commit else self._connection.rollback_prepared
         verb(xid, recover=True)
-        self._give_back()
+        self._return_connection()
 
 
 class _XaConnection(_TwoPhaseConnection):
@@ -383,7 +383,7 @@ class _XaConnection(_TwoPhaseConnection):
             (format_id, end, data if isinstance(data, bytes) else data.encode())
             for format_id, end, _, data in self._run("XA RECOVER")
         ]
-        self._give_back()
+        self._return_connection()
         return [(format_id, name[:end], name[end:]) for format_id, end, name in listed]
 
     def _begin_at_database(self, connection: Connection, xid: Any) -> RootTransaction:
@@ -419,7 +419,7 @@ class _XaConnection(_TwoPhaseConnection):
         # Whoever has not begun it must be in no transaction, which MariaDB takes autocommit=0 for.
         self._connection.execution_options(isolation_level="AUTOCOMMIT")
         self._tell(f"XA {'COMMIT' if is_commit else 'ROLLBACK'} {_literal(xid)}")
-        self._give_back()
+        self._return_connection()
 
     def _tell(self, statement: str) -> None:
         try:

@@ -14,8 +14,8 @@ QUEUES = "xaqueue_queues"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    told = "names of queues for queue_space and queue_server, or the path of a queues.toml, from the root directory"
-    parser.addini(QUEUES, told, type="args", default=[])
+    doc = "names of queues for queue_space and queue_server, or the path of a queues.toml, from the root directory"
+    parser.addini(QUEUES, doc, type="args", default=[])
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -145,15 +145,15 @@ def replaces_atomically(root: Path, seconds: float) -> bool:
     target = root / "target"
     target.write_bytes(contents[0])
     done = threading.Event()
-    strange: list[str] = []
+    unexpected: list[str] = []
 
     def read() -> None:
         while not done.is_set():
             try:
                 if target.read_bytes() not in contents:
-                    strange.append("torn")
+                    unexpected.append("torn")
             except FileNotFoundError:
-                strange.append("missing")
+                unexpected.append("missing")
 
     reader = threading.Thread(target=read, name="xaqueue-iotest")
     reader.start()
@@ -168,7 +168,7 @@ def replaces_atomically(root: Path, seconds: float) -> bool:
     finally:
         done.set()
         reader.join()
-    return not strange
+    return not unexpected
 
 
 def _append(root: Path, stack: ExitStack) -> Call:

@@ -72,7 +72,7 @@ class Level(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Remark:
+class Rating:
     level: Level
     about: str
     text: str
@@ -82,10 +82,10 @@ class Remark:
 class Fitness:
     """``flags``: the recommended ones; empty where no space should be made there."""
 
-    findings: tuple[Remark, ...]
+    findings: tuple[Rating, ...]
     flags: str
     why: str
-    criteria: tuple[Remark, ...] = ()
+    criteria: tuple[Rating, ...] = ()
     """A verdict on each of the four that storage for a failover pair must meet; see STORAGE in xaqueue(7)."""
 
     @property
@@ -101,33 +101,33 @@ def judge(facts: Facts) -> Fitness:
     return Fitness(findings, *_recommended(facts), criteria)
 
 
-def _criteria(facts: Facts) -> Iterator[Remark]:
+def _criteria(facts: Facts) -> Iterator[Rating]:
     """By name. What a space needs of each is less than what a vendor promises: it orders by syncs alone, and fences by
     epochs, so that a late write of a former owner goes into a file that nobody reads."""
     syncs, peer = _of_syncs(facts), facts.peer
     failed = next((f"{name} fails: {error}" for name, error in facts.failures.items()), "")
     order = failed or (peer.contents or peer.names if peer else "")
     text = "a space needs it between syncs only: it holds as far as these can be believed"
-    yield Remark(Level.UNSAFE if order else syncs.level, "write order", order or text)
-    lasting = Remark(Level.UNSAFE, "", failed) if failed else syncs
-    yield Remark(lasting.level, "synchronous write persistence", lasting.text)
+    yield Rating(Level.UNSAFE if order else syncs.level, "write order", order or text)
+    lasting = Rating(Level.UNSAFE, "", failed) if failed else syncs
+    yield Rating(lasting.level, "synchronous write persistence", lasting.text)
     shared = facts.environment.file_system.startswith(NETWORK)
     if peer is None:
         locks = facts.locks or ("another process is refused" if not shared else "")
         unknown = "between machines nobody has tried it: run this with --peer on two of them at once"
         level = Level.UNSAFE if facts.locks else Level.WARNING if shared else Level.OK
-        yield Remark(level, "distributed file locking", locks or unknown)
+        yield Rating(level, "distributed file locking", locks or unknown)
         owned = "one machine's processes see at once who has the lock file" if not shared else unknown
-        yield Remark(Level.WARNING if shared else Level.OK, "unique write ownership", owned)
+        yield Rating(Level.WARNING if shared else Level.OK, "unique write ownership", owned)
         return
     where = f"{peer.host}, another machine," if peer.is_other_machine else f"{peer.host}, which is THIS machine,"
     level = Level.OK if peer.is_other_machine else Level.WARNING
     locks, fence = facts.locks or peer.locks, peer.fence
-    yield Remark(
+    yield Rating(
         Level.UNSAFE if locks else level, "distributed file locking", locks or f"{where} was refused until the release"
     )
     seen = f"{where} put a new lock file in place, and that was seen by its path"
-    yield Remark(Level.UNSAFE if fence else level, "unique write ownership", fence or seen)
+    yield Rating(Level.UNSAFE if fence else level, "unique write ownership", fence or seen)
 
 
 def _recommended(facts: Facts) -> tuple[str, str]:
@@ -162,55 +162,55 @@ def doubt(per_s: float, device: Device) -> str:
     return ""
 
 
-def _findings(facts: Facts) -> Iterator[Remark]:
+def _findings(facts: Facts) -> Iterator[Rating]:
     place = facts.environment
     for name, error in facts.failures.items():
-        yield Remark(Level.UNSAFE, name, f"fails: {error}")
+        yield Rating(Level.UNSAFE, name, f"fails: {error}")
     if facts.locks:
-        yield Remark(Level.UNSAFE, "locks", f"{facts.locks}: two processes could own one space")
+        yield Rating(Level.UNSAFE, "locks", f"{facts.locks}: two processes could own one space")
     else:
-        yield Remark(Level.OK, "locks", "another process is refused")
+        yield Rating(Level.OK, "locks", "another process is refused")
     if facts.replaces_atomically:
-        yield Remark(Level.OK, "rename", "over an existing file shows the old or the new one, never neither")
+        yield Rating(Level.OK, "rename", "over an existing file shows the old or the new one, never neither")
     else:
-        yield Remark(Level.UNSAFE, "rename", "over an existing file showed a reader neither the old nor the new one")
+        yield Rating(Level.UNSAFE, "rename", "over an existing file showed a reader neither the old nor the new one")
     yield _of_syncs(facts)
     if place.file_system.startswith(NETWORK):
-        yield Remark(
+        yield Rating(
             Level.WARNING,
             "network",
             f"{place.file_system} may be used by other machines too: whether locks and renames hold between them "
             "cannot be seen from here",
         )
     for warning in place.warnings if place.file_system not in IN_MEMORY else ():
-        yield Remark(Level.WARNING, "file system", warning)
+        yield Rating(Level.WARNING, "file system", warning)
     if place.journal is False:
-        yield Remark(Level.WARNING, "crash", "without a journal nothing makes a rename atomic across a power cut")
+        yield Rating(Level.WARNING, "crash", "without a journal nothing makes a rename atomic across a power cut")
     yield from _of_room(facts)
 
 
-def _of_syncs(facts: Facts) -> Remark:
+def _of_syncs(facts: Facts) -> Rating:
     if facts.device.kind is DeviceKind.MEMORY:
         where = facts.environment.file_system
-        return Remark(Level.WARNING, "syncs", f"{where} is no storage: a sync has nothing to write to")
+        return Rating(Level.WARNING, "syncs", f"{where} is no storage: a sync has nothing to write to")
     timing = facts.timings.get(OVERWRITE)
     if timing is None or timing.p50_us <= 0:
-        return Remark(Level.NOTE, "syncs", "were not measured")
+        return Rating(Level.NOTE, "syncs", "were not measured")
     per_s = 1e6 / timing.p50_us
     doubted = doubt(per_s, facts.device)
     if doubted:
-        return Remark(Level.WARNING, "syncs", doubted)
+        return Rating(Level.WARNING, "syncs", doubted)
     text = f"{per_s:,.0f} a second from one thread: nothing speaks against it"
     if facts.device.kind is DeviceKind.VIRTUAL:
         text += f", but {facts.device.name} is virtual: whether they reach a disk is up to what is below it"
-    return Remark(Level.OK, "syncs", text)
+    return Rating(Level.OK, "syncs", text)
 
 
-def _of_room(facts: Facts) -> Iterator[Remark]:
+def _of_room(facts: Facts) -> Iterator[Rating]:
     inodes = "" if facts.free_inodes is None else f" and {facts.free_inodes:,} inodes"
     text = f"{facts.free_bytes / 1e6:,.0f} MB{inodes} are free"
     little = facts.free_bytes < LITTLE_BYTES or (facts.free_inodes is not None and facts.free_inodes < LITTLE_INODES)
-    yield Remark(Level.WARNING if little else Level.OK, "room", text + (": that is little" if little else ""))
+    yield Rating(Level.WARNING if little else Level.OK, "room", text + (": that is little" if little else ""))
 
 
 def _per_s(facts: Facts, *names: str) -> float:

@@ -26,7 +26,7 @@ from xaqueue.offline.health import findings
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.rpc.methods.service import status_of
 from xaqueue.web import indoubt
-from xaqueue.web.door import action_of, answered, ask, asker_of, link_of, part
+from xaqueue.web.door import action_of, answered, ask, link_of, part, requester_of
 from xaqueue.xid import Xid
 
 FILES = {
@@ -51,30 +51,30 @@ async def page(request: Request) -> Response:
 async def overview(request: Request) -> Response:
     """All that the page shows of its own accord, of one moment. While messages are being loaded it is refused at once:
     who waited for that would take a thread from a scrape."""
-    asker, served = await asker_of(request), link_of(request).served()
+    requester, served = await requester_of(request), link_of(request).served()
     if not served.space.loaded:
         raise ResourceFailed("messages are being loaded: wait")
     defined = served.space.definitions.queues.values()
 
     def look(manager: RemoteManager) -> dict[str, Any]:
-        told = manager.status()
+        status = manager.status()
         return {
-            "status": told,
-            "health": _health(told),
+            "status": status,
+            "health": _health(status),
             "sessions": part(lambda: _sessions(manager)),
             "in_doubt": part(lambda: indoubt.listed(manager)),
         }
 
     found = await ask(request, look)
     failures = sorted({FAILURE_QUEUE.of(queue) for queue in defined} - {""})
-    more = {"now": time.time_ns() // 1000, "acts": asker.acts, "failure_queues": failures}
+    more = {"now": time.time_ns() // 1000, "acts": requester.acts, "failure_queues": failures}
     return answered(found | more)
 
 
-def _health(told: dict[str, Any]) -> list[dict[str, Any]]:
-    few = [queue for queue in told["queues"] if queue["full"] or queue["stuck"]]
-    age_s = told["in_doubt_age"] / 1e6
-    found = findings(status_of(told | {"queues": few}), draining=told["draining"], in_doubt_age_s=age_s)
+def _health(status: dict[str, Any]) -> list[dict[str, Any]]:
+    few = [queue for queue in status["queues"] if queue["full"] or queue["stuck"]]
+    age_s = status["in_doubt_age"] / 1e6
+    found = findings(status_of(status | {"queues": few}), draining=status["draining"], in_doubt_age_s=age_s)
     return [{"text": f"{one.kind}: {one.text}", "bad": one.is_bad} for one in found]
 
 

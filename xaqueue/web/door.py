@@ -24,7 +24,7 @@ from starlette.responses import Response
 from xaqueue.endpoint import is_loopback
 from xaqueue.errors import AccessDenied, ConnectionLost, Error, ProgrammingError, ResourceFailed, RetryLater
 from xaqueue.rpc.client.manager import RemoteManager
-from xaqueue.web.link import Asker, Link
+from xaqueue.web.link import Link, Requester
 from xaqueue.web.slowing import Slowing, address_of
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def _host_of(text: str) -> str:
 
 async def action_of(request: Request) -> dict[str, Any]:
     """The map that came with an action, of somebody who has shown a token. Raises Refused, AccessDenied."""
-    if not (await asker_of(request)).acts:
+    if not (await requester_of(request)).acts:
         raise AccessDenied("this needs a token: without one it can only be looked at. Nothing was done")
     received = bytearray()
     try:
@@ -166,17 +166,17 @@ def link_of(request: Request) -> Link:
     return link
 
 
-async def asker_of(request: Request) -> Asker:
+async def requester_of(request: Request) -> Requester:
     """Raises AccessDenied, which takes longer the more wrong tokens have come from there, Refused, ResourceFailed."""
     kind, _, token = request.headers.get("authorization", "").partition(" ")
     if kind.lower() != "bearer":
-        return link_of(request).asker(None)
+        return link_of(request).requester(None)
     slowing: Slowing = request.app.state.slowing
     address = address_of(request.client.host if request.client else "")
     if slowing.is_full(address):
         raise Refused(429, "too many wrong tokens come from your address at once: ask again in some seconds")
     try:
-        return link_of(request).asker(token.strip())
+        return link_of(request).requester(token.strip())
     except AccessDenied:
         await slowing.failed(address)
         raise
@@ -184,7 +184,7 @@ async def asker_of(request: Request) -> Asker:
 
 async def ask(request: Request, what: Callable[[RemoteManager], T]) -> T:
     """What the server answers to whoever sent this; whatever it raises is an answer, too: see ``answer_to``."""
-    return await link_of(request).ask(await asker_of(request), what)
+    return await link_of(request).ask(await requester_of(request), what)
 
 
 def part(look: Callable[[], dict[str, Any]]) -> dict[str, Any]:

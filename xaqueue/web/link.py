@@ -43,7 +43,7 @@ log = logging.getLogger("xaqueue.http")
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
+class Requester:
     """Whom a request is from, and whether that one may do more than look."""
 
     identity: Identity
@@ -67,7 +67,7 @@ class Link:
             raise ResourceFailed("the space is being opened or closed: ask again in a moment")
         return self.server
 
-    def asker(self, token: str | None) -> Asker:
+    def requester(self, token: str | None) -> Requester:
         """Whom a token is of. Raises AccessDenied where that one may do nothing, ResourceFailed."""
         server = self.served()
         trust, policy = server.listeners.trust, server.space.definitions.access
@@ -75,7 +75,7 @@ class Link:
             if not self._is_open:
                 raise AccessDenied("a token is needed here: show it (Authorization: Bearer)")
             reads = trust.token is None and policy.roles is None
-            return Asker(Identity(looks=OVERVIEW | BODIES if reads else OVERVIEW), acts=False)
+            return Requester(Identity(looks=OVERVIEW | BODIES if reads else OVERVIEW), acts=False)
         try:
             identity = Identity().with_token(token, trusted=trust.trusts(token))
         except InvalidArgument as wrong:
@@ -84,22 +84,22 @@ class Link:
         if refusal:
             self._log(refusal)
             raise AccessDenied("this token is none that the server knows: check it, and the roles in queues.toml")
-        return Asker(identity, acts=True)
+        return Requester(identity, acts=True)
 
-    async def ask(self, asker: Asker, what: Callable[[RemoteManager], T]) -> T:
+    async def ask(self, requester: Requester, what: Callable[[RemoteManager], T]) -> T:
         """In one of the threads, with a session that ends with it. Raises what ``what`` does, and ConnectionLost."""
         try:
-            asked = asyncio.get_running_loop().run_in_executor(self._threads, self._ask, asker, what)
+            asked = asyncio.get_running_loop().run_in_executor(self._threads, self._ask, requester, what)
         except RuntimeError as over:
             raise ConnectionLost(OVER) from over
         return await asked
 
-    def _ask(self, asker: Asker, what: Callable[[RemoteManager], T]) -> T:
-        manager = RemoteManager(lambda: self._dial(asker.identity), connect_s=0.0)
+    def _ask(self, requester: Requester, what: Callable[[RemoteManager], T]) -> T:
+        manager = RemoteManager(lambda: self._dial(requester.identity), connect_s=0.0)
         try:
             return what(manager)
         except AccessDenied as refused:
-            self._log(f"{asker.identity}: {refused}")
+            self._log(f"{requester.identity}: {refused}")
             raise
         finally:
             manager.close()

@@ -228,14 +228,14 @@ class Loop:
             else:
                 return
 
-    def _failed(self, message: Message, told: str, error: Exception) -> Turn:
+    def _failed(self, message: Message, what: str, error: Exception) -> Turn:
         """A delivery of this message was rolled back."""
         with self._mutex:
             self.failed += 1
             is_again = message.message_id in self._lately_failed
             self._lately_failed.append(message.message_id)
         log.error(
-            "[message-failed] message %s of queue %s %s", message.message_id.hex(), self._queue, told, exc_info=error
+            "[message-failed] message %s of queue %s %s", message.message_id.hex(), self._queue, what, exc_info=error
         )
         return Turn.AGAIN if is_again else Turn.DONE
 

@@ -266,8 +266,8 @@ def test_an_address_that_others_reach_needs_a_token(server: ServerThread) -> Non
     link = Link(is_open=False)
     link.server = server.server
     with pytest.raises(AccessDenied, match="a token is needed here"):
-        link.asker(None)
-    assert link.asker(TOKEN).acts
+        link.requester(None)
+    assert link.requester(TOKEN).acts
     link.close()
 
 
@@ -284,7 +284,7 @@ def test_no_more_than_two_requests_ask_at_a_time(server: ServerThread) -> None:
         return True
 
     async def many() -> list[bool]:
-        return await asyncio.gather(*(link.ask(link.asker(None), meets) for _ in range(6)))
+        return await asyncio.gather(*(link.ask(link.requester(None), meets) for _ in range(6)))
 
     assert asyncio.run(many()) == [False] * 6
     link.close()

@@ -41,13 +41,13 @@ LATEST = "latest"
 _OF_KAFKA = {-2: EARLIEST, -1: LATEST}
 
 
-class Moment(NamedTuple):
+class Timestamp(NamedTuple):
     """Milliseconds since 1970."""
 
     ms: int
 
 
-Offset = int | str | Moment
+Offset = int | str | Timestamp
 """A commit sequence number, ``earliest`` or ``latest``, or a moment."""
 
 
@@ -82,7 +82,7 @@ def bounds(given: Given, edge: str, default: str, *, kafka: bool) -> Bounds:
     if text is None:
         return Bounds(default, option=name)
     if name == names[0]:
-        return Bounds(Moment(moment_ms(name, text)), option=name)
+        return Bounds(Timestamp(moment_ms(name, text)), option=name)
     return parse_bounds(name, text, kafka=kafka)
 
 
@@ -108,7 +108,7 @@ def _named(name: str, text: str, kafka: bool) -> Iterator[tuple[tuple[str, str],
             # Kafka has the topic outside and the partition inside, the house has the space outside
             space, queue = (inner, key) if kafka or inner == "" else (key, inner)
             by_time = name.endswith("ByTimestamp")
-            found: Offset | None = Moment(moment_ms(name, number)) if by_time else _offset(number, kafka)
+            found: Offset | None = Timestamp(moment_ms(name, number)) if by_time else _offset(number, kafka)
             is_space = space.isdigit() if kafka else space == "" or "/" in space
             if found is None or not QUEUE_NAME.fullmatch(queue) or not is_space:
                 raise InvalidArgument(f'option "{name}": {key!r}: {value!r} is refused: {example} is accepted')

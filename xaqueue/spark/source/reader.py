@@ -37,7 +37,7 @@ from xaqueue.spark.options import log_ignored
 from xaqueue.spark.source import plan
 from xaqueue.spark.source.columns import Columns, Rows
 from xaqueue.spark.source.options import SourceOptions
-from xaqueue.spark.source.plan import EARLIEST, LATEST, Bounds, Moment, Offset
+from xaqueue.spark.source.plan import EARLIEST, LATEST, Bounds, Offset, Timestamp
 from xaqueue.spark.source.snapshot import QueueState, Spaces, SpaceSnapshot, reserved
 
 BATCH_ROWS = 2_000
@@ -308,14 +308,14 @@ class Reader:
             for queue, state in queues.items():
                 given = bounds.of(path, number, queue)
                 offset = _number(given, state)
-                if needs_message and isinstance(given, Moment) and offset == state.watermark:
+                if needs_message and isinstance(given, Timestamp) and offset == state.watermark:
                     raise InvalidArgument(
                         f"no message of queue {queue!r} in {path} was committed at {given.ms} of {name} or later: give "
                         "an earlier time, or begin with what comes with startingOffsetsByTimestampStrategy=latest"
                     )
                 if offset > state.watermark:
                     raise self._ahead(f"{name} {offset}", state)
-                if offset < state.consumed and not isinstance(given, Moment):
+                if offset < state.consumed and not isinstance(given, Timestamp):
                     self._lost(
                         f"{name} {offset} of queue {queue!r} in {path} lies below {state.consumed}, up to which "
                         "it was consumed"
@@ -344,7 +344,7 @@ def span_of(state: QueueState, number: int, after: int, upto: int) -> QueueSpan:
 
 
 def _number(given: Offset, state: QueueState) -> int:
-    if isinstance(given, Moment):
+    if isinstance(given, Timestamp):
         return last_before(state.reader, given.ms, state.watermark)
     if given == LATEST:
         return state.watermark

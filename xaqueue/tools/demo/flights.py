@@ -74,7 +74,7 @@ class Tally(NamedTuple):
 
 
 @dataclass(slots=True)
-class Toll:
+class Timeline:
     """What happened on the way. Times are seconds since the start."""
 
     began: float = field(default_factory=time.monotonic)
@@ -120,7 +120,7 @@ def _run(place: Path, flights: int, chart: Path, report: Report) -> bool:
         pages = lay_out(place, flights, size)
     report(f"{flights:,} flights in {pages:,} transactions of {size}, sync {SYNC}: a commit survives power loss")
     with _timed("the sender", report):
-        toll = send_under_fire(place, flights, size, report)
+        times = send_under_fire(place, flights, size, report)
     with _timed("stream to Parquet", report):
         options: dict[str, Any] = {"spark.sql.warehouse.dir": str(place / "warehouse")}
         spark = session("xaqueue demo", **options)
@@ -133,9 +133,9 @@ def _run(place: Path, flights: int, chart: Path, report: Report) -> bool:
     report(f"  {'carrier':<30} {'flights':>8} {'mean departure delay':>22}")
     for code, delay in ranked(answer):
         report(f"  {code}  {names.get(code, ''):<26} {delay.flights:>8,} {delay.mean:>18.2f} min")
-    draw(answer, names, toll, chart)
+    draw(answer, names, times, chart)
     doubtful = sum(in_doubt(place / name) for name in (PAGES, FLIGHTS))
-    claims = check(flights, tally, answer, records.delays(flights), len(toll.kills))
+    claims = check(flights, tally, answer, records.delays(flights), len(times.kills))
     return judge([*claims, Expectation(f"{doubtful} branches are left in doubt", doubtful == 0)], report)
 
 
@@ -149,9 +149,9 @@ def lay_out(place: Path, flights: int, size: int) -> int:
     return len(pages)
 
 
-def send_under_fire(place: Path, flights: int, size: int, report: Report) -> Toll:
+def send_under_fire(place: Path, flights: int, size: int, report: Report) -> Timeline:
     """Runs the sender to its end through all kills. Raises OperationalError where it fails or is stuck."""
-    toll, pages, before = Toll(), -(-flights // size), 0.0
+    times, pages, before = Timeline(), -(-flights // size), 0.0
     advance = tenths(report, "sent", flights)
     for share, step, when in (*KILLS, (0.0, "", "")):
         number = str(max(1, round((share - before) * pages)))
@@ -159,18 +159,18 @@ def send_under_fire(place: Path, flights: int, size: int, report: Report) -> Tol
         command = [sys.executable, "-m", "xaqueue.tools.demo.sender", str(place), step, number]
         with Program("the sender", command, place / "sender.log") as sender:
             for word, counted in sender:
-                if word == "left" and toll.kills:
-                    toll.recoveries.append(toll.now())
-                    report(f"  started again, all of it finished after {toll.recoveries[-1] - toll.kills[-1]:.1f} s")
-                done = toll.committed[-1][1] + int(counted) if word == "sent" else flights - int(counted)
-                toll.committed.append((toll.now(), done))
+                if word == "left" and times.kills:
+                    times.recoveries.append(times.now())
+                    report(f"  started again, all of it finished after {times.recoveries[-1] - times.kills[-1]:.1f} s")
+                done = times.committed[-1][1] + int(counted) if word == "sent" else flights - int(counted)
+                times.committed.append((times.now(), done))
                 advance(done)
             if not sender.was_killed():
                 break
-        toll.kills.append(toll.now())
+        times.kills.append(times.now())
         doubtful = sum(in_doubt(place / name) for name in (PAGES, FLIGHTS))
-        report(f"kill {len(toll.kills)}: SIGKILL {when}; branches in doubt: {doubtful}")
-    return toll
+        report(f"kill {len(times.kills)}: SIGKILL {when}; branches in doubt: {doubtful}")
+    return times
 
 
 def _stream(spark: Any, place: Path, flights: int, report: Report) -> None:
@@ -216,22 +216,22 @@ def check(
     ]
 
 
-def draw(answer: Mapping[str, Delay], names: Mapping[str, str], toll: Toll, path: Path) -> None:
+def draw(answer: Mapping[str, Delay], names: Mapping[str, str], times: Timeline, path: Path) -> None:
     """Writes the chart to ``path``: the run above, below it one bar a carrier, the longest delay at the top."""
     figure = Figure(figsize=(9, 4.6 + 0.34 * len(answer)), layout="constrained")
     above, below = figure.subplots(2, 1, height_ratios=[3.2, 1.0 + 0.34 * len(answer)])
-    _draw_run(above, toll)
+    _draw_run(above, times)
     _draw_answer(below, answer, names)
     for axes in (above, below):
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=120)
 
 
-def _draw_run(axes: Axes, toll: Toll) -> None:
-    axes.plot(*zip(*toll.committed, strict=True), color=COMMITTED, drawstyle="steps-post", label="messages committed")
-    for number, when in enumerate(toll.kills):
+def _draw_run(axes: Axes, times: Timeline) -> None:
+    axes.plot(*zip(*times.committed, strict=True), color=COMMITTED, drawstyle="steps-post", label="messages committed")
+    for number, when in enumerate(times.kills):
         axes.axvline(when, color=KILLED, linewidth=1, label="" if number else "killed in the middle of a commit")
-    for number, when in enumerate(toll.recoveries):
+    for number, when in enumerate(times.recoveries):
         axes.axvline(when, color=RECOVERED, linewidth=1, linestyle="--", label="" if number else "recovered, goes on")
     axes.set(xlabel="seconds", xlim=(0, None), ylim=(0, None))
     axes.yaxis.set_major_formatter("{x:,.0f}")
