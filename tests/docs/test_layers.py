@@ -49,6 +49,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("xaqueue.features.kinds", "xaqueue.features.options"),
     ("xaqueue.features.opening",),
+    ("xaqueue.offline.plan", "xaqueue.offline.overlay"),
     ("xaqueue.features.snapshots.restoring",),
     ("xaqueue.offline",),
     ("xaqueue.tm",),

@@ -14,8 +14,8 @@ from xaqueue.cli import completion, output
 from xaqueue.cli.exit_codes import ExitCode, agreed, extra_there
 from xaqueue.cli.location import (
     DirectoryOption,
+    DryRunOption,
     JsonOption,
-    Location,
     SpaceOption,
     directory_of,
     location_of,
@@ -23,17 +23,20 @@ from xaqueue.cli.location import (
     paths_of,
     reached,
 )
+from xaqueue.core.engine import session as core
 from xaqueue.core.model.layout import parse_xid
 from xaqueue.core.owner.open import is_owned
 from xaqueue.core.owner.record import in_use, read_owner
 from xaqueue.errors import InvalidArgument
-from xaqueue.features.session import Session
+from xaqueue.features.session import whole
 from xaqueue.message import check_queue_name
 from xaqueue.offline import check as one_space
 from xaqueue.offline import verify as many_spaces
 from xaqueue.offline.findings import Finding, Severity
+from xaqueue.offline.plan import Plan, site_of
 from xaqueue.offline.salvage import Loss, StepRead, find_loss, salvage
 from xaqueue.offline.verify import Summary
+from xaqueue.rpc.client.manager import RemoteManager
 
 ROWS = 20
 """Steps that are shown before and behind a loss, the nearest to it; --json has all."""
@@ -52,6 +55,7 @@ def check(
     repair_too: Annotated[
         bool, typer.Option("--repair", help="Open the space, and move what is damaged into quarantine/.")
     ] = False,
+    dry_run: DryRunOption = False,
     json: JsonOption = False,
     space: SpaceOption = None,
 ) -> None:
@@ -59,28 +63,34 @@ def check(
 
     Exit 1 where there is damage. Damage breaks an invariant. A leftover of a crash is finished by the next open. A note
     is neither. Looking changes nothing; of a space in use, what looks wrong is looked at twice. Only --repair writes,
-    and needs a space that no other process owns; that of one QUEUE may be served, and goes on meanwhile.
+    and needs a space that no other process owns; that of one QUEUE may be served, and goes on meanwhile. With --dry-run
+    it says what it would set aside, and what would be wrong then.
     """
     queue = check_queue_name(queue) if queue is not None else ""
-    if queue and repair_too:
-        repaired: one_space.Repaired | None = _repaired(location_of(space), queue)
+    if dry_run and not repair_too:
+        raise InvalidArgument("--dry-run goes with --repair: without that, check changes nothing")
+    location, repaired, plan = location_of(space), None, Plan()
+    is_by_server = bool(location.url and queue and repair_too and not dry_run)
+    site = None if is_by_server else site_of(directory_of(space), is_dry=dry_run)
+    if repair_too and not queue and site is not None:
+        with output.progress_bar("checking") as bar:
+            repaired = one_space.repair(site, bar)
     elif repair_too:
-        with output.progress_bar("checking") as bar:
-            repaired = one_space.repair(directory_of(space), bar)
-    else:
-        repaired = None
+        with reached(location) if site is None or not dry_run else site.opened() as manager:
+            repaired = _repaired(manager, queue)
+    if repaired is not None:
+        repaired.tell(plan)
     found: list[Finding] = []
-    if not location_of(space).url or not repaired:
+    if site is not None:
         with output.progress_bar("checking") as bar:
-            found += one_space.check(directory_of(space), bar, queue=queue)
+            found += one_space.check(site, bar, queue=queue)
     damage = [finding for finding in found if finding.severity is Severity.DAMAGE]
     if json:
+        document = {} if repaired is None else {"repaired": asdict(repaired), **plan.document(is_dry=dry_run)}
         rows = [_fields(finding, "severity", "path", "problem") for finding in found]
-        output.as_json({"damage": len(damage), "findings": rows} | ({"repaired": asdict(repaired)} if repaired else {}))
+        output.as_json({"damage": len(damage), "findings": rows, **document})
     else:
-        if repaired is not None:
-            moved = (f"moved to quarantine: {text}" for text in repaired.moved)
-            _echo(f"opened: {repaired.recovery}", *moved, *repaired.notes)
+        _echo(*plan.lines(is_dry=dry_run))
         _print_findings(found, "severity", "path", "problem")
         advice = "; `xaqueue check --repair` sets it aside" if any(finding.movable for finding in damage) else ""
         typer.echo(f"{output.counted(len(damage), 'finding')} of damage{advice}" if damage else "no damage")
@@ -88,11 +98,12 @@ def check(
         raise typer.Exit(ExitCode.NOTHING)
 
 
-def _repaired(location: Location, queue: str) -> one_space.Repaired:
+def _repaired(manager: core.Session | RemoteManager, queue: str) -> one_space.Repaired:
     """Of one queue, by whoever has the space open."""
-    with reached(location) as manager:
-        done = manager.repair(queue)
-        recovery = str(manager.space.report) if isinstance(manager, Session) else "by its server"
+    if isinstance(manager, RemoteManager):
+        done, recovery = manager.repair(queue), "by its server"
+    else:
+        done, recovery = whole(manager).repair(queue), str(manager.space.report)
     left = [f"left, for a branch or a stream has it: {text}" for text in done.left]
     return one_space.Repaired(recovery, done.moved, [f"{output.counted(done.messages, 'message')} read", *left])
 

@@ -45,6 +45,9 @@ SpaceOption = Annotated[str | None, _option("DIR|URL", "The queue space, or its 
 DirectoryOption = Annotated[str | None, _option("DIR", "The queue space's directory")]
 """Of a command that works on the directory itself."""
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Change nothing; say what would be done, or why it is refused.")
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,13 @@ import typer
 
 from xaqueue.cli import output, parameters
 from xaqueue.cli.exit_codes import agreed
-from xaqueue.cli.location import DirectoryOption, JsonOption, directory_of, unchecked_directory_of
-from xaqueue.cli.moves import DryRunOption
+from xaqueue.cli.location import (
+    DirectoryOption,
+    DryRunOption,
+    JsonOption,
+    directory_of,
+    unchecked_directory_of,
+)
 from xaqueue.errors import InvalidArgument
 from xaqueue.message import check_queue_name
 from xaqueue.offline import aside

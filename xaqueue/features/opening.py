@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -9,13 +10,16 @@ from pathlib import Path
 from xaqueue.batch import BATCH_FORMAT_IDS
 from xaqueue.core.engine.memory import Features
 from xaqueue.core.engine.state import Space
+from xaqueue.core.model import layout
+from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.owner import open
 from xaqueue.core.owner.chores import Chore
 from xaqueue.core.recovery import recover
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.core.storage.owner_file import OwnerFile
-from xaqueue.core.storage.scheduling import THREADS
+from xaqueue.core.storage.scheduling import THREADS, Threads
+from xaqueue.errors import SpaceError
 from xaqueue.features.batches.rule import BatchRule
 from xaqueue.features.batches.sweep import Sweep
 from xaqueue.features.carry import carry
@@ -48,9 +52,15 @@ class Whole:
     """All of them; see ``moments.Moments``."""
 
     features = FEATURES
-    check = staticmethod(check_replication)
     close = staticmethod(carry.close)
     closed = staticmethod(partial(counters.write, closed=True))
+
+    def check(self, root: Path, definitions: Definitions, hardening: Hardening, waiting: Threads) -> None:
+        if os.path.lexists(root / layout.MANIFEST):
+            raise SpaceError(
+                f"{root} is a snapshot: it is not opened, but put in its space's place by `xaqueue restore`"
+            )
+        check_replication(root, definitions, hardening, waiting)
 
     def guard(self, root: Path, lock: OwnerFile, hardening: Hardening, *, is_taken: bool) -> Pair:
         return Pair(root, lock, hardening, beats=is_taken)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,21 +25,20 @@ from xaqueue.core.model.layout import ACTIVE, JOURNAL, PREPARED, QUARANTINE
 from xaqueue.core.model.record_kinds import Looking, RecordKinds
 from xaqueue.core.owner.definitions_file import read_definitions
 from xaqueue.core.owner.open import is_owned
-from xaqueue.core.owner.record import READ_ONLY, read_owner
+from xaqueue.core.owner.record import READ_ONLY
 from xaqueue.core.recovery import prepared as survey
 from xaqueue.core.recovery.from_journal import check_end
 from xaqueue.core.recovery.load import Progress, read_head
 from xaqueue.core.recovery.prepared import Verdict
-from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.journal_files import ARCHIVE
 from xaqueue.core.storage.journal_format import parse_name
 from xaqueue.core.storage.journal_reader import Found, look, read_readable
 from xaqueue.errors import DamagedBlock, InvalidArgument, JournalDamaged, SpaceError
 from xaqueue.features.kinds import KINDS, is_valid
-from xaqueue.features.opening import attach
 from xaqueue.offline.check_committed import CommittedCheck
 from xaqueue.offline.findings import Finding, Looks, Severity, broken, damaged, leftover, note
+from xaqueue.offline.plan import Plan, Site, site_of
 from xaqueue.offline.redo_view import RedoView, read_journal
 from xaqueue.xid import Xid
 
@@ -53,9 +51,14 @@ class Repaired:
     moved: list[str]
     notes: list[str]
 
+    def tell(self, plan: Plan) -> None:
+        plan.opened = self.recovery
+        plan.set_aside(self.moved)
+        plan.notes += self.notes
+
 
 def check(
-    path: str | os.PathLike[str],
+    place: Site | str | os.PathLike[str],
     progress: Progress | None = None,
     *,
     live: bool | None = None,
@@ -67,14 +70,14 @@ def check(
     progress: called with range directories read and all there are. live: whether an owner is at work; found out
     without it. queue: only what concerns this one.
     """
-    if not os.path.lexists(Path(path) / layout.FORMAT):
-        read_format(path)
-    looked = SpaceCheck(path, is_owned(path) if live is None else live, kinds=kinds)
+    if not os.path.lexists(Path(place) / layout.FORMAT):
+        read_format(place)
+    looked = SpaceCheck(place, is_owned(place) if live is None else live, kinds=kinds)
     yield from looked.one(queue, progress) if queue else looked.run(progress)
 
 
 def repair(
-    path: str | os.PathLike[str],
+    place: Site | str | os.PathLike[str],
     progress: Progress | None = None,
     then: Callable[[Session], object] = lambda _: None,
 ) -> Repaired:
@@ -83,12 +86,12 @@ def repair(
     For a space that nobody uses, in this process neither. then: called at the end, with the space open.
     Raises SpaceInUse, SpaceError, InvalidArgument.
     """
-    with closing(attach(path, watch=False, progress=progress)) as session:
+    with site_of(place).opened(progress) as session:
         space = session.space
         if space.read_only is not None:
             space.check()
         moved, notes = list(space.report.quarantined), list(space.report.notes)
-        for finding in list(check(path, progress, live=False)):
+        for finding in list(check(place, progress, live=False)):
             if finding.movable:
                 quarantine.move(space.fs, finding.path, finding.problem, space.now_us())
                 space.log.sync_names((QUARANTINE, finding.path.rpartition("/")[0]))
@@ -114,7 +117,7 @@ class SpaceCheck:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        place: Site | str | os.PathLike[str],
         live: bool,
         *,
         messages: bool = True,
@@ -122,9 +125,10 @@ class SpaceCheck:
     ) -> None:
         """messages: as of ``CommittedCheck``."""
         self._kinds = (heuristics.KIND, *kinds)
-        self._root = Path(path)
-        self._owner = read_owner(self._root)
-        self.bare = DirectoryFileSystem(self._root, keep_unsynced=False)
+        site = site_of(place)
+        self._root = site.root
+        self._owner = site.owner()
+        self.bare = site.files()
         self._fs = RedoView(self.bare, (), files_first=True)
         self._looks = Looks(live, self._show_records)
         owner = self._owner

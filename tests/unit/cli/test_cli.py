@@ -337,7 +337,7 @@ def test_check_finds_and_repairs_damage(space: Path) -> None:
     assert parsed["damage"] == 1
     assert parsed["findings"][0]["path"] == str(path.relative_to(space))
     told = run("check", "--repair")
-    assert f"moved to quarantine: {path.relative_to(space)}: empty file" in told
+    assert f"set aside: {path.relative_to(space)}: empty file (lost: a message)" in told
     assert told.endswith("no damage\n")
     (parsed,) = lines(run("check", "--repair", "--json"))
     assert parsed["repaired"]["moved"] == []

@@ -215,8 +215,6 @@ def _open(
     on_branches: Callable[[Space], object],
     taken: OwnerFile | None = None,
 ) -> _Attached:
-    if os.path.lexists(root / layout.MANIFEST):
-        raise SpaceError(f"{root} is a snapshot: it is not opened, but put in its space's place by `xaqueue restore`")
     definitions, wrong = usable_definitions(root)
     group = find_group(definitions.readers)
     hardening = hardening_of(sync, definitions)

@@ -1,0 +1,92 @@
+"""What a dry run of a command that mends a space says is what the command does, and the dry run changes nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import xaqueue
+from support import broken_journal
+from xaqueue.cli.exit_codes import ExitCode
+from xaqueue.cli.main import app
+from xaqueue.core.model import layout
+
+VARIES = re.compile(r"\d+\.\d\d s|removed/\d{8}T\d{6}Z|since [\dT:+-]+")
+RANGE = f"{layout.queue_path('orders')}/range=0000000000000"
+
+
+def harmed(root: Path) -> Path:
+    """Damaged: a message's body, a message under a strange name, and a file that is nothing."""
+    broken_journal.make(root)
+    xaqueue.connect(root).close()  # which lets the journal go
+    _, second, third, *_ = sorted((root / RANGE).iterdir())
+    content = bytearray(second.read_bytes())
+    content[-1] ^= 1
+    second.write_bytes(content)
+    third.rename(third.with_name("strange"))
+    (root / layout.PREPARED / "junk").write_bytes(b"junk")
+    return root
+
+
+DOORS: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
+    "check": (harmed, ["check", "--repair"]),
+    "check QUEUE": (harmed, ["check", "orders", "--repair"]),
+}
+
+
+def tree(root: Path) -> dict[str, tuple[object, ...]]:
+    """All that a look from outside tells, but when it was read."""
+    found: dict[str, tuple[object, ...]] = {}
+    for path in [root, *root.rglob("*")]:
+        stat = path.lstat()
+        content = path.read_bytes() if path.is_file() else b""
+        name = str(path.relative_to(root))
+        found[name] = (stat.st_ino, stat.st_mode, stat.st_nlink, stat.st_mtime_ns, stat.st_ctime_ns, content)
+    return found
+
+
+def said(root: Path, *words: str) -> tuple[int, Any]:
+    """The exit code, and the JSON as far as it does not tell the time."""
+    result = CliRunner().invoke(app, [*words, "--json", "--space", str(root)])
+    assert result.stdout, result.output
+    return result.exit_code, json.loads(VARIES.sub("", result.stdout))
+
+
+@pytest.mark.parametrize(("make", "command"), DOORS.values(), ids=DOORS)
+def test_it_says_what_is_done(tmp_path: Path, make: Callable[[Path], Path], command: list[str]) -> None:
+    root = make(tmp_path / "space")
+    before = tree(root)
+    code, foretold = said(root, *command, "--dry-run")
+    assert tree(root) == before
+    assert foretold.pop("dry_run") is True
+    assert len(foretold["plan"]) > 0
+    shutil.copytree(root, tmp_path / "same" / "space", symlinks=True)  # for what it says to people
+    lines = CliRunner().invoke(app, [*command, "--dry-run", "--space", str(root)]).stdout.splitlines()
+    assert tree(root) == before
+    done_code, done = said(root, *command)
+    assert done.pop("dry_run") is False
+    assert (code, foretold) == (done_code, done)
+    same = CliRunner().invoke(app, [*command, "--space", str(tmp_path / "same" / "space")]).stdout.splitlines()
+    shown = [line for line in lines if "nothing was changed" not in line]
+    assert [VARIES.sub("", line) for line in shown] == [VARIES.sub("", line) for line in same]
+    assert tree(root) != before
+
+
+@pytest.mark.parametrize(("make", "command"), DOORS.values(), ids=DOORS)
+def test_it_needs_a_space_that_nobody_has_open(
+    tmp_path: Path, make: Callable[[Path], Path], command: list[str]
+) -> None:
+    root = tmp_path / "space"
+    with xaqueue.connect(root, create=True):
+        before = tree(root)
+        result = CliRunner().invoke(app, [*command, "--dry-run", "--space", str(root)])
+        assert result.exit_code == ExitCode.SPACE
+        assert "is in use by process" in result.stderr
+        assert tree(root) == before

@@ -1,0 +1,254 @@
+"""What is mended in a space is told as a plan: what is wrong, what is done about it, and what is lost by that.
+
+`check --repair`, `reconstruct`, `salvage-journal`, `restore` and `clean` each work on a ``Site``, which is a space and
+nobody else's meanwhile. On a ``Rehearsal`` the same functions run with every change kept in memory: what they say
+there is what they would do, and nothing of the space is changed, its lock neither.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from threading import get_ident
+from typing import Any, NamedTuple
+
+from xaqueue.core.engine import quarantine
+from xaqueue.core.engine.session import Session
+from xaqueue.core.engine.state import Space
+from xaqueue.core.model import layout
+from xaqueue.core.model.block import FORMAT_VERSION
+from xaqueue.core.model.definitions import Definitions
+from xaqueue.core.model.definitions import parse as parse_definitions
+from xaqueue.core.model.format import check_committed, parse, read_format
+from xaqueue.core.owner.definitions_file import usable_definitions
+from xaqueue.core.owner.open import hardening_of, is_owned
+from xaqueue.core.owner.record import Owner, find_group, format_owner, in_use, next_owner, open_to, read_owner
+from xaqueue.core.recovery.load import Progress
+from xaqueue.core.storage.directory_fs import DirectoryFileSystem
+from xaqueue.core.storage.fs import FileSystem
+from xaqueue.core.storage.journal import SMALLEST_SEGMENT_BYTES
+from xaqueue.core.storage.owner_file import OwnerFile, read_owner_file
+from xaqueue.core.storage.scheduling import THREADS
+from xaqueue.errors import InvalidArgument, ResourceFailed, SpaceError
+from xaqueue.features.opening import WHOLE, attach, open_space
+from xaqueue.features.replica import options as replica
+from xaqueue.features.snapshots import options as snapshots
+from xaqueue.offline.overlay import Overlay
+
+SET_ASIDE = "set aside"
+LEFT = "left"
+
+log = logging.getLogger("xaqueue")
+
+
+class Item(NamedTuple):
+    """``path`` is relative to the space. ``action``: what is done, or was. ``lost``: by that, in words."""
+
+    path: str
+    wrong: str
+    action: str
+    lost: str = ""
+
+
+@dataclass(slots=True)
+class Plan:
+    """In the order in which it is done."""
+
+    items: list[Item] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What else is to be said of it."""
+    opened: str = ""
+    """What the recovery said that came with it, if one did."""
+
+    def add(self, path: str, wrong: str, action: str, lost: str = "") -> None:
+        self.items.append(Item(path, wrong, action, lost))
+
+    def set_aside(self, texts: Iterable[str]) -> None:
+        """texts: as a recovery and a repair report what they quarantine."""
+        for text in texts:
+            path, _, wrong = text.partition(": ")
+            self.add(path, wrong, SET_ASIDE, _lost_with(path) if quarantine.TWICE not in wrong else "")
+
+    def lines(self, *, is_dry: bool = False) -> Iterator[str]:
+        """For people."""
+        for path, wrong, action, lost in self.items:
+            yield f"{action}: {path}{f': {wrong}' if wrong else ''}{f' (lost: {lost})' if lost else ''}"
+        yield from self.notes
+        if self.opened:
+            yield f"opened: {self.opened}"
+        if is_dry:
+            yield "nothing was changed: without --dry-run it is done"
+
+    def document(self, *, is_dry: bool = False) -> dict[str, Any]:
+        """For programs."""
+        return {"plan": [item._asdict() for item in self.items], "dry_run": is_dry}
+
+
+def _lost_with(path: str) -> str:
+    """What a file takes with it that is read no more."""
+    if layout.parse_message_path(path):
+        return "a message"
+    directory, _, name = path.rpartition("/")
+    block = layout.parse_block(name) if directory == layout.PREPARED else None
+    return f"a block of branch {block[0]}" if block else ""
+
+
+class Site:
+    """The directory of a space, for who mends it. Every method raises SpaceInUse, SpaceError, InvalidArgument."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.root = Path(path)
+        self._lock: OwnerFile | None = None
+
+    def __fspath__(self) -> str:
+        return os.fspath(self.root)
+
+    def files(self) -> FileSystem:
+        """To look at, and to change with the lock held. The caller closes it."""
+        return DirectoryFileSystem(self.root, keep_unsynced=False)
+
+    def owner(self) -> Owner | None:
+        """The last one, or the present one."""
+        return read_owner(self.root)
+
+    @contextmanager
+    def opened(self, progress: Progress | None = None) -> Iterator[Session]:
+        with closing(attach(self.root, watch=False, progress=progress)) as session:
+            yield session
+
+    @contextmanager
+    def held(self) -> Iterator[FileSystem]:
+        """Its files, with the lock, while it is not opened."""
+        self._lock = lock = OwnerFile(self.root)
+        try:
+            if not lock.hold():
+                raise in_use(self.root, read_owner(self.root), alone=True)
+            group = None
+            with suppress(InvalidArgument):
+                group = find_group(usable_definitions(self.root)[0].readers)
+            modes = open_to(self.root, group)
+            with closing(DirectoryFileSystem(self.root, keep_unsynced=False, modes=modes)) as fs:
+                yield fs
+        finally:
+            lock.release()
+
+    def write_owner(self, fs: FileSystem, owner: Owner) -> None:
+        """What the next one believes, while it is held."""
+        assert self._lock is not None
+        self._lock.write(fs, format_owner(owner))
+
+
+class Rehearsal(Site):
+    """The same, with every change kept in memory. Its thread logs nothing meanwhile."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__(path)
+        self._fs = Overlay(DirectoryFileSystem(self.root, keep_unsynced=False))
+        self._owner: Owner | None = None
+        """The last one here."""
+
+    def files(self) -> FileSystem:
+        return self._fs
+
+    def owner(self) -> Owner | None:
+        return self._owner or read_owner(self.root)
+
+    @contextmanager
+    def opened(self, progress: Progress | None = None) -> Iterator[Session]:
+        """As by ``open.attach``; see ``alone``."""
+        with self.held() as fs, _quiet():
+            try:
+                space, owner = self._recovered(fs, progress)
+            except OSError as error:
+                raise SpaceError(f"{self.root} cannot be opened as a queue space: {error}") from error
+            try:
+                yield Session(space)
+                if space.close():
+                    owner = replace(owner, boot="", journalled=False, unclosed="")
+                self.write_owner(fs, owner)
+            finally:
+                space.log.end(ResourceFailed("the rehearsal is over"))
+
+    def _recovered(self, fs: FileSystem, progress: Progress | None) -> tuple[Space, Owner]:
+        root, found = self.root, None
+        with suppress(OSError):  # it may have been made here
+            found = parse(fs.read(layout.FORMAT).decode("utf-8", "replace"))
+        if found is None or found.version != FORMAT_VERSION:
+            found = read_format(root)
+        definitions = self._definitions()
+        hardening = hardening_of(None, definitions)
+        definitions.check_sync(hardening)
+        WHOLE.check(root, definitions, hardening, THREADS)
+        if not fs.is_dir(layout.COMMITTED):
+            check_committed(root, was_in_use=self.owner() is not None)
+        epoch = WHOLE.begin(fs) + 1
+        owner = next_owner(self._last_owner(), found, hardening, fs.is_dir(layout.JOURNAL))
+        owner = replace(owner, epoch=max(owner.epoch, epoch))
+        space = open_space(
+            fs,
+            alone(definitions),
+            hardening=hardening,
+            epoch=owner.epoch,
+            progress=progress,
+            journalled=owner.journalled,
+            space_id=found.id,
+        )
+        return space, owner
+
+    def _definitions(self) -> Definitions:
+        with suppress(OSError, UnicodeDecodeError, InvalidArgument):
+            return parse_definitions(self._fs.read(layout.QUEUES).decode())
+        return usable_definitions(self.root)[0]
+
+    def _last_owner(self) -> bytes | None:
+        if self._owner is not None:
+            return format_owner(self._owner)
+        with suppress(FileNotFoundError):
+            return read_owner_file(self.root)
+        return None
+
+    @contextmanager
+    def held(self) -> Iterator[FileSystem]:
+        """Whoever opens it meanwhile changes what is looked at: then nothing is foretold."""
+        before = read_owner(self.root)
+        for is_begun in (False, True):
+            if is_owned(self.root) or read_owner(self.root) != before:
+                raise in_use(self.root, read_owner(self.root), alone=True)
+            if not is_begun:
+                yield self._fs
+
+    def write_owner(self, fs: FileSystem, owner: Owner) -> None:
+        self._owner = owner
+
+
+def alone(found: Definitions) -> Definitions:
+    """Without what is about the disk: the shortest journal, and nobody who has to have it, too."""
+    tables = {
+        name: said for name, said in found.tables.items() if name not in (snapshots.TABLE.name, replica.TABLE.name)
+    }
+    return replace(found, journal_segment_bytes=SMALLEST_SEGMENT_BYTES, tables=tables)
+
+
+def site_of(place: Site | str | os.PathLike[str], *, is_dry: bool = False) -> Site:
+    if isinstance(place, Site):
+        return place
+    return Rehearsal(place) if is_dry else Site(place)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What this thread logs is not so."""
+    me = get_ident()
+
+    def is_of_another(record: logging.LogRecord) -> bool:
+        return record.thread != me
+
+    log.addFilter(is_of_another)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_of_another)
