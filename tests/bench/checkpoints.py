@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from xaqueue.connection import Connection
 from xaqueue.core.engine.state import Space
-from xaqueue.core.owner.open import create
+from xaqueue.features.opening import create
 from xaqueue.features.session import attach
 from xaqueue.tools.bench import QUEUE, BenchPlan, enqueuer
 from xaqueue.tools.rates import Rate, floor, latency_us, rate_of

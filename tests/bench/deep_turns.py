@@ -28,7 +28,7 @@ from xaqueue.connection import Connection
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import Block, Kind, encode
 from xaqueue.core.model.message_name import tags_of
-from xaqueue.core.owner.open import create
+from xaqueue.features.opening import create
 from xaqueue.features.session import attach
 from xaqueue.message import MessageId, Properties
 

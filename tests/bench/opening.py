@@ -25,8 +25,8 @@ from typing import Any
 from bench import depth, page_cache
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import Block, Kind, encode
-from xaqueue.core.owner.open import create
 from xaqueue.errors import InvalidArgument, OperationalError
+from xaqueue.features.opening import create
 from xaqueue.features.session import Session, attach
 from xaqueue.message import MessageId, Properties
 from xaqueue.tools import environment

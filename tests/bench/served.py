@@ -22,9 +22,9 @@ from pathlib import Path
 
 from bench.peers.peer import Client
 from xaqueue.connection import Connection
-from xaqueue.core.owner.open import create
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import OperationalError
+from xaqueue.features.opening import create
 from xaqueue.rpc.client.manager import remote_manager
 from xaqueue.rpc.server.listeners import ListenConfig
 from xaqueue.rpc.server.server import Server

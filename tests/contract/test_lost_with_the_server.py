@@ -21,7 +21,7 @@ from support.pair import free_ports
 from support.served import ServerThread
 from xaqueue.batch import BATCH_FORMAT_IDS, Batch
 from xaqueue.connection import Connection
-from xaqueue.core.owner.open import create, write_definitions
+from xaqueue.core.owner.open import write_definitions
 from xaqueue.core.storage.owner_file import OwnerFile
 from xaqueue.delivery import ACK, NACK, REJECT
 from xaqueue.errors import (
@@ -34,6 +34,7 @@ from xaqueue.errors import (
     UnknownQueue,
     UnknownXid,
 )
+from xaqueue.features.opening import create
 from xaqueue.rpc.client.link import ClientSocket
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.rpc.methods.service import RemoteOperator

@@ -12,8 +12,8 @@ import pytest
 import xaqueue
 from support.pair import free_ports
 from support.served import ServerThread
-from xaqueue.core.owner.open import create
 from xaqueue.errors import ConnectionLost, RolledBack
+from xaqueue.features.opening import create
 from xaqueue.rpc.client import manager
 from xaqueue.rpc.client.manager import remote_manager
 from xaqueue.rpc.server.listeners import ListenConfig

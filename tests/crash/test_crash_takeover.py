@@ -28,14 +28,14 @@ from xaqueue import Connection
 from xaqueue.core.model import layout
 from xaqueue.core.model.format import read_format
 from xaqueue.core.owner import open as owning
-from xaqueue.core.owner.open import _Attached, create
+from xaqueue.core.owner.open import _Attached
 from xaqueue.core.owner.record import write_owner
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.core.storage.owner_file import OwnerFile
 from xaqueue.core.storage.scheduling import THREADS
 from xaqueue.errors import Error, ResourceFailed, SpaceError
 from xaqueue.features.counters import counters as counter_files
-from xaqueue.features.opening import WHOLE
+from xaqueue.features.opening import WHOLE, create
 from xaqueue.features.pair import standby
 from xaqueue.features.pair.pair_fs import OWN
 from xaqueue.features.session import Session, attach

@@ -20,10 +20,10 @@ import xaqueue
 from support.crash_cases import FULL
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import decode
-from xaqueue.core.owner import open
 from xaqueue.core.storage.journal_format import name_of
 from xaqueue.core.storage.owner_file import is_owned
 from xaqueue.errors import DamagedBlock, DecisionLogError, Error
+from xaqueue.features import opening
 from xaqueue.features.session import attach
 from xaqueue.offline import check, inspect, inspect_branches
 from xaqueue.offline.findings import Severity
@@ -160,7 +160,7 @@ def within_bounds(place: str) -> Iterator[None]:
 def templates(memory: Path) -> dict[str, Path]:
     """A space as a close leaves it, and as a kill does: then its journal has records."""
     root, killed = memory / "closed", memory / "killed"
-    open.create(root)
+    opening.create(root)
     (root / layout.QUEUES).write_text("[default]\n[space]\njournal_segment_bytes = 65536\n")
     session = attach(root)
     with xaqueue.Connection(session, lambda: os.urandom(16)) as connection:
@@ -391,7 +391,7 @@ def test_what_the_journal_has_is_made_where_something_else_stands(
 
 
 def test_a_directory_where_a_message_was_taken_is_set_aside(tmp_path: Path) -> None:
-    open.create(tmp_path / "space")
+    opening.create(tmp_path / "space")
     (tmp_path / "space" / layout.QUEUES).write_text("[default]\n")
     session = attach(tmp_path / "space")
     with xaqueue.Connection(session, lambda: os.urandom(16)) as connection:

@@ -14,9 +14,10 @@ import pytest
 import xaqueue
 from xaqueue.core.model import layout
 from xaqueue.core.owner import open
-from xaqueue.core.owner.open import create, write_definitions
+from xaqueue.core.owner.open import write_definitions
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.journal import SMALLEST_SEGMENT_BYTES
+from xaqueue.features.opening import create
 from xaqueue.offline import findings
 from xaqueue.offline.check import check
 from xaqueue.offline.findings import Severity

@@ -16,7 +16,7 @@ import pytest
 import xaqueue
 from support.served import Process
 from xaqueue import TransactionManager
-from xaqueue.core.owner.open import create
+from xaqueue.features.opening import create
 from xaqueue.tm.coordinator import TraceStep as Step
 from xaqueue.tm.transaction import Transaction
 from xaqueue.xa import Outcome

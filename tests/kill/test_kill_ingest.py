@@ -20,9 +20,10 @@ import pytest
 
 import xaqueue
 from support import SUPPORT
-from xaqueue.core.owner.open import create, is_owned
+from xaqueue.core.owner.open import is_owned
 from xaqueue.core.owner.record import read_owner
 from xaqueue.errors import OperationalError
+from xaqueue.features.opening import create
 from xaqueue.offline.reader import QueueReader
 from xaqueue.tools.demo import records
 

@@ -24,6 +24,7 @@ from xaqueue.cli.main import app
 from xaqueue.core.owner import open
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.errors import DiskFull
+from xaqueue.features import opening
 from xaqueue.features.session import Session
 from xaqueue.testing.forgetful import ForgetfulFileSystem, Tree
 from xaqueue.tools.torture import power, run
@@ -89,7 +90,7 @@ def test_a_space_that_was_looked_at_is_at_rest(tmp_path: Path, monkeypatch: pyte
         return False
 
     monkeypatch.setattr(Session, "drop", drop)
-    open.create(tmp_path / "space", any_queue=True)
+    opening.create(tmp_path / "space", any_queue=True)
     found = reopened(tmp_path / "space", "NONE", set())
     gc.collect()
     assert (found.faults, dropped) == ([], [])
@@ -138,7 +139,7 @@ def test_what_is_laid_out_is_what_was_left(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flags", ["JOURNAL", "NONE"])
 def test_a_kill_loses_nothing(tmp_path: Path, flags: str) -> None:
-    open.create(tmp_path / "space", any_queue=True)
+    opening.create(tmp_path / "space", any_queue=True)
     outcome = run.survive_kills(tmp_path / "space", flags, 1.5, f"{time.time_ns()}")
     assert outcome.faults == []
     assert outcome.tries > 0
@@ -155,7 +156,7 @@ def test_a_message_that_a_kill_takes_along_is_missed(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(run, "kill", kill_and_take)
     monkeypatch.setattr(run, "LONGEST_WORK_S", 2.0)
-    open.create(space, any_queue=True)
+    opening.create(space, any_queue=True)
     outcome = run.survive_kills(space, "NONE", 4.0, "seed")
     assert any(fault.startswith(("lost: ", "it does not open, or does not serve: ")) for fault in outcome.faults)
 
@@ -168,7 +169,7 @@ def test_a_child_that_fails_is_no_kill() -> None:
 
 
 def test_no_room_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    open.create(tmp_path / "space", any_queue=True)
+    opening.create(tmp_path / "space", any_queue=True)
     with (tmp_path / "space" / "queues.toml").open("a") as definitions:
         definitions.write(f"\n[space]\nmin_free_bytes = {1 << 60}\n")
     with pytest.raises(DiskFull, match="no room to work in"):

@@ -20,7 +20,7 @@ from support.doubtful import fails, run
 from support.served import Process
 from support.tm_left import CONFIG, LAST, LEDGER, leave
 from xaqueue.cli.exit_codes import ExitCode
-from xaqueue.core.owner.open import create
+from xaqueue.features.opening import create
 from xaqueue.tm import last_resource
 
 

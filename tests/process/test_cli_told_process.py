@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from support.doubtful import RUN, leave_in_doubt, listed, run
-from xaqueue.core.owner.open import create, write_definitions
+from xaqueue.core.owner.open import write_definitions
+from xaqueue.features.opening import create
 from xaqueue.xid import Xid
 
 LONG = Xid(1480676162, b"7f3c0b529a4e4a869f0e0d6c6b1a2c3d-of-a-long-name", b"a-participant-of-a-long-name")

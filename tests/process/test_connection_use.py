@@ -30,6 +30,7 @@ from xaqueue import errors
 from xaqueue.connection import Connection
 from xaqueue.core.owner import open
 from xaqueue.errors import InterfaceError, InvalidArgument, OperationalError, SpaceInUse
+from xaqueue.features import opening
 from xaqueue.rpc.client.asyncio import AsyncConnection
 from xaqueue.tm.manager import TransactionManager
 from xaqueue.xa import Outcome
@@ -42,7 +43,7 @@ Connect = Callable[[], Connection]
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    open.create(tmp_path / "space", any_queue=True, sync="NONE")
+    opening.create(tmp_path / "space", any_queue=True, sync="NONE")
     return tmp_path / "space"
 
 

@@ -13,7 +13,7 @@ from urllib.error import URLError
 from support.doubtful import fails
 from support.served import PATIENCE_S, RUN
 from xaqueue.cli.exit_codes import ExitCode
-from xaqueue.core.owner.open import create
+from xaqueue.features.opening import create
 
 
 def test_a_server_tells_where_its_console_is_and_ends_though_somebody_looks(tmp_path: Path) -> None:

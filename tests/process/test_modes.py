@@ -24,6 +24,7 @@ from xaqueue.core.storage import modes as modes_of
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.modes import BY_UMASK, PRIVATE, Modes, for_group, heir_of
 from xaqueue.errors import InvalidArgument
+from xaqueue.features import opening
 from xaqueue.features.session import Session, attach
 from xaqueue.offline import inspect
 from xaqueue.offline.check import check
@@ -175,7 +176,7 @@ def test_a_space_is_private(tmp_path: Path, sync: str, umask: int) -> None:
 @under
 def test_a_space_is_open_to_its_group(tmp_path: Path, sync: str, umask: int) -> None:
     root = tmp_path / "space"
-    open.create(root)
+    opening.create(root)
     open.write_definitions(root, f"{open.ANY_QUEUE}\n[access]\ngroup = '{GROUP}'\n")
     seen = live(root, sync, 0o640, full=sync == JOURNAL and umask == 0o077)
     assert seen.odd(0o640, 0o2750) == {}
@@ -231,7 +232,7 @@ def test_what_is_there_keeps_its_rights(tmp_path: Path) -> None:
 
 def test_an_edit_keeps_the_rights_of_the_definitions(tmp_path: Path) -> None:
     root = tmp_path / "space"
-    open.create(root)
+    opening.create(root)
     (root / layout.QUEUES).chmod(0o664)
     if os.geteuid() == 0:
         os.chown(root / layout.QUEUES, NOBODY, GROUP)
@@ -279,7 +280,7 @@ def streamed(root: Path) -> int:
 @pytest.mark.parametrize("umask", [0o077], indirect=True, ids=oct)
 def test_who_is_of_the_group_reads_and_nobody_else(place: Path, sync: str, umask: int) -> None:
     root = place / "space"
-    open.create(root, sync=sync, any_queue=True)
+    opening.create(root, sync=sync, any_queue=True)
     with (root / layout.QUEUES).open("a") as definitions:
         definitions.write(f"\n[access]\ngroup = '{GROUP}'\n")
     browsed(root)  # and has loaded what it needs
@@ -299,7 +300,7 @@ def test_who_is_of_the_group_reads_and_nobody_else(place: Path, sync: str, umask
 @pytest.mark.parametrize("name", ["no-such-group", "no such group", "4294967295", "99999999999999999999"])
 def test_a_group_that_does_not_exist_is_told_at_open(tmp_path: Path, name: str) -> None:
     root = tmp_path / "space"
-    open.create(root)
+    opening.create(root)
     (root / layout.QUEUES).write_text(f"[access]\ngroup = '{name}'\n")
     with pytest.raises(
         InvalidArgument, match=rf"queues.toml: \[access\] group = '{name}': this host has no such group"
@@ -313,7 +314,7 @@ def test_a_group_that_does_not_exist_is_told_at_open(tmp_path: Path, name: str) 
 @root_only
 def test_a_group_that_one_is_no_member_of_is_told_at_open(place: Path) -> None:
     root = place / "space"
-    open.create(root)
+    opening.create(root)
     (root / layout.QUEUES).write_text("[access]\ngroup = 'games'\n")
     for path in (root, *root.rglob("*")):
         os.chown(path, NOBODY, NOBODY)
@@ -327,7 +328,7 @@ def test_a_group_that_one_is_no_member_of_is_told_at_open(place: Path) -> None:
 @root_only
 def test_a_directory_of_another_user_is_told_with_the_key(place: Path) -> None:
     root = place / "space"
-    open.create(root)
+    opening.create(root)
     (root / layout.QUEUES).write_text(f"[access]\ngroup = '{GROUP}'\n")
     for path in root.rglob("*"):
         os.chown(path, NOBODY, NOBODY)
@@ -342,7 +343,7 @@ def test_a_directory_of_another_user_is_told_with_the_key(place: Path) -> None:
 @root_only
 def test_links_and_what_has_more_rights_are_left_as_they_are(tmp_path: Path) -> None:
     root, elsewhere = tmp_path / "space", tmp_path / "queues"
-    open.create(root)
+    opening.create(root)
     elsewhere.write_text(f"[access]\ngroup = '{GROUP}'\n")
     elsewhere.chmod(0o600)
     (root / layout.QUEUES).unlink()
@@ -376,7 +377,7 @@ def test_what_root_makes_in_another_users_space_is_that_users(tmp_path: Path, sy
 @root_only
 def test_what_root_did_does_not_shut_the_user_out(place: Path) -> None:
     root = place / "space"
-    open.create(root, any_queue=True)
+    opening.create(root, any_queue=True)
     given(root)
     with xaqueue.connect(root) as connection:
         connection.enqueue("orders", b"by root")
@@ -396,7 +397,7 @@ def test_what_root_makes_in_another_users_decision_log_is_that_users(tmp_path: P
 @root_only
 def test_a_file_of_another_users_is_named_with_what_to_do(place: Path) -> None:
     root = place / "space"
-    open.create(root)
+    opening.create(root)
     given(root)
     (root / layout.OWNER).touch(0o600)
     told = as_nobody(NOBODY, lambda: xaqueue.connect(root))

@@ -25,13 +25,12 @@ from xaqueue import Connection
 from xaqueue.core.model import layout
 from xaqueue.core.owner import open as attach_room
 from xaqueue.core.owner import threads
-from xaqueue.core.owner.open import create
 from xaqueue.core.storage import owner_file
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.fs import replace_file
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.errors import DecisionLogError, ResourceFailed
-from xaqueue.features.opening import open_space
+from xaqueue.features.opening import create, open_space
 from xaqueue.features.session import attach
 from xaqueue.features.streams import cleanup
 from xaqueue.offline.check import check

@@ -20,8 +20,9 @@ import pytest
 from typer.testing import CliRunner
 
 from xaqueue.cli.main import app
-from xaqueue.core.owner.open import create, is_owned
+from xaqueue.core.owner.open import is_owned
 from xaqueue.core.owner.record import read_owner
+from xaqueue.features.opening import create
 from xaqueue.spark.server_launcher import reach
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid

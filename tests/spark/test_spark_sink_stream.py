@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from xaqueue.core.owner.open import create, is_owned
+from xaqueue.core.owner.open import is_owned
 from xaqueue.core.owner.record import read_owner
+from xaqueue.features.opening import create
 from xaqueue.message import Message
 from xaqueue.xa import Flag
 

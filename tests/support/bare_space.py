@@ -15,9 +15,9 @@ from xaqueue.core.model import layout
 from xaqueue.core.model.block import Block, Kind, encode
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.core.model.message_name import tags_of
-from xaqueue.core.owner import open
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.hardening import Hardening
+from xaqueue.features import opening
 from xaqueue.features.opening import open_space
 from xaqueue.features.session import Session
 from xaqueue.message import MessageId, Properties
@@ -116,7 +116,7 @@ class BareSpace:
         now_us: Callable[[], int] = wall_clock,
         definitions: Definitions = ANY_QUEUE,
     ) -> None:
-        open.create(root, any_queue=True)
+        opening.create(root, any_queue=True)
         self.root = root
         self.fs = FaultyFileSystem(root)
         self.sync = sync

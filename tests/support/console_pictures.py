@@ -16,7 +16,7 @@ from PIL import Image
 from support.chromium import browsing, looking
 from support.console_scene import OPERATOR, Console, fail, served
 from xaqueue.connection import Connection
-from xaqueue.core.owner.open import create
+from xaqueue.features.opening import create
 
 SECONDS = 40.0
 WIDTH, HEIGHT = 1180, 700

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import xaqueue
 from support.bare_space import bare_space
 from xaqueue.cli.main import app
-from xaqueue.core.owner.open import create
+from xaqueue.features.opening import create
 from xaqueue.xid import Xid
 
 XID = Xid(7, b"gtrid", b"bqual")

@@ -21,9 +21,10 @@ import pytest
 
 import xaqueue
 from xaqueue.core.model import layout
-from xaqueue.core.owner.open import create, is_owned
+from xaqueue.core.owner.open import is_owned
 from xaqueue.core.owner.record import read_owner
 from xaqueue.errors import OperationalError
+from xaqueue.features.opening import create
 from xaqueue.offline.reader import QueueReader
 from xaqueue.xa import Flag
 

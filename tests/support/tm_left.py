@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from xaqueue.core.owner.open import create
+from xaqueue.features.opening import create
 from xaqueue.tm.gtrid import FORMAT_ID
 from xaqueue.xid import Xid
 

@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 import xaqueue
 from support.served import ServerThread
 from xaqueue import spans
-from xaqueue.core.owner.open import create
+from xaqueue.features.opening import create
 from xaqueue.testing import MemorySpace
 from xaqueue.xid import Xid
 

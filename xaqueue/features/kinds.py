@@ -12,7 +12,7 @@ from xaqueue.features.batches.kind import BatchKind
 from xaqueue.features.carry.carrier_note import CarrierKind
 from xaqueue.features.counters.kind import CounterKind
 from xaqueue.features.dedup.kind import KeyKind
-from xaqueue.features.replica.replicated import ReplicaKind
+from xaqueue.features.replica.kind import ReplicaKind
 from xaqueue.features.retries.kind import TriesKind
 from xaqueue.features.scrub.scrub import ScrubKind
 from xaqueue.features.snapshots.restored import RestoredKind

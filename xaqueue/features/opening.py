@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 from xaqueue.batch import BATCH_FORMAT_IDS
-from xaqueue.core.engine.memory import Features
+from xaqueue.core.engine.memory import Keeping
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.owner import open
 from xaqueue.core.owner.chores import Chore
+from xaqueue.core.owner.owner_features import OwnerFeatures
 from xaqueue.core.recovery import recover
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.hardening import Hardening
@@ -28,8 +29,8 @@ from xaqueue.features.counters.chores import WriteCounters
 from xaqueue.features.dedup import dedup
 from xaqueue.features.kinds import KINDS
 from xaqueue.features.pair.pair import Pair
-from xaqueue.features.replica.options import Replication
-from xaqueue.features.replica.replicas import check_replication, replication_now
+from xaqueue.features.replica import options as replica
+from xaqueue.features.replica.replicas import check_replication
 from xaqueue.features.retries.tries import Tries
 from xaqueue.features.scrub.options import DAYS
 from xaqueue.features.scrub.scrub import Scrub
@@ -38,22 +39,15 @@ from xaqueue.features.snapshots.chores import PruneJournal, TakeSnapshots
 from xaqueue.features.snapshots.options import policy_of
 from xaqueue.features.streams.cleanup import Clear
 
-FEATURES = Features(
-    kinds=KINDS,
-    rules=dict.fromkeys(BATCH_FORMAT_IDS, BatchRule()),
-    admits=(dedup.admit,),
-    returns=Tries(),
-    checkpoints=(counters.before_checkpoint,),
-)
-"""What they have to say in the steps of a branch, beside its riders."""
 
+class Whole(OwnerFeatures):
+    """All of them."""
 
-class Whole:
-    """All of them; see ``moments.Moments``."""
-
-    features = FEATURES
-    close = staticmethod(carry.close)
-    closed = staticmethod(partial(counters.write, closed=True))
+    kinds = KINDS
+    rules = dict.fromkeys(BATCH_FORMAT_IDS, BatchRule())
+    admits = (dedup.admit,)
+    returns = Tries()
+    checkpoints = (counters.before_checkpoint,)
 
     def check(self, root: Path, definitions: Definitions, hardening: Hardening, waiting: Threads) -> None:
         if os.path.lexists(root / layout.MANIFEST):
@@ -65,12 +59,12 @@ class Whole:
     def guard(self, root: Path, lock: OwnerFile, hardening: Hardening, *, is_taken: bool) -> Pair:
         return Pair(root, lock, hardening, beats=is_taken)
 
+    def keeping(self, definitions: Definitions) -> Keeping:
+        return Keeping(replica.waits(definitions), replica.is_kept(definitions), replica.is_timed(definitions))
+
     def begin(self, port: FileSystem) -> int:
         store.give_up_restore(port)
         return store.journal_epoch(port)
-
-    def policy(self, root: Path, opened: list[Space]) -> Callable[[], Replication]:
-        return partial(replication_now, root, opened)
 
     def chores(self, space: Space, lasting: bool) -> Iterator[Chore]:
         yield Clear(space)
@@ -83,10 +77,16 @@ class Whole:
         if lasting and DAYS.of(space.definitions):
             yield Scrub(space)
 
+    def close(self, space: Space) -> None:
+        carry.close(space)
+
+    def closed(self, space: Space) -> None:
+        counters.write(space, closed=True)
+
 
 WHOLE = Whole()
 
-create = open.create
-attach = partial(open.attach, moments=WHOLE)
-open_space = partial(recover.open_space, features=FEATURES)
-start_background = partial(open.start_background, moments=WHOLE)
+create = partial(open.create, kinds=KINDS)
+attach = partial(open.attach, features=WHOLE)
+open_space = partial(recover.open_space, features=WHOLE)
+start_background = partial(open.start_background, features=WHOLE)

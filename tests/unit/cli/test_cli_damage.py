@@ -18,9 +18,9 @@ from support.broken_journal import DECIDED, IN_DOUBT, records
 from support.doubtful import run
 from support.journals import spoil
 from xaqueue.core.model import layout
-from xaqueue.core.owner.open import create
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.errors import Error
+from xaqueue.features.opening import create
 
 QUEUE = layout.queue_path("orders")
 ALL = {b"first", b"second", b"fourth", b"fifth"}

@@ -22,7 +22,6 @@ from xaqueue.cli import location
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.core.engine.operator_log import forgotten
 from xaqueue.core.model import layout
-from xaqueue.core.owner.open import create
 from xaqueue.core.owner.watches import DefinitionsWatch
 from xaqueue.errors import (
     ConnectionLost,
@@ -32,6 +31,7 @@ from xaqueue.errors import (
     ProtocolError,
     UnknownXid,
 )
+from xaqueue.features.opening import create
 from xaqueue.rpc.client.manager import remote_manager
 from xaqueue.rpc.methods.service import RemoteOperator
 from xaqueue.xid import Xid

@@ -23,8 +23,8 @@ from xaqueue.cli import copies, output
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.connection import Connection
-from xaqueue.core.owner.open import create
 from xaqueue.core.storage.ids import fresh_id
+from xaqueue.features.opening import create
 from xaqueue.features.session import Session
 from xaqueue.message import MOST_TRIES, Message, Properties
 from xaqueue.times import EARLIEST_US, LATEST_US

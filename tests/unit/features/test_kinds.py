@@ -4,7 +4,6 @@ snapshot and a restore come to them over the list of kinds, and by nothing else.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.errors import DamagedBlock, SpaceError
 from xaqueue.features.kinds import KINDS
-from xaqueue.features.opening import FEATURES, Whole, attach
+from xaqueue.features.opening import Whole, attach
 from xaqueue.features.snapshots import restore, take
 from xaqueue.message import Properties
 from xaqueue.offline import inspect
@@ -95,15 +94,19 @@ def kind(monkeypatch: pytest.MonkeyPatch) -> NoteKind:
     return made
 
 
-def opened(path: Path, kind: NoteKind) -> Any:
+def features_with(kind: NoteKind) -> Whole:
     whole = Whole()
-    whole.features = replace(FEATURES, kinds=(*KINDS, kind))
-    return attach(path, moments=whole, create_missing=True, watch=False)
+    whole.kinds = (*KINDS, kind)
+    return whole
+
+
+def opened(path: Path, kind: NoteKind) -> Any:
+    return attach(path, features=features_with(kind), create_missing=True, watch=False)
 
 
 @pytest.mark.parametrize("flags", ["JOURNAL", "FDATASYNC;DSYNC"])
 def test_a_note_outlives_a_kill_and_a_power_loss(kind: NoteKind, flags: str) -> None:
-    features, hardening = replace(FEATURES, kinds=(*KINDS, kind)), Hardening.parse(flags)
+    features, hardening = features_with(kind), Hardening.parse(flags)
     fs = Tree(dict.fromkeys(layout.directories())).open()
     write(open_space(fs, ANY, features=features, hardening=hardening), "orders", "closed on Monday")
     for tree in (fs.tree_after_kill(), *fs.trees_after_crash()):
@@ -116,7 +119,7 @@ def test_a_note_outlives_a_kill_and_a_power_loss(kind: NoteKind, flags: str) -> 
 def test_what_an_open_has_found_outlives_a_power_loss(kind: NoteKind) -> None:
     fs = Tree(dict.fromkeys(layout.directories())).open()
     fs.create("notes/orders", content("closed on Monday"))  # by an owner that was killed before it was synced
-    features = replace(FEATURES, kinds=(*KINDS, kind))
+    features = features_with(kind)
     open_space(fs, ANY, features=features, hardening=Hardening.parse("FDATASYNC;DSYNC"))
     assert [tree for tree in fs.trees_after_crash() if "notes/orders" not in tree.nodes] == []
 

@@ -14,8 +14,8 @@ from xaqueue.core.engine.heuristics import decide
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import Block, Kind, encode
 from xaqueue.core.model.layout import Watermark
-from xaqueue.core.owner.open import create
 from xaqueue.errors import SpaceError
+from xaqueue.features.opening import create
 from xaqueue.features.session import attach
 from xaqueue.message import MessageId, Properties
 from xaqueue.offline.check import check, repair

@@ -15,8 +15,8 @@ import xaqueue
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import decode
 from xaqueue.core.model.layout import Watermark
-from xaqueue.core.owner.open import create
 from xaqueue.errors import InvalidArgument, SpaceError
+from xaqueue.features.opening import create
 from xaqueue.offline.reader import QueueReader, follow, start_after
 
 FOREVER_S = 600.0

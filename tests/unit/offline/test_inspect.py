@@ -14,9 +14,10 @@ import pytest
 import xaqueue
 from xaqueue.core.engine.heuristics import decide
 from xaqueue.core.model import layout
-from xaqueue.core.owner.open import create, write_definitions
+from xaqueue.core.owner.open import write_definitions
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import SpaceError, UnknownQueue
+from xaqueue.features.opening import create
 from xaqueue.features.session import Session, attach
 from xaqueue.offline import queue_files
 from xaqueue.offline.inspect import UNDEFINED, check_known, queue_list, status

@@ -14,8 +14,8 @@ from support.forgetful import Crashed, Tree
 from xaqueue.core.engine import quarantine
 from xaqueue.core.model import layout
 from xaqueue.core.model.format import read_format
-from xaqueue.core.owner.open import create
 from xaqueue.errors import SpaceError, SpaceInUse
+from xaqueue.features.opening import create
 from xaqueue.offline.check import check
 from xaqueue.offline.reconstruct import make_definitions, make_format, reconstruct, remake
 

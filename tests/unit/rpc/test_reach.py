@@ -22,12 +22,12 @@ from xaqueue.cli import location
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.core.model import layout
-from xaqueue.core.owner.open import create
 from xaqueue.core.owner.record import READY, RECOVERING, format_owner, in_use, read_owner
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.fs import replace_file
 from xaqueue.core.storage.owner_file import OwnerFile, is_owned
 from xaqueue.errors import ConnectionLost, InvalidArgument, SpaceInUse
+from xaqueue.features.opening import create
 from xaqueue.features.session import Session, attach
 from xaqueue.rpc.client import manager, reach
 from xaqueue.rpc.server.peer import Limits

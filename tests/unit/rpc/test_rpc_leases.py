@@ -14,9 +14,9 @@ from support.contract_leases import tries, wait_for
 from support.cutting_proxy import Cut, CuttingProxy
 from support.served import ServerThread
 from xaqueue.connection import Connection
-from xaqueue.core.owner.open import create
 from xaqueue.delivery import Delivery
 from xaqueue.errors import ConnectionLost, LeaseExpired, RetryLater
+from xaqueue.features.opening import create
 from xaqueue.rpc.server.peer import Limits
 
 pytestmark = pytest.mark.usefixtures("quiet")

@@ -23,10 +23,10 @@ from xaqueue.core.engine import memory
 from xaqueue.core.engine.memory import RecoveryReport
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
-from xaqueue.core.owner.open import create
 from xaqueue.core.recovery.recover import _Recovery
 from xaqueue.endpoint import parse
 from xaqueue.errors import InvalidArgument, ResourceFailed, RetryLater, RolledBack
+from xaqueue.features.opening import create
 from xaqueue.features.session import Session
 from xaqueue.rpc.client.link import ClientSocket
 from xaqueue.rpc.client.manager import RemoteManager, dial

@@ -15,8 +15,9 @@ from support.contract_connection import PATIENCE_S, QUEUES, put
 from support.served import ServerThread
 from xaqueue.access import Identity
 from xaqueue.connection import Connection
-from xaqueue.core.owner.open import create, write_definitions
+from xaqueue.core.owner.open import write_definitions
 from xaqueue.errors import UnknownQueue
+from xaqueue.features.opening import create
 from xaqueue.features.session import Session
 from xaqueue.rpc.client.manager import remote_manager
 from xaqueue.rpc.methods import sessions

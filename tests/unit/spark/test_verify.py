@@ -13,9 +13,9 @@ import xaqueue
 from support.spark_space import FabricatedSpace, message_id
 from xaqueue.cli.main import app
 from xaqueue.core.model import layout
-from xaqueue.core.owner.open import create
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import SpaceError
+from xaqueue.features.opening import create
 from xaqueue.features.session import attach
 from xaqueue.offline.check import check
 from xaqueue.offline.findings import Finding

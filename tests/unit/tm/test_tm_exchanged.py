@@ -15,8 +15,8 @@ import xaqueue
 from support.served import ServerThread
 from xaqueue import TransactionManager
 from xaqueue.core.model.format import read_format
-from xaqueue.core.owner.open import create
 from xaqueue.errors import ProtocolError
+from xaqueue.features.opening import create
 from xaqueue.tm import last_resource
 from xaqueue.tm.coordinator import TraceStep as Step
 from xaqueue.tm.gtrid import Gtrid

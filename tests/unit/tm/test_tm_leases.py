@@ -16,8 +16,8 @@ from support.contract_leases import tries
 from support.served import ServerThread
 from xaqueue import TransactionManager
 from xaqueue.connection import Connection
-from xaqueue.core.owner.open import create
 from xaqueue.errors import InvalidArgument, LeaseExpired, ProtocolError
+from xaqueue.features.opening import create
 
 pytestmark = pytest.mark.usefixtures("quiet")
 

@@ -23,8 +23,9 @@ import xaqueue
 from support.certificates import Authority
 from support.served import ServerThread
 from xaqueue.access import Identity
-from xaqueue.core.owner.open import create, write_definitions
+from xaqueue.core.owner.open import write_definitions
 from xaqueue.errors import AccessDenied, InvalidArgument
+from xaqueue.features.opening import create
 from xaqueue.rpc.server import scheduler
 from xaqueue.web import console, front, link, slowing
 from xaqueue.web.door import BODY_BYTES, SECURITY

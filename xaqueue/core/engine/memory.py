@@ -10,7 +10,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from xaqueue.core.model.block import Kind
 from xaqueue.core.model.branch import Branch, Rule, State
@@ -112,19 +113,34 @@ Admit = Callable[[Any, Branch, str, MessageId, Properties], MessageId | None]
 """Which message of the queue one with these properties comes to, where it is none of its own."""
 
 
-@dataclass(frozen=True, slots=True)
-class Features:
-    """What is attached to a space by whoever opens it: see ``xaqueue.features.opening``. The core names none of it."""
+class Keeping(NamedTuple):
+    """What is to be done with a journal, beside recording steps in it."""
 
-    rules: Mapping[int, Rule] = field(default_factory=dict)
+    is_shared: bool = False
+    """Somebody else may have its records before they are shown here; see ``Journal.start``."""
+    is_kept: bool = False
+    """Also what a checkpoint covers."""
+    is_timed: bool = False
+    """With the times of its rounds."""
+
+
+class Features:
+    """What is attached to a space by whoever opens it: see ``xaqueue.features.opening``. The core names none of it, and
+    is whole without any, as this is."""
+
+    rules: Mapping[int, Rule] = MappingProxyType({})
     """By the format id of an xid."""
     admits: Sequence[Admit] = ()
-    returns: Returns = Returns()  # noqa: RUF009 - it has no state
+    returns = Returns()
     kinds: RecordKinds = ()
     """Of what they keep in the space's directory."""
     checkpoints: Sequence[Callable[[Any], Callable[[], object] | None]] = ()
     """Called with the space before a checkpoint; returns what is to be done behind it: what was true before is durable
     then. That may raise OSError, ResourceFailed."""
+
+    def keeping(self, definitions: Definitions) -> Keeping:
+        """Of the journal, where the space has one."""
+        return Keeping()
 
     def admit(self, space: Any, branch: Branch, queue: str, new: MessageId, wanted: Properties) -> MessageId | None:
         """Before a message with properties of its own is added, and before there is a block of it: as ``Admit``."""

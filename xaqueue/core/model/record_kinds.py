@@ -30,6 +30,7 @@ from xaqueue.core.model.block import Head
 from xaqueue.core.model.branch import Branch
 from xaqueue.core.model.change import Final
 from xaqueue.core.storage.fs import FileSystem
+from xaqueue.core.storage.journal import Journal
 from xaqueue.message import MessageId
 from xaqueue.xid import Xid
 
@@ -42,6 +43,8 @@ class Opening:
     """Of a space that is being opened; for reading only where ``space.read_only`` says why."""
 
     space: Any
+    journal: Journal | None
+    """Where steps are recorded, at the level that has one."""
     set_aside: Callable[[str, str], object]
     """What stands at a path is damaged or foreign, for a reason: quarantined, where anything may be changed."""
     note: Callable[[str], object]
@@ -89,6 +92,9 @@ class RecordKind:
     """Of its files there, which steps make."""
     others: tuple[str, ...] = ()
     """What else it has at the top of the space."""
+
+    def made(self, fs: FileSystem, now_us: int) -> None:
+        """A space is being made: what it has from the beginning."""
 
     def begin(self, opening: Opening) -> None:
         """Before the queues are looked for: what is known of one whose directory may be gone."""

@@ -29,10 +29,11 @@ from xaqueue.core.model import definitions as definitions_of
 from xaqueue.core.model.block import FORMAT_VERSION
 from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.model.format import Format, check_committed, check_new, checked_name, read_format
+from xaqueue.core.model.record_kinds import RecordKinds
 from xaqueue.core.owner.chores import Chores, begin
 from xaqueue.core.owner.definitions_file import editing, keep_good, read_good, usable_definitions
 from xaqueue.core.owner.definitions_file import read_definitions as read_definitions
-from xaqueue.core.owner.moments import Guard, Moments
+from xaqueue.core.owner.owner_features import Guard, OwnerFeatures
 from xaqueue.core.owner.record import (
     READ_ONLY,
     READY,
@@ -51,7 +52,6 @@ from xaqueue.core.owner.threads import Checkpoints, Follower, TimeLimits, Watchd
 from xaqueue.core.recovery.load import Progress
 from xaqueue.core.recovery.recover import open_space
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
-from xaqueue.core.storage.fs import replace_file
 from xaqueue.core.storage.hardening import DEFAULT, NOTHING, Hardening
 from xaqueue.core.storage.journal_files import headers
 from xaqueue.core.storage.layers import OwnerFileSystem
@@ -62,7 +62,6 @@ from xaqueue.core.storage.owner_file import is_owned as is_owned
 from xaqueue.core.storage.reserve import Reserve
 from xaqueue.core.storage.scheduling import THREADS, Threads
 from xaqueue.errors import Error, InvalidArgument, ResourceFailed, RetryLater, SpaceError
-from xaqueue.features.counters.values import Counting, encode
 
 if TYPE_CHECKING:
     from xaqueue.core.owner.watches import DefinitionsWatch
@@ -89,7 +88,7 @@ class _Attached:
     background: list[Background]
     watchdog: Watchdog | None
     guard: Guard
-    moments: Moments
+    features: OwnerFeatures
     owner: Owner
     users: int = 0
 
@@ -109,12 +108,18 @@ def _guard_of(root: Path) -> threading.Lock:
 
 
 def create(
-    path: str | os.PathLike[str], *, name: str | None = None, sync: str | None = None, any_queue: bool = False
+    path: str | os.PathLike[str],
+    *,
+    name: str | None = None,
+    sync: str | None = None,
+    any_queue: bool = False,
+    kinds: RecordKinds = (),
 ) -> Format:
     """Makes a directory a queue space; one that is a space already is left as it is. Raises SpaceError,
     and InvalidArgument before anything is made.
 
-    any_queue: whether its queues.toml gets a [default] template, so that undefined queues are taken too.
+    any_queue: whether its queues.toml gets a [default] template, so that undefined queues are taken too. kinds: of what
+    its features keep in it.
     """
     root, wanted = Path(path), Hardening.parse(sync) if sync is not None else None
     try:
@@ -131,9 +136,8 @@ def create(
                 if not files.is_dir(directory):
                     files.make_dir(directory)
             _define(root, wanted, any_queue)
-            if not files.exists(layout.COUNTERS):  # from then on a space that has none has lost it
-                now_us = time.time_ns() // 1000
-                replace_file(files, layout.COUNTERS, encode(Counting(now_us, now_us, 0, closed=True), {}))
+            for kind in kinds:
+                kind.made(files, time.time_ns() // 1000)
         _write_durably(root, layout.FORMAT, f"{written.line}\n")
     except (FileExistsError, NotADirectoryError) as error:
         raise SpaceError(f"{root} cannot be made a queue space: {error.filename} is a file, and no directory") from None
@@ -166,7 +170,7 @@ def hardening_of(flags: str | None, definitions: Definitions) -> Hardening:
 def attach(
     path: str | os.PathLike[str],
     *,
-    moments: Moments,
+    features: OwnerFeatures,
     create_missing: bool = False,
     sync: str | None = None,
     name: str | None = None,
@@ -178,16 +182,16 @@ def attach(
 ) -> Session:
     """A session with the space in this directory, which this process opens if it has not yet.
 
-    moments: of its features. sync: flags; see ``hardening_of``. name: must be the space's, where given. watch: whether
-    queues.toml is reloaded when it changes. waiting, on_branches: see ``Space``; where it is opened now. lock: that
-    ``standby.wait`` has taken: other standbys may take over from this owner. Closing the last session closes the space.
+    features: what is attached to it. sync: flags; see ``hardening_of``. name: must be the space's, where given. watch:
+    whether queues.toml is reloaded when it changes. waiting, on_branches: see ``Space``; where it is opened now. lock:
+    that ``standby.wait`` has taken: other standbys may take over from this owner. Closing the last session closes it.
     Raises SpaceInUse, SpaceError, InvalidArgument; with ``lock`` ResourceFailed once another one has taken over.
     """
     root = Path(os.path.realpath(path))  # which raises nothing, whatever stands there
     guard = _guard_of(root)
     if create_missing:
         with guard:  # several threads may open it for the first time
-            create(path, name=name, sync=sync, any_queue=True)
+            create(path, name=name, sync=sync, any_queue=True, kinds=features.kinds)
     found = read_format(path)
     if name is not None and name != found.name:
         raise SpaceError(f"{os.fspath(path)} is queue space {found.name!r}, not {name!r}")
@@ -197,7 +201,7 @@ def attach(
             del _attached[root]
             attached = None
         if attached is None:
-            attached = _attached[root] = _open(root, found, moments, sync, watch, progress, waiting, on_branches, lock)
+            attached = _attached[root] = _open(root, found, features, sync, watch, progress, waiting, on_branches, lock)
         elif sync is not None and Hardening.parse(sync) != attached.space.hardening:
             raise InvalidArgument(f"the space is open with {attached.space.hardening} in this process, not {sync}")
         attached.users += 1
@@ -207,7 +211,7 @@ def attach(
 def _open(
     root: Path,
     found: Format,
-    moments: Moments,
+    features: OwnerFeatures,
     sync: str | None,
     watch: bool,
     progress: Progress | None,
@@ -219,14 +223,14 @@ def _open(
     group = find_group(definitions.readers)
     hardening = hardening_of(sync, definitions)
     definitions.check_sync(hardening)
-    moments.check(root, definitions, hardening, waiting)
+    features.check(root, definitions, hardening, waiting)
     try:
         lock = taken or OwnerFile(root)
     except OSError as error:
         raise SpaceError(f"{root} cannot be opened for writing: {_reason(error)}") from error
     fs: DirectoryFileSystem | None = None
     try:
-        guard = moments.guard(root, lock, hardening, is_taken=taken is not None)
+        guard = features.guard(root, lock, hardening, is_taken=taken is not None)
         if taken is None and not lock.acquire():
             raise in_use(root, read_owner(root))  # noqa: TRY301
         found = read_format(root)  # again: a restore may have been at it until now
@@ -235,7 +239,7 @@ def _open(
         check_committed(root, was_in_use=read_owner(root) is not None)
         headers(fs, layout.JOURNAL)  # which refuses those of a newer xaqueue
         port = guard.port(fs)  # before anything else is read
-        below = moments.begin(port)
+        below = features.begin(port)
         content, has_journal = lock.read(), fs.is_dir(layout.JOURNAL)
         owner = next_owner(content, found, hardening, has_journal, beats=guard.beats)
         owner = replace(owner, epoch=max(owner.epoch, below + 1))  # also without the file owner
@@ -247,7 +251,6 @@ def _open(
         room = RoomLimit(files, reserve, files.unreserved())
         lock.write(files, format_owner(replace(owner, boot=behind or boot)))
         guard.begin(epoch, modes)
-        opened: list[Space] = []
         space = open_space(
             files,
             definitions,
@@ -262,10 +265,8 @@ def _open(
             on_branches=on_branches,
             lost=lock.lost,
             space_id=found.id,
-            features=moments.features,
-            replication=moments.policy(root, opened),
+            features=features,
         )
-        opened.append(space)
         files.recovering = False
         guard.recovered(space)
         watchdog = None
@@ -282,7 +283,7 @@ def _open(
         space.report.fenced_at = owner.fenced_at
         space.definer = QueuesFile(root, space)
         watching = _watch(root, space) if watch else None
-        background = start_background(space, moments, lasting=watch)
+        background = start_background(space, features, lasting=watch)
         if space.read_only is None:
             watchdog = Watchdog(space, files, lambda why: record_trouble(files, lock, owner, why))
     except BaseException as error:
@@ -301,7 +302,7 @@ def _open(
         log.info(
             "[space-open] space %s is open, epoch %d, sync %s: a commit %s", root, epoch, hardening, hardening.promise
         )
-    return _Attached(space, files, lock, watching, background, watchdog, guard, moments, owner)
+    return _Attached(space, files, lock, watching, background, watchdog, guard, features, owner)
 
 
 def _refusal(root: Path, error: BaseException, taken: OwnerFile | None) -> Error | None:
@@ -316,13 +317,13 @@ def _refusal(root: Path, error: BaseException, taken: OwnerFile | None) -> Error
     )
 
 
-def start_background(space: Space, moments: Moments, *, lasting: bool = False) -> list[Background]:
+def start_background(space: Space, features: OwnerFeatures, *, lasting: bool = False) -> list[Background]:
     """What is done beside the sessions: the directories follow the journal, late branches end where no server sees to
     it, and the features' chores. lasting: it is to be open for long."""
     if space.read_only is not None:
         return []
     own = [Checkpoints(space), TimeLimits(space)] if space.waiting is THREADS else [Checkpoints(space)]
-    found = list[Background](begin(space, [*own, *moments.chores(space, lasting)]))
+    found = list[Background](begin(space, [*own, *features.chores(space, lasting)]))
     if space.log.follows:
         space.wakes.pending = follower = Follower(space.log, space.fence)
         follower.wake()  # for what came meanwhile
@@ -351,8 +352,8 @@ def _detach(root: Path, attached: _Attached) -> None:
             space.is_closing = True
             for thread in attached.background:
                 thread.stop()
-            if space.close(attached.moments.close):
-                attached.moments.closed(space)
+            if space.close(attached.features.close):
+                attached.features.closed(space)
                 closed = replace(attached.owner, boot="", journalled=False, unclosed="")
                 write_owner(attached.files, attached.lock, closed)
         finally:

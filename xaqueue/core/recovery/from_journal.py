@@ -19,6 +19,7 @@ from contextlib import contextmanager
 
 from xaqueue.core.engine import heuristics, quarantine, redo
 from xaqueue.core.engine.disk_space import segment_bytes
+from xaqueue.core.engine.memory import Keeping
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import change, layout
 from xaqueue.core.model.block_files import listed, ranges_in
@@ -57,23 +58,20 @@ def open_journal(
     epoch: int,
     used: bool,
     suspect: bool,
-    is_shared: bool = False,
-    *,
-    keeps: bool = False,
-    is_timed: bool = False,
+    keeping: Keeping = Keeping(),  # noqa: B008 - nothing changes it
     clock: Callable[[], int] = lambda: time.time_ns() // 1000,
 ) -> tuple[Journal | None, Sequence[Record], list[str]]:
     """Makes the directories what the journal says. The journal, where steps are to be recorded; what it held, and of
     what a checkpoint covers the steps of local branches; and what is worth a note. Raises JournalDamaged.
 
-    keeps: whether what a checkpoint covers is kept; is_timed: with the times of its rounds, by this clock.
+    clock: for the times of rounds.
     """
     if not hardening.journal and not used and not fs.is_dir(layout.JOURNAL):
         return None, (), []
     fs.hold_dir("")
     used = used or (fs.exists(layout.JOURNAL) and not fs.is_dir(layout.JOURNAL))  # something stands for it
     size = segment_bytes(definitions, fs.room())
-    keeps = keeps and hardening.journal
+    keeps = keeping.is_kept and hardening.journal
     journal = Journal(fs, layout.JOURNAL, segment_bytes=size, is_valid=change.is_valid, used=used, epoch=epoch)
     records, steps = journal.replay, [*filter(_is_local, journal.covered), *journal.replay]
     check_end(fs, records, journal.position)
@@ -81,11 +79,11 @@ def open_journal(
     begun = journal.position  # 0 where there is none
     if keeps:
         redo.make_dirs(fs, layout.KEPT_JOURNAL)
-        fs.sync_dir(layout.SNAPSHOTS)
+        fs.sync_dir(layout.KEPT_JOURNAL.rpartition("/")[0])
         fs.sync_dir("")
         clock = _rising(clock)
         journal.kept = layout.KEPT_JOURNAL
-        if is_timed:
+        if keeping.is_timed:
             journal.clock = clock
     notes: list[str] = []
     if records:
@@ -93,7 +91,8 @@ def open_journal(
         fs.sync_all()
     if journal.position or suspect or hardening.journal:
         carried = [checkpoint_entry(begun), time_entry(clock())] if keeps else []
-        notes += journal.start(carried, is_shared=is_shared)  # whoever had the old one may write, or read, there yet
+        # Whoever had the old one may write, or read, there yet.
+        notes += journal.start(carried, is_shared=keeping.is_shared)
     else:
         journal.tidy()
     if keeps and not begun:
@@ -192,7 +191,7 @@ def open_for_reading(space: Space, damage: JournalDamaged, kinds: RecordKinds, p
     space.log.end(ResourceFailed(f"the space is open for reading only: {damage}"))
     log.error("[read-only] the space is open for reading only: %s", damage)
     report.notes.append(str(damage))
-    opening = Opening(space, lambda path, reason: report.notes.append(f"{path}: {reason}"), report.notes.append)
+    opening = Opening(space, None, lambda path, reason: report.notes.append(f"{path}: {reason}"), report.notes.append)
     for kind in kinds:
         kind.begin(opening)
     messages = Load(space, opening.set_aside, opening.note)

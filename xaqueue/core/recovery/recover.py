@@ -29,9 +29,7 @@ from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.hardening import DEFAULT, Hardening
 from xaqueue.core.storage.journal import Journal
 from xaqueue.core.storage.regular import DAMAGE
-from xaqueue.errors import JournalDamaged, ResourceFailed
-from xaqueue.features.replica import options as copies
-from xaqueue.features.replica.shipping import Shipping
+from xaqueue.errors import JournalDamaged
 
 log = logging.getLogger("xaqueue")
 
@@ -48,7 +46,6 @@ def open_space(
     suspect: bool = False,
     is_shared: bool = False,
     on_branches: Callable[[Space], object] = lambda _: None,
-    replication: Callable[[], copies.Replication] | None = None,
     **options: Any,
 ) -> Space:
     """Opens the directories behind ``fs``, which must exist, and recovers; for reading only where the journal is
@@ -58,36 +55,25 @@ def open_space(
     in memory only, since a sync of it failed in this boot or may have; then it is written anew. is_shared: whoever had
     it before may come back; see ``Journal.start``. on_branches: called in the middle, once the branches are
     recovered: from then on sessions may use the verbs for those that are prepared or decided, while whoever adds, takes
-    or browses waits for the messages. replication: what queues.toml says of it now; see ``Shipping``. options: see
-    ``Space``.
-    Raises OSError, SpaceError.
+    or browses waits for the messages. options: see ``Space``.
+    Raises OSError, SpaceError, and what the features raise.
     """
     definitions = definitions or Definitions()
     try:
         now_ns = options.get("now_ns", time.time_ns)
-        journal, records, notes = open_journal(
-            fs,
-            definitions,
-            features.kinds,
-            hardening,
-            epoch,
-            journalled,
-            suspect,
-            is_shared or copies.waits(definitions),
-            keeps=copies.is_kept(definitions),
-            is_timed=copies.is_timed(definitions),
-            clock=lambda: now_ns() // 1000,
-        )
+        keeping = features.keeping(definitions)
+        keeping = keeping._replace(is_shared=keeping.is_shared or is_shared)
+        clock = lambda: now_ns() // 1000  # noqa: E731
+        opened = open_journal(fs, definitions, features.kinds, hardening, epoch, journalled, suspect, keeping, clock)
     except JournalDamaged as damage:
         space = Space(fs, definitions, hardening=hardening, epoch=epoch, features=features, **options)
         open_for_reading(space, damage, features.kinds, progress)
         return space
+    journal, records, notes = opened
     space = Space(fs, definitions, hardening=hardening, journal=journal, epoch=epoch, features=features, **options)
-    if journal is not None and copies.is_on(definitions):
-        _ship(space, journal, replication or (lambda: copies.policy_of(space.definitions)))
     remember(space, records)
     try:
-        _Recovery(space, suspect and journal is None).run(progress, lambda: on_branches(space))
+        _Recovery(space, journal, suspect and journal is None).run(progress, lambda: on_branches(space))
         space.report.notes[:0] = notes
         space.measure()
         space.serve()
@@ -100,20 +86,13 @@ def open_space(
     return space
 
 
-def _ship(space: Space, journal: Journal, policy: Callable[[], copies.Replication]) -> None:
-    """Replicas may follow the journal from here on."""
-    space.shipping = Shipping(space.fs, journal, space.waiting, policy)
-    space.log.ship(space.shipping)
-    space.log.when_fenced(space.shipping.stop)
-
-
 class _Recovery:
     """Brings directories and memory into one consistent state."""
 
-    def __init__(self, space: Space, suspect: bool) -> None:
+    def __init__(self, space: Space, journal: Journal | None, suspect: bool) -> None:
         self.space = space
         self.kinds = (heuristics.KIND, *space.features.kinds)
-        self.opening = Opening(space, self._set_aside, self._note)
+        self.opening = Opening(space, journal, self._set_aside, self._note)
         self.fs = space.fs
         self.suspect = suspect
         self.report = space.report
@@ -143,13 +122,6 @@ class _Recovery:
             kind.finish(self.opening)
         if len(self.report.quarantined) > aside:
             self._sync_directories()
-        if self.space.shipping is not None:
-            self.space.shipping.is_whole.set()
-            try:
-                self.space.shipping.await_others()
-            except ResourceFailed:
-                self.space.check()  # why it was stopped, where it was fenced
-                raise
         self._publish(messages.highest)
         with self.space.lock:
             self.report.messages = sum(len(queue.index) for queue in self.space.queues.values())

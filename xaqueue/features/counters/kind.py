@@ -5,8 +5,9 @@ from __future__ import annotations
 from xaqueue.core.model import layout
 from xaqueue.core.model.layout import COUNTERS
 from xaqueue.core.model.record_kinds import Looking, Opening, RecordKind
+from xaqueue.core.storage.fs import FileSystem, replace_file
 from xaqueue.features.counters import counters
-from xaqueue.features.counters.values import Counting
+from xaqueue.features.counters.values import Counting, encode
 from xaqueue.features.streams.record import message_names
 
 
@@ -18,6 +19,11 @@ class _Uncounted:
 
 
 class CounterKind(RecordKind):
+    def made(self, fs: FileSystem, now_us: int) -> None:
+        """From then on a space that has no file of them has lost it."""
+        if not fs.exists(COUNTERS):
+            replace_file(fs, COUNTERS, encode(Counting(now_us, now_us, 0, closed=True), {}))
+
     def begin(self, opening: Opening) -> None:
         """The queues go on from what was counted before."""
         space = opening.space

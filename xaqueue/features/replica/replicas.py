@@ -10,12 +10,10 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.model.change import Kind, is_valid, name_of, paths_of, queues_of, targets_of
 from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.model.layout import JOURNAL, KEPT_JOURNAL, UNSHIPPED
-from xaqueue.core.owner.definitions_file import usable_definitions
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.fs import FileSystem, discard
 from xaqueue.core.storage.hardening import Hardening
@@ -24,7 +22,7 @@ from xaqueue.core.storage.journal_format import TIME, Record, records_in
 from xaqueue.core.storage.scheduling import THREADS, Threads
 from xaqueue.errors import InvalidArgument, SpaceError
 from xaqueue.features.replica import replicated
-from xaqueue.features.replica.options import Replication, policy_of
+from xaqueue.features.replica.options import policy_of
 from xaqueue.features.replica.replicated import Replicated
 
 
@@ -79,8 +77,3 @@ def check_replication(root: Path, definitions: Definitions, hardening: Hardening
             f'{root} has [replication] acknowledge = "replica" in queues.toml, and only a server ships to a replica: '
             f"start `xaqueue serve --space {root}`, and work through it"
         )
-
-
-def replication_now(root: Path, opened: list[Space]) -> Replication:
-    """What holds now. Until it is open nobody watches queues.toml."""
-    return policy_of(opened[0].definitions if opened else usable_definitions(root)[0])

@@ -10,12 +10,9 @@ Crash safety: it is written whole and takes its name at once; whether it is ther
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from xaqueue.core.model.layout import LAG, REPLICATION
-from xaqueue.core.model.record_kinds import RecordKind
 from xaqueue.core.storage.fs import FileSystem, replace_file
 from xaqueue.errors import SpaceError
 
@@ -126,8 +123,3 @@ def refusal(found: Replicated | None, root: str) -> str:
         f" What it had not shipped is listed in unshipped.jsonl; `xaqueue replica {root} --from "
         "URL` makes it a replica of the other one, and keeps what is here in removed/"
     )
-
-
-class ReplicaKind(RecordKind):
-    def view(self, fs: FileSystem) -> dict[str, Any]:
-        return {"replication": status(fs, time.time_ns() // 1000)}

@@ -17,8 +17,8 @@ from support.served import ServerThread
 from support.woken import Woken
 from xaqueue.core.model import layout
 from xaqueue.core.model.change import Change
-from xaqueue.core.owner import open
 from xaqueue.errors import QueueReserved
+from xaqueue.features import opening
 from xaqueue.features.session import Session
 from xaqueue.features.streams import cleanup
 from xaqueue.offline.reader import QueueReader
@@ -43,7 +43,7 @@ def files(root: Path) -> list[str]:
 
 
 def make(root: Path, sync: str, interval_s: int = 1) -> None:
-    open.create(root)
+    opening.create(root)
     text = f'[default]\n[space]\nsync = "{sync}"\ncleanup_interval_s = {interval_s}\n'
     (root / layout.QUEUES).write_text(text)
 

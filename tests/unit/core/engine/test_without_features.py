@@ -81,7 +81,9 @@ def test_who_has_a_say_may_keep_a_message_out(tmp_path: Path, level: Hardening) 
         asked.append(queue)
         return there if properties.priority == 9 else None
 
-    connection = connected(opened(tmp_path, level, Features(admits=(admit,))))
+    features = Features()
+    features.admits = (admit,)
+    connection = connected(opened(tmp_path, level, features))
     connection.enqueue("orders", b"plain")
     assert connection.enqueue("orders", b"kept out", priority=9) == there
     assert connection.enqueue("orders", b"let in", priority=1) != there

@@ -23,13 +23,13 @@ from support.forgetful import Crashed, Tree
 from xaqueue.core.model import layout
 from xaqueue.core.model.format import read_format, why_behind
 from xaqueue.core.owner import open as attach_room
-from xaqueue.core.owner.open import announce, create, is_owned, read_definitions
+from xaqueue.core.owner.open import announce, is_owned, read_definitions
 from xaqueue.core.owner.record import read_owner
 from xaqueue.core.storage import owner_file
 from xaqueue.core.storage.fs import FileSystem, replace_file
 from xaqueue.core.storage.owner_file import OWNER, FileLock
 from xaqueue.errors import InvalidArgument, ResourceFailed, SpaceError
-from xaqueue.features.opening import attach
+from xaqueue.features.opening import attach, create
 from xaqueue.tm.log_directory import open_log
 
 

@@ -19,6 +19,7 @@ from xaqueue.core.owner import definitions_file, open
 from xaqueue.core.owner.definitions_file import keep_good, usable_definitions
 from xaqueue.core.storage.owner_file import FileLock
 from xaqueue.errors import InvalidArgument, RetryLater
+from xaqueue.features import opening
 from xaqueue.features.opening import attach
 from xaqueue.offline import inspect
 
@@ -29,7 +30,7 @@ TEXT = '[queues.orders]\norder = "lifo"\n'
 def root(tmp_path: Path) -> Path:
     """A space that was open once, with one queue and a message."""
     root = tmp_path / "space"
-    open.create(root, sync="NONE")
+    opening.create(root, sync="NONE")
     open.write_definitions(root, TEXT)
     with xaqueue.connect(root, sync="NONE") as connection:
         connection.enqueue("orders", b"first")

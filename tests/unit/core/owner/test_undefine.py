@@ -12,6 +12,7 @@ import xaqueue
 from xaqueue.core.model.block import head_of
 from xaqueue.core.owner import open
 from xaqueue.errors import QueueReserved, RetryLater, UnknownQueue
+from xaqueue.features import opening
 from xaqueue.features.session import attach
 from xaqueue.offline import inspect
 from xaqueue.rpc.methods.service import queue_list
@@ -19,7 +20,7 @@ from xaqueue.rpc.methods.service import queue_list
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    open.create(tmp_path / "space")
+    opening.create(tmp_path / "space")
     open.define(tmp_path / "space", "orders", {"order": "lifo"})
     return tmp_path / "space"
 

@@ -18,8 +18,8 @@ from support.broken_journal import files, killed
 from xaqueue.cli.main import app
 from xaqueue.core.model import layout
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
-from xaqueue.core.owner import open
 from xaqueue.errors import ResourceFailed
+from xaqueue.features import opening
 from xaqueue.features.opening import attach
 from xaqueue.features.streams import cleanup
 from xaqueue.offline.check import check
@@ -132,7 +132,7 @@ def opened(root: Path) -> list[str]:
 @pytest.mark.parametrize("what", GONE)
 def test_what_is_removed_while_it_is_closed_is_told(tmp_path: Path, what: str, sync: str) -> None:
     root, xid = tmp_path / "space", Xid(1, b"doubt", b"b")
-    open.create(root, any_queue=True, sync=sync)
+    opening.create(root, any_queue=True, sync=sync)
     with xaqueue.connect(root) as connection:
         for queue, body in (("orders", b"1"), ("orders", b"2"), ("orders", b"3"), ("others", b"stays")):
             connection.enqueue(queue, body)
@@ -166,7 +166,7 @@ def test_what_is_removed_while_it_is_closed_is_told(tmp_path: Path, what: str, s
 
 def test_what_is_set_aside_at_an_open_is_told_as_that(tmp_path: Path) -> None:
     root = tmp_path / "space"
-    open.create(root, any_queue=True)
+    opening.create(root, any_queue=True)
     with xaqueue.connect(root) as connection:
         connection.enqueue("orders", b"1")
         connection.commit()

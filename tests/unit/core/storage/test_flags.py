@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from xaqueue.core.owner.open import FLAGS_VARIABLE, create, write_definitions
+from xaqueue.core.owner.open import FLAGS_VARIABLE, write_definitions
 from xaqueue.core.storage.hardening import DEFAULT, GRAMMAR, Hardening
 from xaqueue.errors import InvalidArgument
+from xaqueue.features.opening import create
 from xaqueue.features.session import attach
 
 

@@ -28,12 +28,12 @@ from support.journals import (
     started,
     write,
 )
-from xaqueue.core.owner.open import create
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.journal import Journal
 from xaqueue.core.storage.journal_format import Entry, Record, parse_name
 from xaqueue.core.storage.journal_reader import look
+from xaqueue.features.opening import create
 from xaqueue.features.session import attach
 
 

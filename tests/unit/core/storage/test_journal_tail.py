@@ -26,12 +26,12 @@ from support.journals import (
     write,
 )
 from xaqueue.core.model import layout
-from xaqueue.core.owner.open import create
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.core.storage.journal_files import make_segment
 from xaqueue.core.storage.journal_format import PREFIX_BYTES, SECTOR_BYTES, Segment, header_of, name_of
+from xaqueue.features.opening import create
 from xaqueue.features.session import attach
 
 FIRST = name_of(0)

@@ -16,7 +16,8 @@ from support.bare_space import DURABLE, BareSpace, bare_space
 from support.served import ServerThread
 from xaqueue.core.engine import heuristics, journal_log
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
-from xaqueue.core.owner import open, threads
+from xaqueue.core.owner import threads
+from xaqueue.features import opening
 from xaqueue.features.counters import counters
 from xaqueue.features.counters import counters as counter_files
 from xaqueue.features.counters.values import Counters, Counting, decode, encode
@@ -154,7 +155,7 @@ def counting(root: Path) -> Counting:
 @pytest.mark.parametrize("sync", LEVELS)
 def test_they_outlive_a_close_and_say_what_a_kill_takes(tmp_path: Path, sync: str) -> None:
     root, copy = tmp_path / "space", tmp_path / "copy"
-    open.create(root, any_queue=True, sync=sync)
+    opening.create(root, any_queue=True, sync=sync)
     assert inspect.status(root).counting is None
     for lives in (1, 2):
         work(root)
@@ -186,7 +187,7 @@ def test_where_the_file_is_lost_counting_begins_anew(
     tmp_path: Path, damage: bytes | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     root = tmp_path / "space"
-    open.create(root, any_queue=True)
+    opening.create(root, any_queue=True)
     work(root)
     path, began = root / "counters", counting(root).since
     path.unlink()
@@ -209,7 +210,7 @@ def test_a_new_space_that_is_killed_has_lost_no_file(
 ) -> None:
     """However early: its counters are there as long as it is a space. What a kill took of them is said as such."""
     root, copy = tmp_path / "space", tmp_path / "copy"
-    made = open.create(root, sync=level, any_queue=True)
+    made = opening.create(root, sync=level, any_queue=True)
     found = decode((root / "counters").read_bytes())
     assert found is not None
     with caplog.at_level(logging.WARNING, "xaqueue"), xaqueue.connect(root) as connection:
@@ -221,12 +222,12 @@ def test_a_new_space_that_is_killed_has_lost_no_file(
             connection.enqueue("plain", b"%d" % kills)
             connection.commit()
     assert [said for said in caplog.messages if "mount-unsafe" not in said] == []
-    assert open.create(root) == made
+    assert opening.create(root) == made
 
 
 def test_what_stands_in_its_place_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = tmp_path / "space"
-    open.create(root, any_queue=True)
+    opening.create(root, any_queue=True)
     (root / "counters").unlink()
     (root / "counters").mkdir()
     with caplog.at_level(logging.WARNING, "xaqueue"):
@@ -258,7 +259,7 @@ def test_an_owner_at_work_writes_them(tmp_path: Path, sync: str, monkeypatch: py
     monkeypatch.setattr(journal_log, "LOOK_S", 0.02)
     monkeypatch.setattr(journal_log, "NEW_FILES", 0)
     root = tmp_path / "space"
-    open.create(root, any_queue=True, sync=sync)
+    opening.create(root, any_queue=True, sync=sync)
     with xaqueue.connect(root) as connection:
         connection.enqueue("plain", b"1")
         connection.commit()
@@ -275,7 +276,7 @@ def eventually(holds: Callable[[], bool]) -> None:
 @pytest.mark.parametrize("sync", LEVELS)
 def test_a_server_tells_them_from_memory(tmp_path: Path, sync: str) -> None:
     root = tmp_path / "space"
-    open.create(root, any_queue=True, sync=sync)
+    opening.create(root, any_queue=True, sync=sync)
     work(root)
     server = ServerThread(root, tmp_path / "socket")
     try:

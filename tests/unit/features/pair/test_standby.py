@@ -12,10 +12,11 @@ import pytest
 
 import xaqueue
 from xaqueue.core.model import layout
-from xaqueue.core.owner.open import create, write_definitions
+from xaqueue.core.owner.open import write_definitions
 from xaqueue.core.owner.record import read_owner
 from xaqueue.core.storage import owner_file
 from xaqueue.errors import InvalidArgument, ResourceFailed, SpaceError
+from xaqueue.features.opening import create
 from xaqueue.features.pair import pair, standby
 from xaqueue.features.session import Session, attach
 from xaqueue.features.snapshots import restore as restoring

@@ -16,10 +16,10 @@ from support.served import PATIENCE_S, ServerThread
 from xaqueue import connect
 from xaqueue.core.engine.redo import make_dirs
 from xaqueue.core.model import layout
-from xaqueue.core.owner import open
 from xaqueue.core.owner.chores import Chores
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.errors import InvalidArgument, QueueReserved, ResourceFailed, RetryLater
+from xaqueue.features import opening
 from xaqueue.features.session import Session
 from xaqueue.features.streams import cleanup
 from xaqueue.features.streams.record import STREAMS
@@ -214,7 +214,7 @@ def test_whoever_waits_for_the_archive_keeps_no_thread_from_those_who_harden(
 
     monkeypatch.setattr(cleanup, "make_dirs", slow)
     monkeypatch.setattr(cleanup.Clear, "wake", lambda _: None)  # so that release has it all to do
-    open.create(tmp_path / "space", sync="JOURNAL", any_queue=True)
+    opening.create(tmp_path / "space", sync="JOURNAL", any_queue=True)
     server = ServerThread(tmp_path / "space", tmp_path / "socket")
     manager, released = remote_manager(server.url), threading.Event()
 

@@ -19,6 +19,7 @@ from xaqueue.core.model import layout
 from xaqueue.core.model.layout import RANGE_SIZE
 from xaqueue.core.owner import open
 from xaqueue.errors import InvalidArgument, QueueReserved, UnknownQueue
+from xaqueue.features import opening
 from xaqueue.features.opening import open_space
 from xaqueue.features.session import Session, attach
 from xaqueue.features.streams import cleanup
@@ -39,7 +40,7 @@ class Host:
     """A space with queue orders; ``streams`` is a manager of it, ``connect`` makes connections."""
 
     def __init__(self, root: Path, sync: str, remote: bool) -> None:
-        open.create(root, sync=sync)
+        opening.create(root, sync=sync)
         open.write_definitions(root, QUEUES)
         self.root, self.sync, self.remote = root, sync, remote
         self._open: list[Connection | Session | RemoteManager] = []

@@ -1,11 +1,11 @@
-"""When features are asked, from the opening of a space to its close, in that order: by one that knows them all, which
-whoever opens a space hands in (``xaqueue.features.opening``)."""
+"""What features have to say when an owner opens a space and closes it, beside what they have in its steps: handed in by
+whoever opens it (``xaqueue.features.opening``)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from xaqueue.core.engine.memory import Features
 from xaqueue.core.engine.state import Space
@@ -36,23 +36,23 @@ class Guard(Protocol):
         """The owner has written its last word."""
 
 
-class Moments(Protocol):
-    features: Features
+class OwnerFeatures(Features):
+    """Asked in this order."""
 
     def check(self, root: Path, definitions: Definitions, hardening: Hardening, waiting: Threads) -> None:
         """Whether it may be opened so; nothing is locked yet. Raises InvalidArgument, SpaceError."""
 
     def guard(self, root: Path, lock: OwnerFile, hardening: Hardening, *, is_taken: bool) -> Guard:
         """is_taken: the lock is that of a standby. Raises InvalidArgument."""
+        raise NotImplementedError
 
     def begin(self, port: FileSystem) -> int:
         """It is locked, and nothing is read yet. Returns the epoch above which the owner's is to be. Raises OSError."""
-
-    def policy(self, root: Path, opened: list[Space]) -> Callable[[], Any]:
-        """Who has to have what is recorded, as queues.toml says just now. opened: empty until it is."""
+        return 0
 
     def chores(self, space: Space, lasting: bool) -> Iterable[Chore]:
         """What is to be done now and then beside the core's own. lasting: it is to be open for long."""
+        return ()
 
     def close(self, space: Space) -> None:
         """Before the last checkpoint. Raises ResourceFailed."""

@@ -1,0 +1,50 @@
+"""What a directory is to another one, as an open and a look find it. From its recovery on a journal is shipped."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import Any
+
+from xaqueue.core.engine.state import Space
+from xaqueue.core.model import definitions, layout
+from xaqueue.core.model.record_kinds import Opening, RecordKind
+from xaqueue.core.storage.fs import FileSystem
+from xaqueue.errors import InvalidArgument, ResourceFailed
+from xaqueue.features.replica import replicated
+from xaqueue.features.replica.options import Replication, is_on, policy_of
+from xaqueue.features.replica.shipping import Shipping, shipping_of
+
+
+class ReplicaKind(RecordKind):
+    def begin(self, opening: Opening) -> None:
+        """Replicas may follow the journal from here on."""
+        space, journal = opening.space, opening.journal
+        if journal is not None and is_on(space.definitions):
+            space.shipping = shipping = Shipping(space.fs, journal, space.waiting, lambda: _policy_now(space))
+            space.log.ship(shipping)
+            space.log.when_fenced(shipping.stop)
+
+    def finish(self, opening: Opening) -> None:
+        """Nobody is told of what was recorded before this open until a replica has it, where steps wait for one."""
+        shipping = shipping_of(opening.space)
+        if shipping is None:
+            return
+        shipping.is_whole.set()
+        try:
+            shipping.await_others()
+        except ResourceFailed:
+            opening.space.check()  # why it was stopped, where it was fenced
+            raise
+
+    def view(self, fs: FileSystem) -> dict[str, Any]:
+        return {"replication": replicated.status(fs, time.time_ns() // 1000)}
+
+
+def _policy_now(space: Space) -> Replication:
+    """Until it is open nobody watches queues.toml, and an open that waits for a replica is to end once that says so."""
+    found = space.definitions
+    if not space.serving:
+        with suppress(OSError, UnicodeDecodeError, InvalidArgument):  # else what the open has found holds
+            found = definitions.parse(space.fs.read(layout.QUEUES, definitions.TEXT_LIMIT_BYTES).decode())
+    return policy_of(found)
