@@ -97,6 +97,14 @@ def test_a_space_that_was_looked_at_is_at_rest(tmp_path: Path, monkeypatch: pyte
     assert not open.is_owned(tmp_path / "space")
 
 
+def test_a_second_name_is_in_the_directory_and_in_the_model(tmp_path: Path) -> None:
+    recording = RecordingFileSystem(tmp_path, keep_unsynced=False)
+    recording.create("one", [b"content"])
+    recording.link("one", "other")
+    assert (tmp_path / "other").read_bytes() == b"content"
+    assert recording.agrees()
+
+
 def test_after_so_many_calls_the_power_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ForgetfulFileSystem, "content", TornContent)
     recording = RecordingFileSystem(tmp_path, keep_unsynced=False)
