@@ -21,10 +21,10 @@ from support.bare_space import DURABLE, BareSpace
 from support.contract_connection import PATIENCE_S
 from support.served import ServerThread
 from xaqueue.cli.exit_codes import ExitCode
+from xaqueue.core.owner.open import start_background
 from xaqueue.core.owner.threads import Watchdog
 from xaqueue.core.storage.layers import OwnerFileSystem
 from xaqueue.errors import DecisionLogError, Error, ProtocolError, ResourceFailed
-from xaqueue.features.opening import start_background
 from xaqueue.features.session import attach
 from xaqueue.offline import inspect
 from xaqueue.rpc.client.manager import remote_manager

@@ -22,7 +22,6 @@ from xaqueue.core.engine.state import Space
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import DecisionLogError, OutcomeUnknown, QueueWaiting, ResourceFailed, RolledBack
-from xaqueue.features.carry import carry
 from xaqueue.features.opening import open_space
 from xaqueue.features.session import Session
 from xaqueue.tm.coordinator import TraceStep as Step
@@ -138,7 +137,7 @@ class Scene:
 
     def close(self) -> None:
         assert self.space is not None
-        self.space.close(carry.close)
+        self.space.close()
 
     # What is done in it
 

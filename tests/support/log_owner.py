@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from xaqueue.core.engine.memory import Features
+from xaqueue.core.engine.features import Features
 from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.model.layout import Watermark
 from xaqueue.core.model.queue import Queue

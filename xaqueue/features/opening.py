@@ -8,13 +8,12 @@ from functools import partial
 from pathlib import Path
 
 from xaqueue.batch import BATCH_FORMAT_IDS
-from xaqueue.core.engine.memory import Keeping
+from xaqueue.core.engine.features import Features, Keeping
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.owner import open
 from xaqueue.core.owner.chores import Chore
-from xaqueue.core.owner.owner_features import OwnerFeatures
 from xaqueue.core.recovery import recover
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.hardening import Hardening
@@ -40,7 +39,7 @@ from xaqueue.features.snapshots.options import policy_of
 from xaqueue.features.streams.cleanup import Clear
 
 
-class Whole(OwnerFeatures):
+class Whole(Features):
     """All of them."""
 
     kinds = KINDS
@@ -89,4 +88,3 @@ WHOLE = Whole()
 create = partial(open.create, kinds=KINDS)
 attach = partial(open.attach, features=WHOLE)
 open_space = partial(recover.open_space, features=WHOLE)
-start_background = partial(open.start_background, features=WHOLE)

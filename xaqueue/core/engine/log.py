@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from xaqueue.core.engine.memory import Features
+from xaqueue.core.engine.features import Features
 from xaqueue.core.model.branch import Branch, Written
 from xaqueue.core.model.change import Change
 from xaqueue.core.model.definitions import Definitions

@@ -8,21 +8,18 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from xaqueue.core.engine.features import Features, Gate
 from xaqueue.core.model.block import Kind
-from xaqueue.core.model.branch import Branch, Rule, State
-from xaqueue.core.model.change import Op
+from xaqueue.core.model.branch import Branch, State
 from xaqueue.core.model.definitions import UNDEFINED, Definitions
 from xaqueue.core.model.entry import Entry
 from xaqueue.core.model.queue import Queue
-from xaqueue.core.model.record_kinds import RecordKinds
 from xaqueue.core.storage.scheduling import Threads
 from xaqueue.errors import Error, NotSupportedError
-from xaqueue.message import Message, MessageId, Properties
 from xaqueue.xa import Outcome
 from xaqueue.xid import LOCAL_FORMAT_ID, Xid
 
@@ -73,78 +70,6 @@ class RecoveryReport:
             f"{self.rolled_back} rolled back, {self.in_doubt} in doubt, {self.heuristic} heuristic; "
             f"{len(self.quarantined)} files quarantined; {self.seconds:.2f} s"
         )
-
-
-class Returns:
-    """What becomes of the messages that a branch has taken where it comes to nothing. Here they are as they were."""
-
-    def of(self, space: Any, branch: Branch) -> list[Any]:
-        """What comes back when this branch is rolled back."""
-        taken = [one for one in branch.blocks if one.kind is Kind.DEQUEUE]
-        return [(one.queue, one.entry) for one in taken if one.entry is not None]
-
-    def records(self, space: Any, back: Sequence[Any]) -> list[Op]:
-        """What the rollback records of these, as far as there is room. Raises ResourceFailed."""
-        return []
-
-    def publish_locked(self, space: Any, back: Sequence[Any]) -> None:
-        for name, entry in back:
-            queue = space.queue(name)
-            queue.index.release(entry)
-            queue.arrived.notify_all()
-
-
-class Gate:
-    """What has a say in what queues hand out, for as long as there is reason. This one lets everything through."""
-
-    def shuts(self, queue: str) -> Error | None:
-        """Why this queue hands nothing out now. Called with the lock held."""
-        return None
-
-    def hides(self, queue: str) -> str:
-        """Who may hold messages for this queue of which the space knows nothing yet. Called with the lock held."""
-        return ""
-
-    def passes(self, message: Message) -> None:
-        """It is handed out, or shown."""
-
-
-Admit = Callable[[Any, Branch, str, MessageId, Properties], MessageId | None]
-"""Which message of the queue one with these properties comes to, where it is none of its own."""
-
-
-class Keeping(NamedTuple):
-    """What is to be done with a journal, beside recording steps in it."""
-
-    is_shared: bool = False
-    """Somebody else may have its records before they are shown here; see ``Journal.start``."""
-    is_kept: bool = False
-    """Also what a checkpoint covers."""
-    is_timed: bool = False
-    """With the times of its rounds."""
-
-
-class Features:
-    """What is attached to a space by whoever opens it: see ``xaqueue.features.opening``. The core names none of it, and
-    is whole without any, as this is."""
-
-    rules: Mapping[int, Rule] = MappingProxyType({})
-    """By the format id of an xid."""
-    admits: Sequence[Admit] = ()
-    returns = Returns()
-    kinds: RecordKinds = ()
-    """Of what they keep in the space's directory."""
-    checkpoints: Sequence[Callable[[Any], Callable[[], object] | None]] = ()
-    """Called with the space before a checkpoint; returns what is to be done behind it: what was true before is durable
-    then. That may raise OSError, ResourceFailed."""
-
-    def keeping(self, definitions: Definitions) -> Keeping:
-        """Of the journal, where the space has one."""
-        return Keeping()
-
-    def admit(self, space: Any, branch: Branch, queue: str, new: MessageId, wanted: Properties) -> MessageId | None:
-        """Before a message with properties of its own is added, and before there is a block of it: as ``Admit``."""
-        return next((one for ask in self.admits if (one := ask(space, branch, queue, new, wanted)) is not None), None)
 
 
 class Wakeable(Protocol):

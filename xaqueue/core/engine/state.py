@@ -18,9 +18,10 @@ from functools import partial
 
 from xaqueue.core.engine.directory_log import DirectoryLog
 from xaqueue.core.engine.disk_space import RoomLimit
+from xaqueue.core.engine.features import Features
 from xaqueue.core.engine.journal_log import JournalLog
 from xaqueue.core.engine.log import Log, Ships
-from xaqueue.core.engine.memory import Features, Memory, RecoveryReport
+from xaqueue.core.engine.memory import Memory, RecoveryReport
 from xaqueue.core.model import layout
 from xaqueue.core.model.block_files import damage_of
 from xaqueue.core.model.branch import Branch, State
@@ -337,17 +338,16 @@ class Space(Memory):
         if self.outcomes.of_local or xid[0] != LOCAL_FORMAT_ID:
             self.outcomes.remember(xid, outcome, branch.begun.by)
 
-    def close(self, ending: Callable[[Space], object] = lambda _: None) -> bool:
+    def close(self) -> bool:
         """Ends the use of the directories. Blocks of branches still active are rolled back by the next open.
 
-        ending: called before the last checkpoint. Returns whether the directories hold everything, durably to the level
-        of the space.
+        Returns whether the directories hold everything, durably to the level of the space.
         """
         failed = self.failure is not None
         if not failed:
             with suppress(ResourceFailed):  # then it is fenced, and the next open replays
                 self.check_owner()
-                ending(self)
+                self.features.close(self)
                 self.checkpoint()
         with self.lock:
             if self.closed:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from xaqueue.core.engine.disk_space import RoomLimit
+from xaqueue.core.engine.features import Features, Guard
 from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import definition_edits, layout
@@ -33,7 +34,6 @@ from xaqueue.core.model.record_kinds import RecordKinds
 from xaqueue.core.owner.chores import Chores, begin
 from xaqueue.core.owner.definitions_file import editing, keep_good, read_good, usable_definitions
 from xaqueue.core.owner.definitions_file import read_definitions as read_definitions
-from xaqueue.core.owner.owner_features import Guard, OwnerFeatures
 from xaqueue.core.owner.record import (
     READ_ONLY,
     READY,
@@ -88,7 +88,6 @@ class _Attached:
     background: list[Background]
     watchdog: Watchdog | None
     guard: Guard
-    features: OwnerFeatures
     owner: Owner
     users: int = 0
 
@@ -170,7 +169,7 @@ def hardening_of(flags: str | None, definitions: Definitions) -> Hardening:
 def attach(
     path: str | os.PathLike[str],
     *,
-    features: OwnerFeatures,
+    features: Features,
     create_missing: bool = False,
     sync: str | None = None,
     name: str | None = None,
@@ -211,7 +210,7 @@ def attach(
 def _open(
     root: Path,
     found: Format,
-    features: OwnerFeatures,
+    features: Features,
     sync: str | None,
     watch: bool,
     progress: Progress | None,
@@ -283,7 +282,7 @@ def _open(
         space.report.fenced_at = owner.fenced_at
         space.definer = QueuesFile(root, space)
         watching = _watch(root, space) if watch else None
-        background = start_background(space, features, lasting=watch)
+        background = start_background(space, lasting=watch)
         if space.read_only is None:
             watchdog = Watchdog(space, files, lambda why: record_trouble(files, lock, owner, why))
     except BaseException as error:
@@ -302,7 +301,7 @@ def _open(
         log.info(
             "[space-open] space %s is open, epoch %d, sync %s: a commit %s", root, epoch, hardening, hardening.promise
         )
-    return _Attached(space, files, lock, watching, background, watchdog, guard, features, owner)
+    return _Attached(space, files, lock, watching, background, watchdog, guard, owner)
 
 
 def _refusal(root: Path, error: BaseException, taken: OwnerFile | None) -> Error | None:
@@ -317,13 +316,13 @@ def _refusal(root: Path, error: BaseException, taken: OwnerFile | None) -> Error
     )
 
 
-def start_background(space: Space, features: OwnerFeatures, *, lasting: bool = False) -> list[Background]:
+def start_background(space: Space, *, lasting: bool = False) -> list[Background]:
     """What is done beside the sessions: the directories follow the journal, late branches end where no server sees to
     it, and the features' chores. lasting: it is to be open for long."""
     if space.read_only is not None:
         return []
     own = [Checkpoints(space), TimeLimits(space)] if space.waiting is THREADS else [Checkpoints(space)]
-    found = list[Background](begin(space, [*own, *features.chores(space, lasting)]))
+    found = list[Background](begin(space, [*own, *space.features.chores(space, lasting)]))
     if space.log.follows:
         space.wakes.pending = follower = Follower(space.log, space.fence)
         follower.wake()  # for what came meanwhile
@@ -352,8 +351,8 @@ def _detach(root: Path, attached: _Attached) -> None:
             space.is_closing = True
             for thread in attached.background:
                 thread.stop()
-            if space.close(attached.features.close):
-                attached.features.closed(space)
+            if space.close():
+                space.features.closed(space)
                 closed = replace(attached.owner, boot="", journalled=False, unclosed="")
                 write_owner(attached.files, attached.lock, closed)
         finally:

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 
 from xaqueue.core.engine import heuristics, quarantine, redo
 from xaqueue.core.engine.disk_space import segment_bytes
-from xaqueue.core.engine.memory import Keeping
+from xaqueue.core.engine.features import Keeping
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import change, layout
 from xaqueue.core.model.block_files import listed, ranges_in

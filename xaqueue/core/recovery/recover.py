@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from xaqueue.core.engine import heuristics, quarantine, redo
-from xaqueue.core.engine.memory import Features, RecoveryReport
+from xaqueue.core.engine.features import Features
+from xaqueue.core.engine.memory import RecoveryReport
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.model.branch import State

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from xaqueue.carried import Life
-from xaqueue.core.engine.memory import Gate
+from xaqueue.core.engine.features import Gate
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import QueueWaiting
 from xaqueue.features.carry.carrier import Carrier

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from xaqueue.core.engine.features import Guard
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.storage.fs import FileSystem
@@ -36,7 +37,7 @@ def check_level(hardening: Hardening) -> None:
         )
 
 
-class Pair:
+class Pair(Guard):
     """Of one owner; see above."""
 
     def __init__(self, root: Path, lock: OwnerFile, hardening: Hardening, *, beats: bool) -> None:
@@ -51,10 +52,6 @@ class Pair:
         self._stopped = threading.Event()
 
     def port(self, fs: FileSystem) -> FileSystem:
-        """The port to the directory, into which former owners rename nothing from now on.
-
-        Raises OSError, ResourceFailed.
-        """
         retire(fs, layout.ACTIVE, self._check_lock)
         if not self.beats:
             return fs
@@ -64,13 +61,11 @@ class Pair:
         return self._files
 
     def begin(self, epoch: int, modes: Modes) -> None:
-        """The file ``owner`` is this process's."""
         if self._files is not None:
             beat = threading.Thread(target=self._run, args=(epoch, modes.file), name="xaqueue-heartbeat", daemon=True)
             beat.start()
 
     def recovered(self, space: Space) -> None:
-        """From now on there is one that is fenced."""
         if self._files is not None:
             self._files.check = space.check_owner
 
@@ -81,7 +76,7 @@ class Pair:
             self._check = check
 
     def stop(self) -> None:
-        """It has written its last word. Waits for no heartbeat: that may hang, and one that comes late says little."""
+        """Waits for no heartbeat: that may hang, and one that comes late says little."""
         self._stopped.set()
         if self._files is not None:
             self._files.leave()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from xaqueue.core.engine.memory import Returns
+from xaqueue.core.engine.features import Returns
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import Block, Kind, encode_with_checksum

@@ -15,7 +15,7 @@ import json
 from dataclasses import asdict, astuple, dataclass, field
 from typing import Any
 
-from xaqueue.core.engine.memory import Gate
+from xaqueue.core.engine.features import Gate
 from xaqueue.core.model.branch import Branch, Call, Rider
 from xaqueue.core.model.layout import RESTORED, parse_xid
 from xaqueue.core.model.record_kinds import Opening, RecordKind

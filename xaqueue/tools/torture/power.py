@@ -24,7 +24,7 @@ from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.errors import DiskFull, Error
 from xaqueue.features import opening
-from xaqueue.features.opening import open_space, start_background
+from xaqueue.features.opening import open_space
 from xaqueue.features.session import Session
 from xaqueue.testing.crashing import CHANGES, LOOKS
 from xaqueue.testing.forgetful import ForgetfulFileSystem, Tree
@@ -91,7 +91,7 @@ class _Play:
     def run(self) -> None:
         """Raises DiskFull where that is what ended it."""
         threads = [threading.Thread(target=self._work, args=(worker,)) for worker in self.workers]
-        followers = start_background(self.space)
+        followers = open.start_background(self.space)
         self.port.lose_power_after(self.calls)
         try:
             for thread in threads:

@@ -12,7 +12,7 @@ import pytest
 from support.bare_space import ANY_QUEUE, FaultyFileSystem
 from xaqueue.connection import Connection
 from xaqueue.core.engine import heuristics
-from xaqueue.core.engine.memory import Features, Gate
+from xaqueue.core.engine.features import Features, Gate
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.branch import Branch, Rider
 from xaqueue.core.owner import open
