@@ -284,7 +284,7 @@ def test_what_helps_where_something_breaks(tmp_path: Path, monkeypatch: pytest.M
             damage.pop(words, lambda: None)()
             printed[words] = run_here(*shlex.split(words))
     assert damage == {}
-    assert "moved to quarantine: committed/queue=orders" in printed["check orders --repair"]
+    assert "set aside: committed/queue=orders" in printed["check orders --repair"]
     assert "from its last good copy" in printed["reconstruct -m"]
     assert "queue orders: 1 message back" in printed["reconstruct"]
     assert "a new journal begins" in printed["salvage-journal --yes"]

@@ -19,7 +19,6 @@ from xaqueue.cli.location import (
     SpaceOption,
     directory_of,
     location_of,
-    owned,
     paths_of,
     reached,
 )
@@ -74,12 +73,11 @@ def check(
     site = None if is_by_server else site_of(directory_of(space), is_dry=dry_run)
     if repair_too and not queue and site is not None:
         with output.progress_bar("checking") as bar:
-            repaired = one_space.repair(site, bar)
+            repaired = one_space.repair(site, bar, plan=plan)
     elif repair_too:
         with reached(location) if site is None or not dry_run else site.opened() as manager:
             repaired = _repaired(manager, queue)
-    if repaired is not None:
-        repaired.tell(plan)
+            repaired.tell(plan)
     found: list[Finding] = []
     if site is not None:
         with output.progress_bar("checking") as bar:
@@ -180,6 +178,7 @@ def _fields(finding: Finding, *names: str) -> dict[str, str]:
 
 
 def salvage_journal(
+    dry_run: DryRunOption = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do it, and do not ask.")] = False,
     json: JsonOption = False,
     space: DirectoryOption = None,
@@ -190,10 +189,10 @@ def salvage_journal(
     yet; with --yes, or once it is answered yes, does those again, keeps all segments in journal/ as .archive, and
     begins a new journal. What was lost may have been acknowledged. Exit 1 where nothing was done.
     """
-    directory = directory_of(space)
-    if is_owned(directory):
-        raise in_use(Path(directory), read_owner(directory), alone=True)
-    loss = find_loss(directory)
+    site, plan = site_of(directory_of(space), is_dry=dry_run), Plan()
+    if is_owned(site):
+        raise in_use(site.root, read_owner(site), alone=True)
+    loss = find_loss(site)
     if loss is None:
         typer.echo(output.json_text({"damage": None}) if json else "the journal is sound: nothing was done")
         return
@@ -202,24 +201,18 @@ def salvage_journal(
     document = {"damage": loss.damage, "lost": lost, "files": loss.files, "steps": steps, "done": None}
     if not json:
         _print_loss(loss)
-    if not yes:
+    if not (yes or dry_run):
         if json:
             output.as_json(document)
         agreed("" if json else "go on without what is lost?")
-    done = salvage(directory)
-    with owned(directory) as session:
-        opened = str(session.space.report)
+    done = salvage(site)
+    done.tell(plan, loss)
+    with output.progress_bar("reading messages") as bar, site.opened(bar) as session:
+        plan.opened = str(session.space.report)
     if json:
-        output.as_json(document | {"done": asdict(done), "opened": opened})
+        output.as_json(document | {"done": asdict(done), "opened": plan.opened} | plan.document(is_dry=dry_run))
         return
-    kept = (f"kept: {archive}" for archive in done.archives)
-    _echo(
-        "",
-        f"{output.counted(done.steps, 'step')} done again; a new journal begins",
-        *kept,
-        *done.notes,
-        f"opened: {opened}",
-    )
+    _echo("", *plan.lines(is_dry=dry_run))
 
 
 def _print_loss(loss: Loss) -> None:

@@ -21,6 +21,7 @@ from xaqueue.errors import InvalidArgument
 from xaqueue.message import check_queue_name
 from xaqueue.offline import aside
 from xaqueue.offline import reconstruct as rebuild
+from xaqueue.offline.plan import site_of
 
 
 def reconstruct(
@@ -28,6 +29,7 @@ def reconstruct(
     metadata: Annotated[
         bool, typer.Option("--metadata", "-m", help="Only FORMAT and queues.toml; messages are not looked at.")
     ] = False,
+    dry_run: DryRunOption = False,
     json: JsonOption = False,
     space: DirectoryOption = None,
 ) -> None:
@@ -41,21 +43,18 @@ def reconstruct(
         raise InvalidArgument("reconstruct takes a QUEUE, or --metadata")
     with output.progress_bar("reading") as bar:
         done = rebuild.reconstruct(
-            unchecked_directory_of(space),
+            site_of(unchecked_directory_of(space), is_dry=dry_run),
             check_queue_name(queue) if queue is not None else "",
             only_metadata=metadata,
             progress=bar,
         )
     if json:
-        output.as_json(asdict(done))
+        output.as_json(asdict(done) | done.plan.document(is_dry=dry_run))
         return
-    lines = [f"made again: {text}" for text in done.made]
-    if done.repaired is not None:
-        lines += [f"opened: {done.repaired.recovery}", *(f"set aside: {text}" for text in done.repaired.moved)]
-        lines += done.repaired.notes
-    lines += [f"queue {name}: {output.counted(many, 'message')} back" for name, many in done.back.items()]
-    lines += [f"left: {text}" for text in done.left]
-    typer.echo("\n".join(lines or ["FORMAT and queues.toml are as they should be"]))
+    lines = list(done.plan.lines(is_dry=dry_run))
+    typer.echo(
+        "\n".join(lines if done.plan.items or done.repaired else ["FORMAT and queues.toml are as they should be"])
+    )
 
 
 def clean(

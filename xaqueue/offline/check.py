@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from xaqueue.core.engine import heuristics, quarantine, redo
 from xaqueue.core.engine.session import Session
@@ -70,7 +69,7 @@ def check(
     progress: called with range directories read and all there are. live: whether an owner is at work; found out
     without it. queue: only what concerns this one.
     """
-    if not os.path.lexists(Path(place) / layout.FORMAT):
+    if not site_of(place).files().exists(layout.FORMAT):
         read_format(place)
     looked = SpaceCheck(place, is_owned(place) if live is None else live, kinds=kinds)
     yield from looked.one(queue, progress) if queue else looked.run(progress)
@@ -80,10 +79,12 @@ def repair(
     place: Site | str | os.PathLike[str],
     progress: Progress | None = None,
     then: Callable[[Session], object] = lambda _: None,
+    plan: Plan | None = None,
 ) -> Repaired:
     """Opens the space, which recovers it, and moves what is damaged yet into quarantine.
 
-    For a space that nobody uses, in this process neither. then: called at the end, with the space open.
+    For a space that nobody uses, in this process neither. then: called at the end, with the space open, and with the
+    plan told what was done until then.
     Raises SpaceInUse, SpaceError, InvalidArgument.
     """
     with site_of(place).opened(progress) as session:
@@ -97,8 +98,10 @@ def repair(
                 space.log.sync_names((QUARANTINE, finding.path.rpartition("/")[0]))
                 _forget(space, finding.path)
                 moved.append(f"{finding.path}: {finding.problem}")
+        done = Repaired(str(space.report), moved, notes)
+        done.tell(plan or Plan())
         then(session)
-        return Repaired(str(space.report), moved, notes)
+        return done
 
 
 def _forget(space: Space, path: str) -> None:

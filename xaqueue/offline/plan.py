@@ -39,19 +39,28 @@ from xaqueue.features.replica import options as replica
 from xaqueue.features.snapshots import options as snapshots
 from xaqueue.offline.overlay import Overlay
 
+MADE_AGAIN = "made again"
 SET_ASIDE = "set aside"
+BROUGHT_BACK = "brought back"
 LEFT = "left"
+GIVEN_UP = "given up"
+KEPT = "kept"
 
 log = logging.getLogger("xaqueue")
 
 
 class Item(NamedTuple):
-    """``path`` is relative to the space. ``action``: what is done, or was. ``lost``: by that, in words."""
+    """``path`` is relative to the space. ``action``: what is done, or was, and ``how``. ``lost``: by that, in words."""
 
     path: str
     wrong: str
     action: str
+    how: str = ""
     lost: str = ""
+
+    def __str__(self) -> str:
+        text = ": ".join(filter(None, (self.action, self.path, "; ".join(filter(None, (self.how, self.wrong))))))
+        return f"{text} (lost: {self.lost})" if self.lost else text
 
 
 @dataclass(slots=True)
@@ -64,22 +73,19 @@ class Plan:
     opened: str = ""
     """What the recovery said that came with it, if one did."""
 
-    def add(self, path: str, wrong: str, action: str, lost: str = "") -> None:
-        self.items.append(Item(path, wrong, action, lost))
-
     def set_aside(self, texts: Iterable[str]) -> None:
         """texts: as a recovery and a repair report what they quarantine."""
         for text in texts:
             path, _, wrong = text.partition(": ")
-            self.add(path, wrong, SET_ASIDE, _lost_with(path) if quarantine.TWICE not in wrong else "")
+            lost = _lost_with(path) if quarantine.TWICE not in wrong else ""
+            self.items.append(Item(path, wrong, SET_ASIDE, lost=lost))
 
     def lines(self, *, is_dry: bool = False) -> Iterator[str]:
         """For people."""
-        for path, wrong, action, lost in self.items:
-            yield f"{action}: {path}{f': {wrong}' if wrong else ''}{f' (lost: {lost})' if lost else ''}"
-        yield from self.notes
+        yield from map(str, self.items)
         if self.opened:
             yield f"opened: {self.opened}"
+        yield from self.notes
         if is_dry:
             yield "nothing was changed: without --dry-run it is done"
 
@@ -160,7 +166,7 @@ class Rehearsal(Site):
     @contextmanager
     def opened(self, progress: Progress | None = None) -> Iterator[Session]:
         """As by ``open.attach``; see ``alone``."""
-        with self.held() as fs, _quiet():
+        with self.held() as fs:
             try:
                 space, owner = self._recovered(fs, progress)
             except OSError as error:
@@ -219,7 +225,8 @@ class Rehearsal(Site):
             if is_owned(self.root) or read_owner(self.root) != before:
                 raise in_use(self.root, read_owner(self.root), alone=True)
             if not is_begun:
-                yield self._fs
+                with _quiet():
+                    yield self._fs
 
     def write_owner(self, fs: FileSystem, owner: Owner) -> None:
         self._owner = owner

@@ -14,9 +14,9 @@ what it has done. Nothing here gives up a part of the journal: that is ``salvage
 from __future__ import annotations
 
 import os
+import re
 import time
 import uuid
-from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -33,17 +33,16 @@ from xaqueue.core.model.format import checked_name, is_lost, parse, read_format,
 from xaqueue.core.model.layout import COMMITTED, FORMAT, QUARANTINE, QUEUES
 from xaqueue.core.owner.definitions_file import damage_of, read_good
 from xaqueue.core.owner.open import NEW_QUEUES
-from xaqueue.core.owner.record import in_use, read_owner
+from xaqueue.core.owner.record import read_owner
 from xaqueue.core.recovery.load import Progress
-from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.fs import FileSystem, replace_file
 from xaqueue.core.storage.ids import fresh_id
-from xaqueue.core.storage.owner_file import OwnerFile
 from xaqueue.errors import DamagedBlock, Error, InvalidArgument, SpaceError
-from xaqueue.features.session import attach, whole
+from xaqueue.features.session import whole
 from xaqueue.message import MessageId
 from xaqueue.offline import aside
 from xaqueue.offline.check import Repaired, repair
+from xaqueue.offline.plan import BROUGHT_BACK, LEFT, MADE_AGAIN, Item, Plan, Site, site_of
 
 
 @dataclass(slots=True)
@@ -55,49 +54,52 @@ class Reconstructed:
     repaired: Repaired | None = None
     back: dict[str, int] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
+    plan: Plan = field(default_factory=Plan)
 
 
 def reconstruct(
-    path: str | os.PathLike[str], queue: str = "", *, only_metadata: bool = False, progress: Progress | None = None
+    place: Site | str | os.PathLike[str],
+    queue: str = "",
+    *,
+    only_metadata: bool = False,
+    progress: Progress | None = None,
 ) -> Reconstructed:
     """Brings up a space that nobody has open, or brings back the messages of one queue.
 
     only_metadata: FORMAT and queues.toml, and the space is not opened.
     Raises SpaceInUse, SpaceError, InvalidArgument, ResourceFailed where the journal is damaged, OSError.
     """
-    done = Reconstructed()
+    done, site = Reconstructed(), site_of(place)
     if queue:
-        with closing(attach(path, watch=False, progress=progress)) as session:
+        with site.opened(progress) as core_session:
+            session = whole(core_session)
             found = session.repair(queue)
             done.repaired = Repaired(str(session.space.report), found.moved, found.left)
+            done.repaired.tell(done.plan)
             bring_back(session, done, queue)
         return done
-    done.made = remake(path)
+    done.plan.items += remake(site)
+    done.made = [f"{item.path}: {item.how}" for item in done.plan.items]
     if not only_metadata:
-        done.repaired = repair(path, progress, partial(bring_back, done=done))
+        done.repaired = repair(site, progress, partial(bring_back, done=done), done.plan)
     return done
 
 
-def remake(path: str | os.PathLike[str]) -> list[str]:
-    """Makes FORMAT and queues.toml again, as far as these are gone or damaged; returns what was done, in words."""
-    root = Path(path)
+def remake(place: Site | str | os.PathLike[str]) -> list[Item]:
+    """Makes FORMAT and queues.toml again, as far as these are gone or damaged."""
+    site = site_of(place)
+    root = site.root
     if os.path.lexists(root / layout.RESTORE_READY):
         raise SpaceError(f"a restore of {root} was cut off: `xaqueue restore --space {root}` finishes it")
     if not os.path.lexists(root / FORMAT) and not signs_of(root):
         raise SpaceError(f"{root} was no queue space: nothing is there to be reconstructed")
-    lock = OwnerFile(root)
-    try:
-        if not lock.hold():
-            raise in_use(root, read_owner(root))
-        with closing(DirectoryFileSystem(root)) as fs:
-            if not fs.is_dir(QUARANTINE):
-                fs.make_dir(QUARANTINE)
-            return [*make_format(fs, root), *make_definitions(fs, root), *make_committed(fs)]
-    finally:
-        lock.release()
+    with site.held() as fs:
+        if not fs.is_dir(QUARANTINE):
+            fs.make_dir(QUARANTINE)
+        return [*make_format(fs, root), *make_definitions(fs, root), *make_committed(fs)]
 
 
-def make_format(fs: FileSystem, root: Path) -> list[str]:
+def make_format(fs: FileSystem, root: Path) -> list[Item]:
     """By what the last owner wrote down; raises SpaceError where it is of another version."""
     why = _why_lost(root)
     if not why:
@@ -110,11 +112,12 @@ def make_format(fs: FileSystem, root: Path) -> list[str]:
         line = f"xaqueue {FORMAT_VERSION} {checked_name(root.resolve().name)} {uuid.uuid4()}"
     _replace(fs, FORMAT, line + "\n", why)
     if known:
-        return [f"{FORMAT}: {line!r}, as its last owner says"]
-    return [f"{FORMAT}: {line!r}, with a new id: who remembers how far it had read takes it for another space"]
+        return [Item(FORMAT, why, MADE_AGAIN, f"{line!r}, as its last owner says")]
+    how = f"{line!r}, with a new id: who remembers how far it had read takes it for another space"
+    return [Item(FORMAT, why, MADE_AGAIN, how, lost="the space's id")]
 
 
-def make_definitions(fs: FileSystem, root: Path) -> list[str]:
+def make_definitions(fs: FileSystem, root: Path) -> list[Item]:
     """From the last good copy, else with every queue that has a directory, in the order that queues have by default."""
     wrong = damage_of(root)
     if not wrong:
@@ -124,19 +127,20 @@ def make_definitions(fs: FileSystem, root: Path) -> list[str]:
     except (OSError, UnicodeDecodeError, InvalidArgument):
         return _define_anew(fs, root, wrong)
     _replace(fs, QUEUES, good, wrong)
-    return [f"{QUEUES}: from its last good copy"]
+    return [Item(QUEUES, wrong, MADE_AGAIN, "from its last good copy")]
 
 
-def make_committed(fs: FileSystem) -> list[str]:
+def make_committed(fs: FileSystem) -> list[Item]:
     """Where it is gone: what else tells of messages brings them back behind that."""
     if fs.is_dir(COMMITTED):
         return []
     make_dirs(fs, COMMITTED)
     fs.sync_dir("")
-    return [f"{COMMITTED}/: empty, all that was there is gone"]
+    how = "empty, all that was there is gone"
+    return [Item(f"{COMMITTED}/", "the directory is missing", MADE_AGAIN, how, lost="all messages there")]
 
 
-def _define_anew(fs: FileSystem, root: Path, wrong: str) -> list[str]:
+def _define_anew(fs: FileSystem, root: Path, wrong: str) -> list[Item]:
     names = [name for one in listed(fs, COMMITTED) if (name := layout.parse_queue_directory(one))]
     if not names and not os.path.lexists(root / QUEUES):
         return []
@@ -144,7 +148,8 @@ def _define_anew(fs: FileSystem, root: Path, wrong: str) -> list[str]:
     for name in names:
         text = definition_edits.with_queue(text, name, {"description": "found by reconstruct"})
     _replace(fs, QUEUES, text, wrong)
-    return [f"{QUEUES}: anew, with {', '.join(names) or 'no queue'}: look through it for all else that was defined"]
+    how = f"anew, with {', '.join(names) or 'no queue'}: look through it for all else that was defined"
+    return [Item(QUEUES, wrong, MADE_AGAIN, how, lost="all else that was defined")]
 
 
 def bring_back(session: Session, done: Reconstructed, queue: str = "") -> None:
@@ -168,9 +173,13 @@ def bring_back(session: Session, done: Reconstructed, queue: str = "") -> None:
         except Error as error:
             connection.rollback()
             done.left.append(f"{path}: {error}")
+            done.plan.items.append(Item(path, reason, LEFT, str(error)))
             continue
         done.back[wanted] = done.back.get(wanted, 0) + is_new
+        done.plan.items.append(Item(path, reason, BROUGHT_BACK, f"into queue {wanted}"))
         quarantine.mark(fs, name, partial(fs.sync_dir, QUARANTINE))
+    for name, many in done.back.items():
+        done.plan.notes.append(f"queue {name}: {many:,} message{'' if many == 1 else 's'} back")
 
 
 def _restore(connection: Connection, queue: str, data: bytes) -> bool:
@@ -190,7 +199,7 @@ def _why_lost(root: Path) -> str:
     except SpaceError as error:
         if not is_lost(root):
             raise
-        return str(error).partition(". Put it back")[0]
+        return re.split(r"; nothing was changed|\. Put it back", str(error))[0]
     return ""
 
 

@@ -15,26 +15,24 @@ from __future__ import annotations
 import logging
 import os
 import time
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from xaqueue.core.engine import quarantine, redo
 from xaqueue.core.model import change, layout
 from xaqueue.core.model.format import read_format
 from xaqueue.core.model.layout import JOURNAL
 from xaqueue.core.owner.definitions_file import usable_definitions
-from xaqueue.core.owner.record import find_group, in_use, open_to, read_owner
+from xaqueue.core.owner.record import Owner, find_group
 from xaqueue.core.recovery.from_journal import check_end
-from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.journal import whole_sectors
 from xaqueue.core.storage.journal_files import free_archive, make_segment
 from xaqueue.core.storage.journal_format import Record, Segment
 from xaqueue.core.storage.journal_reader import Gap, look, read_readable
-from xaqueue.core.storage.owner_file import OwnerFile
 from xaqueue.errors import JournalDamaged, SpaceError
 from xaqueue.features.kinds import KINDS, is_valid
+from xaqueue.offline.plan import GIVEN_UP, KEPT, Item, Plan, Site, site_of
 
 log = logging.getLogger("xaqueue")
 
@@ -68,12 +66,20 @@ class Salvaged:
     archives: list[str]
     notes: list[str]
 
+    def tell(self, plan: Plan, loss: Loss) -> None:
+        lost = [str(gap) for gap in loss.gaps] + ([f"{len(loss.files):,} files"] if loss.files else [])
+        done = f"{self.steps:,} step{'' if self.steps == 1 else 's'} done again; a new journal begins"
+        plan.items.append(Item(f"{JOURNAL}/", loss.damage, GIVEN_UP, done, ", ".join(lost)))
+        plan.items += (Item(archive, "", KEPT) for archive in self.archives)
+        plan.notes += self.notes
 
-def find_loss(path: str | os.PathLike[str]) -> Loss | None:
+
+def find_loss(place: Site | str | os.PathLike[str]) -> Loss | None:
     """What is lost of a space's journal; None where it is sound. Changes nothing. Raises SpaceError, OSError."""
-    read_format(path)
-    fs = DirectoryFileSystem(path, keep_unsynced=False)
-    damage = _damage(fs, path)
+    site = site_of(place)
+    read_format(site)
+    fs = site.files()
+    damage = _damage(fs, site.owner())
     if damage is None:
         return None
     readable = read_readable(fs, JOURNAL, is_valid)
@@ -83,22 +89,18 @@ def find_loss(path: str | os.PathLike[str]) -> Loss | None:
     return Loss(str(damage), list(damage.lost_files), gaps, steps)
 
 
-def salvage(path: str | os.PathLike[str]) -> Salvaged:
+def salvage(place: Site | str | os.PathLike[str]) -> Salvaged:
     """Goes on without what is lost. Raises SpaceInUse, SpaceError where the journal is sound, OSError."""
-    read_format(path)
-    definitions, _ = usable_definitions(path)
-    group = find_group(definitions.readers)
-    lock = OwnerFile(path)
-    try:
-        if not lock.hold():
-            raise in_use(Path(path), read_owner(path), alone=True)
-        with closing(DirectoryFileSystem(path, modes=open_to(Path(path), group))) as fs:
-            if _damage(fs, path) is None:
-                raise SpaceError(f"the journal of {os.fspath(path)} is sound: nothing is to be given up")
-            done = give_up(fs, definitions.journal_segment_bytes)
-    finally:
-        lock.release()
-    log.warning("[journal-salvaged] the journal of %s was given up; %d steps of it were done again", path, done.steps)
+    site = site_of(place)
+    read_format(site)
+    definitions, _ = usable_definitions(site)
+    find_group(definitions.readers)
+    with site.held() as fs:
+        if _damage(fs, site.owner()) is None:
+            raise SpaceError(f"the journal of {os.fspath(site)} is sound: nothing is to be given up")
+        done = give_up(fs, definitions.journal_segment_bytes)
+        text = "[journal-salvaged] the journal of %s was given up; %d steps of it were done again"
+        log.warning(text, os.fspath(site), done.steps)
     return done
 
 
@@ -126,8 +128,7 @@ def give_up(fs: FileSystem, segment_bytes: int) -> Salvaged:
     return Salvaged(len(readable.records), archives, notes)
 
 
-def _damage(fs: FileSystem, path: str | os.PathLike[str]) -> JournalDamaged | None:
-    owner = read_owner(path)
+def _damage(fs: FileSystem, owner: Owner | None) -> JournalDamaged | None:
     try:
         found = look(fs, JOURNAL, is_valid, used=owner is not None and owner.journalled)
         check_end(fs, found.records, found.position)

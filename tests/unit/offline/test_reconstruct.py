@@ -52,7 +52,7 @@ def test_format_as_the_last_owner_says(root: Path) -> None:
         if content:
             path.write_bytes(content)
         (made,) = remake(root)
-        assert made.endswith("as its last owner says")
+        assert made.how.endswith("as its last owner says")
         assert read_format(root) == was
     assert remake(root) == []
     assert {path.stem for path in (root / layout.QUARANTINE).iterdir()} == {"FORMAT", "FORMAT~2"}
@@ -63,7 +63,7 @@ def test_a_new_id_where_nobody_knows(root: Path) -> None:
     (root / layout.FORMAT).unlink()
     (root / layout.OWNER).unlink()
     (made,) = remake(root)
-    assert "with a new id" in made
+    assert "with a new id" in made.how
     assert read_format(root).name == "space"
     assert read_format(root).id != was.id
 
@@ -86,7 +86,8 @@ def test_a_space_in_use(root: Path) -> None:
 def test_definitions_from_the_copy_or_from_the_queues(root: Path) -> None:
     was = (root / layout.QUEUES).read_text()
     (root / layout.QUEUES).write_text("[")
-    assert remake(root) == ["queues.toml: from its last good copy"]
+    (made,) = remake(root)
+    assert str(made).startswith("made again: queues.toml: from its last good copy; queues.toml is no TOML: ")
     assert (root / layout.QUEUES).read_text() == was
     (root / layout.GOOD_QUEUES).unlink()
     for text in ("[", None):
@@ -94,7 +95,7 @@ def test_definitions_from_the_copy_or_from_the_queues(root: Path) -> None:
         if text:
             (root / layout.QUEUES).write_text(text)
         (made,) = remake(root)
-        assert "anew, with more, orders" in made
+        assert "anew, with more, orders" in made.how
         assert remake(root) == []
     assert bodies(root) == {b"first", b"second", b"third"}
     assert (root / layout.QUARANTINE / "queues.toml").read_text() == "["
