@@ -88,7 +88,7 @@ def check(
         rows = [_fields(finding, "severity", "path", "problem") for finding in found]
         output.as_json({"damage": len(damage), "findings": rows, **document})
     else:
-        _echo(*plan.lines(is_dry=dry_run))
+        output.lines(plan.lines(is_dry=dry_run))
         _print_findings(found, "severity", "path", "problem")
         advice = "; `xaqueue check --repair` sets it aside" if any(finding.movable for finding in damage) else ""
         typer.echo(f"{output.counted(len(damage), 'finding')} of damage{advice}" if damage else "no damage")
@@ -212,7 +212,7 @@ def salvage_journal(
     if json:
         output.as_json(document | {"done": asdict(done), "opened": plan.opened} | plan.document(is_dry=dry_run))
         return
-    _echo("", *plan.lines(is_dry=dry_run))
+    output.lines(["", *plan.lines(is_dry=dry_run)])
 
 
 def _print_loss(loss: Loss) -> None:

@@ -203,6 +203,12 @@ def one_line(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
+def lines(texts: Iterable[str]) -> None:
+    """Each as one, whatever is in the names of files."""
+    for text in texts:
+        typer.echo(one_line(text))
+
+
 def preview(body: bytes) -> str:
     """The first printable characters of a body, in one line."""
     text = body[: 4 * PREVIEW].decode("utf-8", "replace")

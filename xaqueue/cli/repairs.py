@@ -73,25 +73,21 @@ def clean(
     """
     span = parameters.span(older_than)
     assert span is not None
-    directory, age_s = directory_of(space), span / timedelta(seconds=1)
-    given_up, kept = aside.look(directory, age_s)
-    if not dry_run and given_up:
-        if not yes:
-            if output.may_ask() and not json:
-                _print(given_up)
-            agreed("" if json else "remove these for good?", "nothing was removed", ", and --dry-run shows what")
-        given_up, kept = aside.clean(directory, age_s)
-    if json:
-        output.as_json({"removed": [asdict(one) for one in given_up], "kept": [asdict(one) for one in kept]})
-        return
-    _print(given_up)
-    for one in kept:
-        typer.echo(output.one_line(f"kept: {one.path}: {one.kept}"))
-    size = output.size(sum(one.size_bytes for one in given_up))
-    typer.echo(f"{output.counted(len(given_up), 'entry', 'entries')}, {size}, {'to remove' if dry_run else 'removed'}")
-
-
-def _print(given_up: list[aside.Aside]) -> None:
+    site, age_s = site_of(directory_of(space), is_dry=dry_run), span / timedelta(seconds=1)
+    given_up, kept = aside.look(site, age_s)
+    if given_up and not (yes or dry_run):
+        if output.may_ask() and not json:
+            output.lines(aside.plan_of(given_up, kept).lines())
+        agreed("" if json else "remove these for good?", "nothing was removed", ", and --dry-run shows what")
     if given_up:
-        rows = [(one.path, output.size(one.size_bytes), output.moment(one.since)) for one in given_up]
-        output.table(("path", "size", "since"), rows)
+        given_up, kept = aside.clean(site, age_s)
+    plan = aside.plan_of(given_up, kept)
+    if json:
+        document = {"removed": [asdict(one) for one in given_up], "kept": [asdict(one) for one in kept]}
+        output.as_json(document | plan.document(is_dry=dry_run))
+        return
+    size = output.size(sum(one.size_bytes for one in given_up))
+    plan.notes.append(
+        f"{output.counted(len(given_up), 'entry', 'entries')}, {size}, {'to remove' if dry_run else 'removed'}"
+    )
+    output.lines(plan.lines())

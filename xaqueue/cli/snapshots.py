@@ -16,6 +16,7 @@ from xaqueue.cli import output
 from xaqueue.cli.exit_codes import ExitCode, agreed
 from xaqueue.cli.location import (
     DirectoryOption,
+    DryRunOption,
     JsonOption,
     SpaceOption,
     directory_of,
@@ -32,7 +33,9 @@ from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.features.carry.carrier_note import statuses as carriers_in
 from xaqueue.features.snapshots import manifest, store
+from xaqueue.features.snapshots.restoring import plan_of
 from xaqueue.features.snapshots.restoring import restore as restore_space
+from xaqueue.offline.plan import site_of
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -182,6 +185,7 @@ def restore(
         bool,
         typer.Option("--as-new", help="Also a snapshot of another space: that is here then, and nothing of this one."),
     ] = False,
+    dry_run: DryRunOption = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do it, and do not ask.")] = False,
     json: JsonOption = False,
     space: DirectoryOption = None,
@@ -202,25 +206,17 @@ def restore(
         raise InvalidArgument("--at is in the future: name a moment that has been")
     at_us = 0 if moment is None else (moment - EPOCH) // timedelta(microseconds=1)
     _name_carriers(Path(space))
-    if not yes:
-        agreed(f"replace what is in {space} by a snapshot?", "nothing was restored")
-    done = restore_space(space, snapshot, at_us=at_us, exact=exact, as_new=as_new)
+    if not (yes or dry_run):
+        agreed(f"replace what is in {space} by a snapshot?", "nothing was restored", ", and --dry-run shows what")
+    done = restore_space(site_of(space, is_dry=dry_run), snapshot, at_us=at_us, exact=exact, as_new=as_new)
+    plan = plan_of(done)
     if json:
-        output.as_json(asdict(done))
+        output.as_json(asdict(done) | plan.document(is_dry=dry_run))
         return
-    for one in done.passed:
-        typer.echo(one)
-    typer.echo(f"snapshot {done.snapshot} of {output.moment(done.taken_at)} is in place again")
-    if done.at:
-        typer.echo(f"and what the journal tells from there to {output.moment(done.at)}")
-    typer.echo(f"{output.counted(done.messages, 'message')} came back, each a possible duplicate")
+    plan.notes.append(f"{output.counted(done.messages, 'message')} came back, each a possible duplicate")
     if done.newer or not (exact or done.at):
-        typer.echo(f"{output.counted(done.newer, 'message')} added after it kept")
-    if done.lost:
-        typer.echo(f"{output.counted(done.lost, 'message')} added after it cannot be read: they are in {done.removed}")
-    if done.branches:
-        typer.echo(f"{output.counted(len(done.branches), 'branch', 'branches')} in doubt then: `xaqueue indoubt list`")
-    typer.echo(f"what was replaced is in {done.removed}")
+        plan.notes.append(f"{output.counted(done.newer, 'message')} added after it kept")
+    output.lines(plan.lines(is_dry=dry_run))
 
 
 def _name_carriers(space: Path) -> None:

@@ -23,11 +23,11 @@ from xaqueue.core.model.layout import JOURNAL, PREPARED, QUARANTINE, REMOVED
 from xaqueue.core.owner.definitions_file import usable_definitions
 from xaqueue.core.owner.open import is_owned
 from xaqueue.core.recovery.load import read_head
-from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.journal_files import ARCHIVE
 from xaqueue.errors import DamagedBlock, InvalidArgument
-from xaqueue.features.opening import attach
+from xaqueue.offline import plan
+from xaqueue.offline.plan import Item, Plan, Site, site_of
 
 REASON = ".reason"
 LEAST_S = 3600
@@ -65,34 +65,41 @@ def find(fs: FileSystem, before_us: int) -> tuple[list[Aside], list[Aside]]:
     return [one for one in old if not one.kept], [one for one in old if one.kept]
 
 
-def look(path: str | os.PathLike[str], age_s: float) -> tuple[list[Aside], list[Aside]]:
+def look(place: Site | str | os.PathLike[str], age_s: float) -> tuple[list[Aside], list[Aside]]:
     """As ``find``, of what was set aside so long ago."""
-    with closing(DirectoryFileSystem(path, keep_unsynced=False)) as fs:
+    with closing(site_of(place).files()) as fs:
         return find(fs, time.time_ns() // 1000 - int(age_s * 1_000_000))
 
 
-def clean(path: str | os.PathLike[str], age_s: float) -> tuple[list[Aside], list[Aside]]:
+def clean(place: Site | str | os.PathLike[str], age_s: float) -> tuple[list[Aside], list[Aside]]:
     """Removes for good what was set aside so long ago; returns it, and what has to stay.
 
     A space that nobody has open is opened before: a crash may have left steps to do again, which look for what was
     set aside. For the same reason that of an owner at work is to be older than its last checkpoint.
     Raises SpaceError, InvalidArgument, ResourceFailed, OSError.
     """
-    if is_owned(path):
-        least_s = max(LEAST_S, 2 * usable_definitions(path)[0].checkpoint_s)
+    site = site_of(place)
+    if is_owned(site):
+        least_s = max(LEAST_S, 2 * usable_definitions(site)[0].checkpoint_s)
         if age_s < least_s:
             raise InvalidArgument(f"the space is in use: at least {least_s} seconds are wanted, not {age_s:g}")
-        return _clean(path, age_s)
-    with closing(attach(path, watch=False)) as session:
+        return _clean(site, age_s)
+    with site.opened() as session:
         session.space.check()
-        return _clean(path, age_s)
+        return _clean(site, age_s)
 
 
-def _clean(path: str | os.PathLike[str], age_s: float) -> tuple[list[Aside], list[Aside]]:
-    given_up, kept = look(path, age_s)
-    with closing(DirectoryFileSystem(path)) as fs:
+def _clean(site: Site, age_s: float) -> tuple[list[Aside], list[Aside]]:
+    given_up, kept = look(site, age_s)
+    with closing(site.files()) as fs:
         remove(fs, [one.path for one in given_up])
     return given_up, kept
+
+
+def plan_of(given_up: Iterable[Aside], kept: Iterable[Aside]) -> Plan:
+    gone = [(one, f"set aside {plan.when(one.since)}", f"{one.size_bytes:,} bytes") for one in given_up]
+    items = [Item(one.path, wrong, plan.REMOVED, lost=lost) for one, wrong, lost in gone]
+    return Plan(items + [Item(one.path, one.kept, plan.KEPT) for one in kept])
 
 
 def remove(fs: FileSystem, given_up: Iterable[str]) -> None:

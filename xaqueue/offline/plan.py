@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from threading import get_ident
 from typing import Any, NamedTuple
@@ -45,6 +46,8 @@ BROUGHT_BACK = "brought back"
 LEFT = "left"
 GIVEN_UP = "given up"
 KEPT = "kept"
+REPLACED = "replaced"
+REMOVED = "removed"
 
 log = logging.getLogger("xaqueue")
 
@@ -92,6 +95,11 @@ class Plan:
     def document(self, *, is_dry: bool = False) -> dict[str, Any]:
         """For programs."""
         return {"plan": [item._asdict() for item in self.items], "dry_run": is_dry}
+
+
+def when(time_us: int | None) -> str:
+    """In UTC."""
+    return datetime.fromtimestamp((time_us or 0) / 1e6, UTC).isoformat(timespec="seconds")
 
 
 def _lost_with(path: str) -> str:

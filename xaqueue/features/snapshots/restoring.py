@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,22 +14,20 @@ from xaqueue.core.engine.session import Session
 from xaqueue.core.model import layout
 from xaqueue.core.model.format import is_lost, parse
 from xaqueue.core.owner.definitions_file import usable_definitions
-from xaqueue.core.owner.record import find_group, format_owner, in_use, open_to, read_owner
-from xaqueue.core.storage.directory_fs import DirectoryFileSystem
-from xaqueue.core.storage.modes import PRIVATE
-from xaqueue.core.storage.owner_file import OwnerFile
+from xaqueue.core.owner.record import find_group, read_owner
 from xaqueue.errors import InvalidArgument, OperationalError, SpaceError
 from xaqueue.features.kinds import KINDS
 from xaqueue.features.opening import attach
 from xaqueue.features.snapshots import restore as restoring
 from xaqueue.features.snapshots.options import policy_of
 from xaqueue.features.snapshots.restore import Done
+from xaqueue.offline.plan import BROUGHT_BACK, REPLACED, Item, Plan, Site, site_of, when
 
 log = logging.getLogger("xaqueue")
 
 
 def restore(
-    path: str | os.PathLike[str],
+    place: Site | str | os.PathLike[str],
     number: int | None = None,
     *,
     at_us: int = 0,
@@ -42,7 +40,8 @@ def restore(
     A space that can be opened is opened first, so that the newest messages are in its directories. Raises SpaceInUse,
     SpaceError.
     """
-    root = Path(path)
+    site = site_of(place)
+    root = site.root
     space_id = _id_of(root)
     if not (root / layout.SNAPSHOTS).is_dir():
         if not root.is_dir():
@@ -52,54 +51,55 @@ def restore(
         raise InvalidArgument("--at is in the future: name a moment that has been")
     if at_us and number is not None:
         raise InvalidArgument("--at takes the newest snapshot before that moment: leave --snapshot out")
-    group, queues, is_whole = None, "", False
+    queues, is_whole = "", False
     has_branches = (root / layout.PREPARED).is_dir()  # an open makes it
     with suppress(InvalidArgument):
         definitions, wrong = usable_definitions(root)
-        group = find_group(definitions.readers)
+        find_group(definitions.readers)
         queues = "" if exact else layout.GOOD_QUEUES if wrong else layout.QUEUES
     if not exact and not at_us and not (root / restoring.READY).exists():
-        with suppress(OperationalError, InvalidArgument):  # what is wrong with it, the restore mends
-            session = attach(root, watch=False)
+        with suppress(OperationalError, InvalidArgument), site.opened() as session:  # what is wrong, the restore mends
             is_whole = session.space.read_only is None and has_branches
-            session.close()
     try:
-        lock = OwnerFile(root)
-        try:
-            if not lock.hold():
-                raise in_use(root, read_owner(root), alone=True)
-            modes = open_to(root, group) if group is not None else PRIVATE
-            with closing(DirectoryFileSystem(root, keep_unsynced=False, modes=modes)) as fs:
+        with site.held() as fs:
 
-                def close() -> None:
-                    owner = read_owner(root)
-                    if owner is not None:
-                        line = fs.read(f"{restoring.PLACE}/{layout.FORMAT}").decode().strip()
-                        closed = replace(owner, epoch=owner.epoch + 1, boot="", journalled=False, unclosed="")
-                        closed = replace(closed, trouble="", state="", space=line)
-                        lock.write(fs, format_owner(closed))
+            def close() -> None:
+                owner = site.owner()
+                if owner is not None:
+                    line = fs.read(f"{restoring.PLACE}/{layout.FORMAT}").decode().strip()
+                    closed = replace(owner, epoch=owner.epoch + 1, boot="", journalled=False, unclosed="")
+                    site.write_owner(fs, replace(closed, trouble="", state="", space=line))
 
-                now_us = time.time_ns() // 1000
-                return restoring.restore(
-                    fs,
-                    number,
-                    now_us,
-                    kinds=KINDS,
-                    at_us=at_us,
-                    exact=exact,
-                    queues=queues,
-                    is_whole=is_whole,
-                    space_id=space_id,
-                    as_new=as_new,
-                    close=close,
-                )
-        finally:
-            lock.release()
+            return restoring.restore(
+                fs,
+                number,
+                time.time_ns() // 1000,
+                kinds=KINDS,
+                at_us=at_us,
+                exact=exact,
+                queues=queues,
+                is_whole=is_whole,
+                space_id=space_id,
+                as_new=as_new,
+                close=close,
+            )
     except OSError as error:
         raise SpaceError(
             f"{root} cannot be restored: {error.filename or ''} {error.strerror}. Nothing is lost: mend that, and call "
             "`xaqueue restore` again"
         ) from error
+
+
+def plan_of(done: Done) -> Plan:
+    how = f"by snapshot {done.snapshot} of {when(done.taken_at)}"
+    how += f", and what the journal tells from there to {when(done.at)}" if done.at else ""
+    lost = f"{done.lost:,} messages added after it, which cannot be read" if done.lost else ""
+    unknown = "in doubt then, and nobody can tell whether it was decided since"
+    branches = [
+        Item(f"{layout.PREPARED}/{xid}", unknown, BROUGHT_BACK, "see `xaqueue indoubt`") for xid in done.branches
+    ]
+    replaced = Item(".", "", REPLACED, f"{how}; what was there is in {done.removed}", lost)
+    return Plan([replaced, *branches], list(done.passed))
 
 
 def _id_of(root: Path) -> str:
