@@ -39,7 +39,7 @@ README = (ROOT / "README.md").read_text()
 BLOCKS: list[tuple[str, str]] = re.findall(r"^```(python|sh)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 GUIDE = ROOT / "man" / "guide"
 COMMAND = re.compile(r"^    ((?:xaqueue|python|uvicorn|curl|cp|kill|sed|pip|docker|export) .*)$", re.MULTILINE)
-PAGES_ELSEWHERE = {"backup": 9, "standby": 9, "replica": 15, "repair": 8}
+PAGES_ELSEWHERE = {"backup": 10, "standby": 9, "replica": 15, "repair": 8}
 """Run by test_examples, each line; so many commands they show."""
 BY_HAND = ("pip install", "docker ", "xaqueue serve --space data/orders --http 127.0.0.1:8000")
 """For the reader's machine; the console has a ring of its own."""

@@ -136,7 +136,7 @@ def test_the_commands_of_the_guide_to_backups_work(tmp_path: Path) -> None:
     for line in ("init data/shop", "define orders", "put orders one", "put orders two"):
         call(f"xaqueue {line}")
     commands = [line for line in told.splitlines() if line.startswith(("    xaqueue ", "    cp "))]
-    assert len(commands) == 9
+    assert len(commands) == 10
     (to_a_moment,) = [line for line in commands if "--at" in line]
     for line in commands:
         if line is not to_a_moment:
