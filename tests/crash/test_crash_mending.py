@@ -1,0 +1,129 @@
+"""Whatever mends a space may be killed before any of its changes, and does the rest when it runs again; nothing that
+stood there is destroyed."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import xaqueue
+from support.harms import garbled, harmed, littered, replaceable, torn
+from xaqueue.core.model import layout
+from xaqueue.core.owner.record import Owner, format_owner
+from xaqueue.core.storage.directory_fs import DirectoryFileSystem
+from xaqueue.core.storage.fs import FileSystem, replace_file
+from xaqueue.errors import SpaceError
+from xaqueue.features.snapshots.restoring import restore
+from xaqueue.offline import aside
+from xaqueue.offline.check import check, repair
+from xaqueue.offline.findings import Severity
+from xaqueue.offline.plan import Rehearsal, Site
+from xaqueue.offline.reconstruct import reconstruct
+from xaqueue.offline.salvage import salvage
+from xaqueue.testing.crashing import CHANGES, Crashed
+
+pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("quiet")]
+
+YEAR_S = 365 * 86_400
+KEPT = (layout.COMMITTED, layout.PREPARED, layout.HEURISTIC, layout.QUARANTINE, layout.REMOVED, layout.JOURNAL)
+
+
+class Killed(DirectoryFileSystem):
+    """Its process is killed before it changes the names or the content of files once more."""
+
+    def __init__(self, root: Path, after: int) -> None:
+        super().__init__(root, keep_unsynced=False)
+        self.left = after
+        self.is_dead = False
+
+
+def dying(name: str) -> Callable[..., Any]:
+    def call(fs: Killed, *arguments: Any) -> Any:
+        if fs.is_dead or (fs.left == 0 and not name.startswith("sync")):
+            fs.is_dead = True
+            raise Crashed(name)
+        fs.left -= not name.startswith("sync")
+        return getattr(DirectoryFileSystem, name)(fs, *arguments)
+
+    return call
+
+
+for _name in CHANGES:
+    setattr(Killed, _name, dying(_name))
+
+
+class OnDisk(Rehearsal):
+    """In earnest, on files of which a test can be the killer; without a lock, and without threads."""
+
+    def __init__(self, root: Path, fs: Killed) -> None:
+        super().__init__(root)
+        self.fs = fs
+
+    def files(self) -> FileSystem:
+        return self.fs
+
+    @contextmanager
+    def held(self) -> Iterator[FileSystem]:
+        yield self.fs
+
+    def write_owner(self, fs: FileSystem, owner: Owner) -> None:
+        replace_file(fs, layout.OWNER, format_owner(owner))
+
+
+def salvaged(site: Site) -> None:
+    with suppress(SpaceError):  # "is sound": it was killed when that was done
+        salvage(site)
+
+
+DOORS: dict[str, tuple[Callable[[Path], Path], Callable[[Site], object]]] = {
+    "check": (harmed, repair),
+    "reconstruct": (garbled, reconstruct),
+    "salvage-journal": (torn, salvaged),
+    "restore": (replaceable, restore),
+    "clean": (littered, lambda site: aside.clean(site, YEAR_S)),
+}
+
+
+def contents(root: Path) -> set[bytes]:
+    """Of messages, blocks and definitions, wherever they stand; a segment that is written to is none of these."""
+    paths = [root / layout.FORMAT, root / layout.QUEUES, *(path for name in KEPT for path in (root / name).rglob("*"))]
+    files = [path for path in paths if path.is_file() and path.suffix not in (".reason", ".log")]
+    return {path.read_bytes() for path in files if path.name not in (".watermark", "old")}
+
+
+def state(root: Path) -> tuple[object, ...]:
+    assert [found for found in check(root) if found.severity is Severity.DAMAGE and found.movable] == []
+    with xaqueue.connect(root) as connection:
+        bodies = sorted(message.body for message in connection.browse("orders"))
+        return (
+            bodies,
+            sorted(connection.tpc_recover(), key=str),
+            sorted(path.name for path in root.glob("removed/mine")),
+        )
+
+
+@pytest.mark.parametrize(("make", "mend"), DOORS.values(), ids=DOORS)
+def test_it_goes_on(tmp_path: Path, make: Callable[[Path], Path], mend: Callable[[Site], object]) -> None:
+    begin = make(tmp_path / "begin")
+    done = shutil.copytree(begin, tmp_path / "done")
+    mend(Site(done))
+    wanted = state(done)
+    for after in itertools.count():
+        root = shutil.copytree(begin, tmp_path / "killed")
+        before = contents(root)
+        fs = Killed(root, after)
+        with suppress(Crashed):
+            mend(OnDisk(root, fs))
+        mend(Site(root))
+        assert before <= contents(root)
+        assert state(root) == wanted
+        shutil.rmtree(root)
+        if not fs.is_dead:
+            break
+    assert after > 10

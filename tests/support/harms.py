@@ -1,0 +1,64 @@
+"""Spaces that are to be mended: each of these makes one, where there is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import xaqueue
+from support import broken_journal
+from xaqueue.core.model import layout
+
+RANGE = f"{layout.queue_path('orders')}/range=0000000000000"
+
+
+def harmed(root: Path) -> Path:
+    """Damaged: a message's body, a message under a strange name, and a file that is nothing."""
+    broken_journal.make(root)
+    xaqueue.connect(root).close()  # which lets the journal go
+    _, second, third, *_ = sorted((root / RANGE).iterdir())
+    content = bytearray(second.read_bytes())
+    content[-1] ^= 1
+    second.write_bytes(content)
+    third.rename(third.with_name("strange"))
+    (root / layout.PREPARED / "junk").write_bytes(b"junk")
+    return root
+
+
+def garbled(root: Path) -> Path:
+    """What an open cannot do without, too."""
+    harmed(root)
+    (root / layout.FORMAT).unlink()
+    (root / layout.QUEUES).write_text("[garbled")
+    return root
+
+
+def torn(root: Path) -> Path:
+    """Killed, and a record of the journal is lost."""
+    broken_journal.make(root)
+    broken_journal.damage(root, 2)
+    return root
+
+
+def replaceable(root: Path) -> Path:
+    """A snapshot was taken, and then a message, and all of it was damaged; a branch of then is decided."""
+    broken_journal.make(root)
+    with xaqueue.connect(root) as connection:
+        connection.snapshot()
+        connection.enqueue("orders", b"later")
+        connection.commit()
+        connection.enqueue("later", b"later")
+    for path in (root / layout.queue_path("later")).rglob("*.*"):
+        path.write_bytes(b"garbled")
+    (root / layout.QUEUES).write_text("[garbled")
+    return root
+
+
+def littered(root: Path) -> Path:
+    """Years ago, and just now; the next open does so as well."""
+    broken_journal.make(root)
+    (root / RANGE / "strange").write_bytes(b"strange")
+    (root / layout.REMOVED / "20200101T000000Z").mkdir(parents=True)
+    (root / layout.REMOVED / "20200101T000000Z" / "old").write_bytes(b"old")
+    (root / layout.REMOVED / "mine").mkdir()
+    (root / layout.QUARANTINE / "junk").write_bytes(b"junk")
+    return root
