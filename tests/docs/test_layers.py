@@ -44,7 +44,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     *(
         ("xaqueue.features.dedup", "xaqueue.features.groups", "xaqueue.features.limits", "xaqueue.features.counters"),
         ("xaqueue.features.carry", "xaqueue.features.topics", "xaqueue.features.scrub", "xaqueue.features.pair"),
-        ("xaqueue.features.retries", "xaqueue.features.snapshots"),
+        ("xaqueue.features.retries", "xaqueue.features.snapshots", "xaqueue.features.ages"),
         ("xaqueue.features.batches", "xaqueue.features.streams", "xaqueue.features.replica"),
     ),
     ("xaqueue.features.kinds", "xaqueue.features.options"),

@@ -20,6 +20,7 @@ from xaqueue.core.storage.hardening import Hardening
 from xaqueue.core.storage.owner_file import OwnerFile
 from xaqueue.core.storage.scheduling import THREADS, Threads
 from xaqueue.errors import SpaceError
+from xaqueue.features.ages.chores import Expire
 from xaqueue.features.batches.rule import BatchRule
 from xaqueue.features.batches.sweep import Sweep
 from xaqueue.features.carry import carry
@@ -66,6 +67,7 @@ class Whole(Features):
         return store.journal_epoch(port)
 
     def chores(self, space: Space, lasting: bool) -> Iterator[Chore]:
+        yield Expire(space)
         yield Clear(space)
         yield PruneJournal(space)
         yield WriteCounters(space)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from xaqueue.core.model.definitions import ACCESS, OF_QUEUE, OF_SPACE
 from xaqueue.core.model.options import Known
+from xaqueue.features.ages import options as ages
 from xaqueue.features.batches import options as batches
 from xaqueue.features.dedup import options as dedup
 from xaqueue.features.groups import groups
@@ -19,13 +20,14 @@ from xaqueue.features.streams import options as streams
 from xaqueue.features.topics import options as topics
 
 _ORDER, _DESCRIPTION, _SYNC = OF_QUEUE
+_LIMITS = (ages.MAX_AGE_S, *limits.KEYS)
 _TIMES = (batches.SWEEP_AFTER_S, batches.FORGET_AFTER_S, streams.CLEANUP_INTERVAL_S)
 KNOWN = Known(
     space=(*OF_SPACE[:-3], *_TIMES, OF_SPACE[-3], scrub.DAYS, *OF_SPACE[-2:]),
-    queue=(_ORDER, _DESCRIPTION, *retries.KEYS, *limits.KEYS, _SYNC, topics.TOPIC, topics.MATCH, dedup.WINDOW_S),
+    queue=(_ORDER, _DESCRIPTION, *retries.KEYS, *_LIMITS, _SYNC, topics.TOPIC, topics.MATCH, dedup.WINDOW_S),
     tables=(topics.TOPICS, ACCESS, snapshots.TABLE, replica.TABLE),
     checks=(retries.check, limits.check, topics.check),
     undefining=(topics.check_undefining,),
     reloading=(replica.check_reloading,),
-    acts=(groups.act, retries.act, limits.act),
+    acts=(groups.act, retries.act, limits.act, ages.act),
 )

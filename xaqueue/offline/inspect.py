@@ -19,7 +19,7 @@ from xaqueue.core.engine import disk_space
 from xaqueue.core.engine.messages import message_of
 from xaqueue.core.model import layout, message_name, records
 from xaqueue.core.model.block_files import listed, read_checked
-from xaqueue.core.model.definitions import Definitions
+from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.core.model.format import Format, read_format
 from xaqueue.core.model.layout import JOURNAL
 from xaqueue.core.model.order import Order
@@ -32,6 +32,7 @@ from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.journal_format import parse_name
 from xaqueue.core.storage.regular import NO_FILE
 from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError
+from xaqueue.features.ages.options import ends_at
 from xaqueue.features.carry import carrier_note
 from xaqueue.features.counters import counters
 from xaqueue.features.counters.values import Counters, Counting
@@ -359,24 +360,25 @@ def browse(
     if upto is not None:
         places = [place for place in places if place[0] <= upto]
     retries, past = records.read_retries(fs, queue), restored.read(fs)
-    for seq, message_id, tags in _ordered(places, _order(path, queue)):
+    definition = _defined(path, queue)
+    for seq, message_id, tags in _ordered(places, definition.order):
         where, retry = layout.message_path(queue, seq, message_id, tags), retries.get((seq, message_id))
         try:
             message = message_of(queue, seq, message_id, read_checked(fs, where), retry.tries if retry else 0)
+            ends = ends_at(fs, where, message, definition)
         except FileNotFoundError:
             continue  # consumed meanwhile
         except DamagedBlock as damage:
             damaged(seq, str(damage))
             continue
         message.properties.possible_duplicate |= past.came_back(queue, seq)
-        if message.properties.expires_at is None or message.properties.expires_at > time.time_ns() // 1000:
+        if ends > time.time_ns() // 1000:
             yield message
 
 
-def _order(path: str | os.PathLike[str], queue: str) -> Order:
+def _defined(path: str | os.PathLike[str], queue: str) -> QueueDefinition:
     definitions, _ = _definitions(path)  # what is wrong with them is told by status
-    definition = definitions.of(queue)
-    return definition.order if definition is not None else Order.FIFO
+    return definitions.of(queue) or QueueDefinition()
 
 
 def _ordered(places: list[Place], order: Order) -> list[Place]:

@@ -31,6 +31,7 @@ from xaqueue.core.storage.hardening import Hardening
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.endpoint import MEMORY
 from xaqueue.errors import InvalidArgument, ResourceFailed
+from xaqueue.features.ages.chores import Expire
 from xaqueue.features.opening import open_space
 from xaqueue.features.session import Session
 from xaqueue.features.streams.cleanup import Clear
@@ -159,7 +160,7 @@ class MemorySpace:
             now_ns=lambda: time.time_ns() + self._ahead_ns,
         )
         engine.definer = _Definer(self._define, self._undefine)
-        self._threads = [_Chores(engine, [chore(engine)]) for chore in (Clear, TimeLimits)]
+        self._threads = [_Chores(engine, [Expire(engine), Clear(engine)]), _Chores(engine, [TimeLimits(engine)])]
 
     def _stop(self) -> None:
         """Ends the engine where it is; nothing more is written."""

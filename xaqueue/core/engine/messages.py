@@ -250,7 +250,10 @@ def browse(space: Space, name: str, limit: int | None, id_digits: str = "") -> I
         why = space.why_shut(name) if space.gates else None
         if why is not None:
             raise why
-        entries = space.queue(name).index.entries(space.now_us())
+        queue = space.queue(name)
+        while not _is_told(space, queue, now := space.now_us()):
+            _wait(queue, BREATH_S)
+        entries = queue.index.entries(now)
     if id_digits:
         entries = (entry for entry in entries if entry.message_id.hex().startswith(id_digits))
     return _read_each(space, name, entries, limit)
@@ -319,6 +322,9 @@ def _take(
             if space.gates and _is_shut(space, queue, deadline):
                 continue
             now = space.now_ns() // 1000
+            if queue.index.clock is not None and not _is_told(space, queue, now):
+                _wait(queue, BREATH_S)
+                continue
             entry = queue.index.take(
                 now,
                 message_id=message_id,
@@ -347,6 +353,12 @@ def _take(
             if due is not None and due > now:
                 left = min(left, (due - now) / 1e6 + 0.001)
             _wait(queue, min(left, LOOK_S))
+
+
+def _is_told(space: Space, queue: Queue, now: int) -> bool:
+    """Whether the index knows all that has expired. Called with the lock held."""
+    clock = queue.index.clock
+    return clock is None or clock.due > now or clock.strike(space, queue, now)
 
 
 def _is_shut(space: Space, queue: Queue, deadline: float | None) -> bool:

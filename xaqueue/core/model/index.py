@@ -10,10 +10,24 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection
 from heapq import heappop, heappush
+from typing import Any, Protocol
 
 from xaqueue.core.model.entry import Entry, Retry
+from xaqueue.core.model.message_name import read_tags
 from xaqueue.core.model.order import PIECE, SPARE_KEYS, DeliveryOrder, Order
 from xaqueue.message import MessageId
+
+
+class Clock(Protocol):
+    """Says that messages of one queue expire sooner than they themselves say."""
+
+    limit_us: int
+    due: int
+    """It has nothing to say before."""
+
+    def strike(self, space: Any, queue: Any, now: int) -> bool:
+        """It is due: says so of those whose time has come (``expire_at``), or of some. Whether of all. Called with the
+        lock held."""
 
 
 class QueueIndex(DeliveryOrder):
@@ -28,6 +42,8 @@ class QueueIndex(DeliveryOrder):
         """Who has had so many is delivered no more; 0: there is no limit."""
         self.exhausted: list[Entry] = []
         """Found so and locked for it; whoever moves them to another queue takes them from here."""
+        self.clock: Clock | None = None
+        """Where one is to be asked before the index is."""
 
     def take(
         self,
@@ -75,6 +91,27 @@ class QueueIndex(DeliveryOrder):
             entry = self._entries.get(heappop(self._expiring)[1])
             if entry is not None:
                 self._due(entry, now)
+
+    def numbered(self, seq: int) -> Entry | None:
+        """The entry of the message with this number; see ``find``."""
+        if seq in self._packed:
+            self._queue(self._unpack(self._packed.pop(seq)))
+        return self._entries.get(seq)
+
+    def expire_at(self, entry: Entry, when: int) -> None:
+        """It expires then, where it does not say itself that it does so sooner."""
+        entry.is_plain = False
+        if entry.expires_at is None or entry.expires_at > when:
+            entry.expires_at = when
+            heappush(self._expiring, (when, entry.seq))
+
+    def expire_as_named(self) -> None:
+        """All expire as they themselves say from here on; those that were to leave are looked at again."""
+        for entry in self._entries.values():
+            entry.expires_at = read_tags(entry.tags).expires_at
+        found, self.expired = self.expired, []
+        for entry in found:
+            self.release(entry)
 
     @property
     def has_to_leave(self) -> bool:

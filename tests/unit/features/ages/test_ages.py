@@ -1,0 +1,473 @@
+"""A message expires so long after its commit as its queue says, for everybody at once, and as by a time of its own."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import xaqueue
+from support.bare_space import BareSpace, bare_space
+from support.crash_level import NOON_US
+from support.served import ServerThread
+from xaqueue.core.model.definitions import Definitions, QueueDefinition, parse
+from xaqueue.core.model.order import Order
+from xaqueue.core.owner import open
+from xaqueue.core.owner.chores import NEVER, Chores
+from xaqueue.errors import InvalidArgument
+from xaqueue.features.ages import ages
+from xaqueue.features.ages.chores import Expire
+from xaqueue.features.counters.values import Counters
+from xaqueue.features.session import Session
+from xaqueue.features.streams import cleanup
+from xaqueue.offline import inspect
+from xaqueue.offline.reader import QueueReader
+from xaqueue.rpc.methods.service import queue_list
+from xaqueue.xid import Xid
+
+pytestmark = pytest.mark.usefixtures("quiet")
+
+PATIENCE_S = 60.0
+SECOND_US = 1_000_000
+AGE_S = 100
+
+
+def limited(age_s: int = AGE_S, order: Order = Order.FIFO, **more: object) -> QueueDefinition:
+    return QueueDefinition(order, options={"max_age_s": age_s, **more})
+
+
+PLAIN = QueueDefinition()
+DEFINED = Definitions(
+    {
+        "q": limited(),
+        "short": limited(10),
+        "newest": limited(order=Order.LIFO),
+        "first": limited(order=Order.PRIORITY),
+        "kept": limited(expiry_queue="late"),
+        "late": limited(),
+        "plain": PLAIN,
+    }
+)
+
+
+class Clock:
+    now_us = NOON_US
+
+    def __call__(self) -> int:
+        return self.now_us
+
+    def on(self, seconds: float) -> None:
+        self.now_us += int(seconds * SECOND_US)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture(params=["NONE", "FDATASYNC;DSYNC", "JOURNAL"])
+def bare(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterator[BareSpace]:
+    with bare_space(tmp_path / "s", request.param, clock, DEFINED) as made:
+        yield made
+
+
+def put(bare: BareSpace, queue: str, *bodies: bytes) -> None:
+    """And the directories have followed."""
+    bare.put(queue, *bodies)
+    bare.space.settle()
+
+
+def define(bare: BareSpace, queue: str, definition: QueueDefinition) -> None:
+    bare.space.redefine(Definitions({**bare.space.definitions.queues, queue: definition}))
+
+
+class Unhurried(Chores):
+    """Never over."""
+
+    def __init__(self) -> None:
+        pass
+
+    def is_over(self) -> bool:
+        return False
+
+
+def look(bare: BareSpace) -> float:
+    """In how many seconds it looks again."""
+    made = Expire(bare.space)
+    made.run(Unhurried())
+    return made.left_s()
+
+
+def browsed(bare: BareSpace, queue: str) -> list[bytes]:
+    with bare.connect() as connection:
+        return [message.body for message in connection.browse(queue)]
+
+
+@pytest.mark.parametrize("queue", ["q", "newest", "first"])
+def test_it_is_given_out_until_its_time_and_not_from_then_on(bare: BareSpace, clock: Clock, queue: str) -> None:
+    put(bare, queue, b"1")
+    clock.on(60)
+    put(bare, queue, b"2")
+    clock.now_us = NOON_US + AGE_S * SECOND_US - 1
+    assert sorted(bare.take(queue)) == sorted(browsed(bare, queue)) == [b"1", b"2"]
+    clock.now_us += 1
+    assert browsed(bare, queue) == bare.take(queue) == [b"2"]
+    clock.on(60)
+    assert bare.take(queue) == browsed(bare, queue) == []
+    assert cleanup.expire(bare.space)
+    bare.space.settle()
+    assert bare.messages(queue) == []
+    assert bare.space.queues[queue].memory_of(Counters).expired == 2
+
+
+def test_who_asks_for_one_by_its_id_is_not_given_it_either(bare: BareSpace, clock: Clock) -> None:
+    with bare.connect() as connection:
+        message_id = connection.enqueue("q", b"1", correlation_id=b"c")
+        connection.commit()
+        bare.space.settle()
+        clock.on(AGE_S)
+        assert connection.dequeue("q", message_id=message_id) is None
+        assert connection.dequeue("q", correlation_id=b"c") is None
+        assert not connection.remove("q", message_id)
+        assert connection.dequeue_many("q", 10) == []
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_it_counts_from_the_commit_on(bare: BareSpace, clock: Clock, dies: bool) -> None:
+    """Not from its enqueue, nor from its prepare."""
+    xid = bare.prepare("slow", add=[("q", b"1")])
+    clock.on(2 * AGE_S)
+    if dies:
+        bare.reopen()
+    with bare.connect() as connection:
+        connection.tpc_commit(xid)
+    bare.space.settle()
+    clock.on(AGE_S - 1)
+    assert bare.take("q") == [b"1"]
+    clock.on(1)
+    assert bare.take("q") == []
+
+
+def test_it_holds_over_a_restart_whenever_that_is(bare: BareSpace, clock: Clock) -> None:
+    put(bare, "q", b"1")
+    clock.on(60)
+    put(bare, "q", b"2")
+    bare.reopen()
+    assert bare.take("q") == [b"1", b"2"]
+    clock.on(40)
+    bare.reopen()
+    assert bare.take("q") == [b"2"]
+    bare.reopen()
+    clock.on(60)
+    assert bare.take("q") == []
+
+
+def test_each_queue_that_shares_a_message_has_its_own_limit(bare: BareSpace, clock: Clock) -> None:
+    with bare.connect() as connection:
+        connection.enqueue_to(["q", "short", "plain"], b"1")
+        connection.commit()
+    bare.space.settle()
+    clock.on(10)
+    assert [bare.take(queue) for queue in ("q", "short", "plain")] == [[b"1"], [], [b"1"]]
+    assert cleanup.expire(bare.space)
+    bare.space.settle()
+    assert [len(bare.messages(queue)) for queue in ("q", "short", "plain")] == [1, 0, 1]
+    bare.reopen()
+    clock.on(AGE_S)
+    assert [bare.take(queue) for queue in ("q", "short", "plain")] == [[], [], [b"1"]]
+
+
+def test_its_own_time_holds_where_that_is_sooner(bare: BareSpace, clock: Clock) -> None:
+    session, xid = Session(bare.space), Xid(1, b"x", b"")
+    session.start(xid)
+    session.enqueue("q", b"soon", expires_at=NOON_US + SECOND_US)
+    session.enqueue("q", b"later", expires_at=NOON_US + 1000 * SECOND_US)
+    session.end(xid)
+    session.prepare(xid)
+    session.commit(xid)
+    bare.space.settle()
+    clock.on(1)
+    assert bare.take("q") == [b"later"]
+    clock.on(AGE_S - 1)
+    assert bare.take("q") == []
+
+
+def test_whoever_holds_it_may_consume_it_and_what_comes_back_leaves(bare: BareSpace, clock: Clock) -> None:
+    put(bare, "q", b"1", b"2")
+    with bare.connect() as one, bare.connect() as other:
+        assert one.dequeue("q") is not None
+        assert other.dequeue("q") is not None
+        clock.on(AGE_S)
+        assert bare.take("q") == []
+        assert cleanup.expire(bare.space)
+        one.commit()
+        other.rollback()
+    assert bare.take("q") == []
+    assert cleanup.expire(bare.space)
+    queue = bare.space.queues["q"]
+    assert (len(queue.index), queue.dequeued, queue.memory_of(Counters).expired) == (0, 1, 1)
+
+
+def test_one_that_is_held_in_doubt_waits_for_its_decision(bare: BareSpace, clock: Clock) -> None:
+    put(bare, "q", b"1")
+    xid = bare.prepare("held", take=["q"])
+    clock.on(AGE_S)
+    bare.reopen()
+    look(bare)
+    assert cleanup.expire(bare.space)
+    assert bare.in_doubt() == [xid]
+    with bare.connect() as connection:
+        connection.tpc_rollback(xid)
+    assert bare.take("q") == []
+
+
+def test_one_that_moves_to_the_expiry_queue_is_new_there(bare: BareSpace, clock: Clock) -> None:
+    put(bare, "kept", b"1", b"2")
+    clock.on(AGE_S)
+    look(bare)
+    assert cleanup.expire(bare.space)
+    bare.space.settle()
+    clock.on(AGE_S - 1)
+    with bare.connect() as connection:
+        message = connection.dequeue("late")
+        assert message is not None
+        assert message.origin is not None
+        assert (message.origin.queue, message.origin.reason) == ("kept", "expired")
+        connection.commit()
+    assert bare.space.queues["kept"].memory_of(Counters).expired == 2
+    clock.on(1)
+    assert bare.take("late") == []
+
+
+def test_a_limit_that_changes_holds_at_once_for_what_is_there(bare: BareSpace, clock: Clock) -> None:
+    put(bare, "plain", b"1", b"2")
+    with bare.connect() as connection:
+        assert connection.dequeue("plain") is not None
+        clock.on(20)
+        put(bare, "plain", b"3")
+        define(bare, "plain", limited(20))
+        assert bare.take("plain") == [b"3"]
+        define(bare, "plain", limited(30))
+        assert bare.take("plain") == [b"2", b"3"]
+        define(bare, "plain", limited(15))
+        assert bare.take("plain") == [b"3"]
+        define(bare, "plain", PLAIN)
+        assert bare.take("plain") == [b"2", b"3"]
+        connection.rollback()
+    assert bare.take("plain") == [b"1", b"2", b"3"]
+    assert look(bare) > 0
+    assert cleanup.expire(bare.space)
+    assert bare.take("plain") == [b"1", b"2", b"3"]
+
+
+def test_a_queue_may_have_none_where_the_default_has_one(tmp_path: Path, clock: Clock) -> None:
+    defined = Definitions({"log": limited(0)}, default=limited())
+    with bare_space(tmp_path / "s", "NONE", clock, defined) as bare:
+        put(bare, "log", b"1")
+        put(bare, "any", b"1")
+        clock.on(AGE_S)
+        assert (bare.take("log"), bare.take("any")) == ([b"1"], [])
+
+
+def test_the_next_of_its_group_comes_up(bare: BareSpace, clock: Clock) -> None:
+    with bare.connect() as connection:
+        connection.enqueue("q", b"1", group="g")
+        connection.commit()
+        clock.on(50)
+        connection.enqueue("q", b"2", group="g")
+        connection.commit()
+        bare.space.settle()
+        clock.on(50)
+        assert bare.take("q") == [b"2"]
+
+
+def test_one_that_is_put_off_expires_all_the_same(bare: BareSpace, clock: Clock) -> None:
+    def counts() -> tuple[int, int, int]:
+        status = next(one for one in queue_list(bare.space) if one.name == "q")
+        return status.depth, status.delayed, status.ready
+
+    session, xid = Session(bare.space), Xid(1, b"x", b"")
+    session.start(xid)
+    session.enqueue("q", b"1", not_before=NOON_US + 2 * AGE_S * SECOND_US)
+    session.end(xid)
+    session.prepare(xid)
+    session.commit(xid)
+    bare.space.settle()
+    assert counts() == (1, 1, 0)
+    clock.on(AGE_S)
+    look(bare)
+    assert cleanup.expire(bare.space)
+    assert counts() == (0, 0, 0)
+
+
+def test_what_a_stream_is_to_consume_stays(bare: BareSpace, clock: Clock, tmp_path: Path) -> None:
+    put(bare, "q", b"1", b"2")
+    session = Session(bare.space)
+    session.reserve("q", "stream", 0, 0)
+    clock.on(AGE_S)
+    assert look(bare) == 10, "when a first message of another queue may be too old"
+    assert cleanup.expire(bare.space)
+    bare.space.sync_all()
+    assert len(bare.messages("q")) == 2
+    bare.space.checkpoint()
+    session.consume("q", "stream", QueueReader(tmp_path / "s", "q", even_behind=True).watermark() - 1)
+    session.release("q")
+    assert bare.take("q") == []
+
+
+def test_a_dequeue_goes_through_many_in_pieces(bare: BareSpace, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ages, "PIECE", 3)
+    with bare.connect() as connection:
+        connection.enqueue_many("q", [b"%d" % number for number in range(10)])
+        connection.commit()
+    clock.on(50)
+    put(bare, "q", b"young")
+    for _ in range(2):
+        bare.reopen()
+        clock.on(25)
+    assert bare.take("q") == [b"young"]
+    assert len(bare.space.queues["q"].index.expired) == 10
+
+
+def test_numbers_of_which_nothing_is_left_are_passed_by_ranges(bare: BareSpace, clock: Clock) -> None:
+    put(bare, "q", b"1")
+    with bare.space.lock:
+        bare.space.queue("q").last += 10 << 12  # as after crashes, which numbers go on behind
+    put(bare, "q", b"2")
+    clock.on(50)
+    put(bare, "q", b"3")
+    clock.on(50)
+    bare.space.queues["q"].index.clock.strike(bare.space, bare.space.queues["q"], clock.now_us)  # type: ignore[union-attr]
+    assert bare.take("q") == [b"3"]
+
+
+def test_a_message_costs_one_look_at_its_file_and_a_dequeue_none(
+    bare: BareSpace, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(bare, "plain", b"1")
+    put(bare, "q", *(b"%d" % number for number in range(20)))
+    looks: list[str] = []
+    real = bare.space.fs.modified_ns
+
+    def modified_ns(path: str) -> int:
+        looks.append(path)
+        return real(path)
+
+    monkeypatch.setattr(bare.space.fs, "modified_ns", modified_ns)
+    assert len(bare.take("plain")) == 1
+    assert looks == []
+    for _ in range(5):
+        assert len(bare.take("q")) == 20
+    assert len(looks) == 1, "at the oldest one"
+    clock.on(AGE_S)
+    assert bare.take("q") == bare.take("q") == []
+    assert len(looks) == 21
+
+
+def test_it_wakes_when_the_time_of_the_oldest_comes(bare: BareSpace, clock: Clock) -> None:
+    assert look(bare) == 10, "nothing can be too old before"
+    put(bare, "short", b"1")
+    clock.on(4)
+    put(bare, "short", b"2")
+    assert look(bare) == 6
+    clock.on(6)
+    assert look(bare) == 4
+    assert cleanup.expire(bare.space)
+    assert browsed(bare, "short") == [b"2"]
+    clock.on(4)
+    assert look(bare) == 10
+    assert bare.space.queues["short"].memory_of(Counters).expired == 1
+
+
+def test_without_a_limit_nobody_wakes(tmp_path: Path) -> None:
+    with bare_space(tmp_path / "s") as bare:
+        bare.put("q", b"1")
+        assert look(bare) == NEVER
+        assert Expire(bare.space).left_s() == 0, "it has not looked yet"
+        define(bare, "q", limited(5))
+        assert look(bare) <= 5
+
+
+def test_one_whose_file_is_gone_or_not_there_yet_is_young(tmp_path: Path, clock: Clock) -> None:
+    with bare_space(tmp_path / "s", "JOURNAL", clock, DEFINED) as bare:
+        bare.put("q", b"1")
+        assert look(bare) == 10
+        assert bare.space.queues["q"].index.clock is not None
+        assert bare.space.queues["q"].index.clock.due == NOON_US + (AGE_S - 1) * SECOND_US
+        bare.space.settle()
+        put(bare, "q", b"2")
+        bare.reopen()
+        bare.message_file("q", b"1").unlink()
+        clock.on(AGE_S)
+        look(bare)
+        assert cleanup.expire(bare.space)
+        bare.space.settle()
+        assert bare.messages("q") == [], "none behind it waits for it"
+        assert bare.take("q") == []
+
+
+def test_a_clock_that_is_put_back_makes_nothing_older(bare: BareSpace, clock: Clock) -> None:
+    put(bare, "q", b"1")
+    clock.on(-50)
+    bare.reopen()
+    put(bare, "q", b"2")
+    clock.on(50 + AGE_S - 1)
+    assert bare.take("q") == [b"1", b"2"]
+    clock.on(1)
+    assert bare.take("q") == []
+
+
+def test_whoever_looks_without_an_owner_sees_none_that_is_too_old(tmp_path: Path) -> None:
+    with bare_space(tmp_path / "s", "FSYNC", definitions=DEFINED) as bare:
+        bare.put("plain", b"1", b"2")
+    text = "[queues.plain]\nmax_age_s = 2\n[queues.other]\n"
+    (tmp_path / "s" / "queues.toml").write_text(text)
+
+    def seen() -> list[bytes]:
+        return [message.body for message in inspect.browse(tmp_path / "s", "plain", lambda *_: None)]
+
+    assert seen() == [b"1", b"2"]
+    old, young = sorted((tmp_path / "s").glob("committed/queue=plain/range=*/*"))
+    past = time.time() - 2
+    os.utime(old, (past, past))
+    assert seen() == [b"2"]
+    (tmp_path / "s" / "queues.toml").write_text("[queues.plain]\n")
+    assert seen() == [b"1", b"2"]
+    assert young.exists()
+
+
+def test_a_definition_says_what_is_wrong_with_it() -> None:
+    for wrong in ("-1", "1.5", "true", "'1 h'", "10_000_000_000"):
+        with pytest.raises(InvalidArgument, match=r"\[queues.a\] max_age_s = .*a number of seconds from 0 to "):
+            parse(f"[queues.a]\nmax_age_s = {wrong}\n")
+    assert parse("[queues.a]\nmax_age_s = 60\n").queues["a"].options == {"max_age_s": 60}
+
+
+@pytest.mark.parametrize("level", ["JOURNAL", "FSYNC"])
+@pytest.mark.parametrize("way", ["embedded", "served"])
+def test_they_go_by_themselves_where_nobody_looks(tmp_path: Path, level: str, way: str) -> None:
+    """An option that is defined meanwhile holds for what is there."""
+    open.create(tmp_path / "s")
+    (tmp_path / "s" / "queues.toml").write_text(f'[default]\n[space]\nsync = "{level}"\n')
+    server = ServerThread(tmp_path / "s", tmp_path / "socket") if way == "served" else None
+    place = server.url if server is not None else tmp_path / "s"
+    try:
+        with xaqueue.connect(place) as connection:
+            connection.define("kept", max_age_s=1, expiry_queue="late")
+            connection.enqueue("kept", b"1")
+            connection.enqueue("plain", b"2")
+            connection.commit()
+            late = connection.dequeue("late", wait_s=PATIENCE_S)
+            assert late is not None
+            assert late.body == b"1"
+            connection.define("plain", max_age_s=1, expiry_queue="late")
+            late = connection.dequeue("late", wait_s=PATIENCE_S)
+            assert late is not None
+            assert late.body == b"2"
+            connection.commit()
+    finally:
+        if server is not None:
+            server.stop()

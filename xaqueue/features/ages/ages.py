@@ -1,0 +1,87 @@
+"""A message expires ``max_age_s`` after its commit: the queue says so, and the message need not.
+
+The commit time is that of the message's file, so it needs no record, and is the same for whoever looks at the
+directory. It never falls from one number of a queue to the next (``Memory.commit_time_us``). So of a queue only the
+message with the lowest number is of interest: until its time comes nothing of the queue is too old. Then numbers are
+gone through upwards, each once, and what is too old expires from there on as by a time of its own: whoever holds it may
+consume it, and where it comes back it leaves. A message costs one look at its file in all, when it expires.
+
+A queue of which all is gone has nothing too old before another ``max_age_s`` are over, whatever comes. So an enqueue
+says nothing, and a dequeue compares two numbers. Where the clock was put back, what came behind may expire by so much
+later than it should, never sooner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+from xaqueue.core.engine.state import Space
+from xaqueue.core.model import layout
+from xaqueue.core.model.entry import Entry
+from xaqueue.core.model.layout import RANGE_BITS
+from xaqueue.core.model.queue import Queue
+
+PIECE = 1024
+"""So many numbers are gone through while the lock is held."""
+BEHIND_US = 1_000_000
+"""What has no file yet was committed about so long ago at most, since the directories follow the journal sooner."""
+
+
+class Ages:
+    """Of the messages of one queue; see ``index.Clock``."""
+
+    def __init__(self, limit_us: int) -> None:
+        self.limit_us = limit_us
+        self.due = 0
+        """Nothing becomes too old before; int microseconds UTC."""
+        self._through = 0
+        """What has this number or a lower one is gone, or was told when it expires."""
+
+    def strike(self, space: Space, queue: Queue, now: int) -> bool:
+        """What is too old expires. False where there may be more. Called with the lock held.
+
+        What a stream consumes stays for it.
+        """
+        if queue.keeper is not None or queue.is_wanted or not space.loaded:
+            return True
+        due = now + self.limit_us
+        for seq in islice(self._numbers(queue), PIECE):
+            entry = queue.index.numbered(seq)
+            if entry is not None:
+                ends = self._end_of(space, queue, entry, now)
+                if ends is not None and ends > now:
+                    due = ends
+                    break
+                if ends is not None:
+                    queue.index.expire_at(entry, ends)
+                    space.has_consumed()
+            self._through = seq
+        else:
+            if next(self._numbers(queue), None) is not None:
+                return False
+        self.due = due
+        return True
+
+    def _numbers(self, queue: Queue) -> Iterator[int]:
+        """Those of messages that were published, from where the last look ended, without ranges that hold nothing."""
+        seq, last = self._through + 1, max(queue.shown, queue.published)
+        while seq <= last:
+            number = seq >> RANGE_BITS
+            if queue.ranges.get(number):
+                yield from range(seq, min(last + 1, (number + 1) << RANGE_BITS))
+                number += 1
+            else:
+                number = min((one for one, held in queue.ranges.items() if held and one > number), default=last)
+            seq = number << RANGE_BITS
+
+    def _end_of(self, space: Space, queue: Queue, entry: Entry, now: int) -> int | None:
+        """When it is too old; None: somebody has removed its file, which its dequeue will find. Of one that has none
+        yet, or cannot be looked at: when to look again."""
+        path = layout.message_path(queue.name, entry.seq, entry.message_id, entry.tags)
+        try:
+            return space.fs.modified_ns(path) // 1000 + self.limit_us
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) and not space.log.pending:
+                return None
+        return now + max(self.limit_us - BEHIND_US, self.limit_us // 2)
