@@ -29,13 +29,15 @@ from xaqueue.xid import Xid
 LEVELS: tuple[Level, ...] = (STRICT, STRICT, level_of("FSYNC;DSYNC"), LAGGING, FILLING, CYCLING)
 EMPTY = Tree(dict.fromkeys(layout.directories()))
 NOON_US = crash_level.NOON_US
+MIDNIGHT_US = NOON_US - 12 * 3600 * 1_000_000
+"""Before every time that a clock of the world shows."""
 
 
 def disk(tree: Tree) -> FailingFileSystem:
-    """All of it was changed at noon."""
+    """All of it was changed at midnight: of times that a step sets, none was synced."""
     fs = FailingFileSystem(tree)
     for node in fs._nodes.values():
-        node.modified_ns = NOON_US * 1000
+        node.modified_ns = MIDNIGHT_US * 1000
     return fs
 
 
