@@ -21,7 +21,6 @@ import pytest
 import typer.testing
 from _pytest.runner import runtestprotocol
 
-import xaqueue.features.kinds  # noqa: F401 (what a space has in its directory is known from here on)
 from xaqueue.errors import OperationalError
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ from xaqueue.core.owner.record import Owner, format_owner
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.fs import FileSystem, replace_file
 from xaqueue.errors import SpaceError
+from xaqueue.features.snapshots.restored import REMOVED
 from xaqueue.features.snapshots.restoring import restore
 from xaqueue.offline import aside
 from xaqueue.offline.check import check, repair
@@ -31,7 +32,7 @@ from xaqueue.testing.crashing import CHANGES, Crashed
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("quiet")]
 
 YEAR_S = 365 * 86_400
-KEPT = (layout.COMMITTED, layout.PREPARED, layout.HEURISTIC, layout.QUARANTINE, layout.REMOVED, layout.JOURNAL)
+KEPT = (layout.COMMITTED, layout.PREPARED, layout.HEURISTIC, layout.QUARANTINE, REMOVED, layout.JOURNAL)
 
 
 class Killed(DirectoryFileSystem):

@@ -26,7 +26,7 @@ from xaqueue.features.replica import replicated
 from xaqueue.features.replica.journal_copy import JournalCopy
 from xaqueue.features.replica.options import Replication
 from xaqueue.features.replica.promote import take_place
-from xaqueue.features.replica.replicated import REPLICA, Replicated
+from xaqueue.features.replica.replicated import REPLICA, REPLICATION, Replicated
 from xaqueue.features.replica.shipping import Shipping, shipping_of
 from xaqueue.features.session import Session
 from xaqueue.xa import Flag
@@ -196,7 +196,7 @@ def test_a_promotion_may_be_cut_off_at_any_call(level: Level, is_complete: bool)
     for number, _ in enumerate(played(source, replica)):
         if number == 6:
             break
-    replica.fs.create(layout.REPLICATION, [replicated.encode(Replicated(REPLICA, "xaq://there", "id", 1, *START))])
+    replica.fs.create(REPLICATION, [replicated.encode(Replicated(REPLICA, "xaq://there", "id", 1, *START))])
     replica.fs.sync_all()
     tree, wanted, ended = replica.fs.tree_after_kill(), source.state_at(replica.acknowledged), 0
     if not is_complete:

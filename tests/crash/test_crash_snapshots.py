@@ -15,11 +15,11 @@ from support.forgetful import Crashed, ForgetfulFileSystem, Tree
 from support.journal_of import journal_log
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
-from xaqueue.core.model.layout import SNAPSHOTS
 from xaqueue.errors import ResourceFailed
 from xaqueue.features.kinds import KINDS
 from xaqueue.features.session import Session
 from xaqueue.features.snapshots import restore, store
+from xaqueue.features.snapshots.manifest import SNAPSHOTS
 from xaqueue.features.snapshots.options import Snapshots
 from xaqueue.features.snapshots.take import take, take_and_keep
 from xaqueue.xa import Flag

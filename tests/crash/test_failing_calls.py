@@ -25,7 +25,6 @@ from support.tm_world import STARTED, mortal
 from xaqueue.core.engine import timeouts
 from xaqueue.core.model import layout
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
-from xaqueue.core.model.layout import SNAPSHOTS
 from xaqueue.core.storage.fs import NO_ROOM
 from xaqueue.errors import (
     DecisionLogError,
@@ -40,6 +39,7 @@ from xaqueue.features.kinds import KINDS
 from xaqueue.features.retries import moving
 from xaqueue.features.session import Session
 from xaqueue.features.snapshots import restore, store
+from xaqueue.features.snapshots.manifest import SNAPSHOTS
 from xaqueue.features.snapshots.take import take
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid

@@ -25,6 +25,7 @@ from xaqueue.core.storage.owner_file import is_owned
 from xaqueue.errors import DamagedBlock, DecisionLogError, Error
 from xaqueue.features import opening
 from xaqueue.features.session import attach
+from xaqueue.features.snapshots.restored import RESTORED
 from xaqueue.offline import check, inspect, inspect_branches
 from xaqueue.offline.findings import Severity
 from xaqueue.offline.reader import QueueReader
@@ -313,15 +314,15 @@ def test_where_nobody_can_tell_what_came_back_no_past_is_taken_for_the_present(
     fresh: Callable[[], Path], kind: Callable[[Path], None]
 ) -> None:
     root = fresh()
-    plant(root, layout.RESTORED, kind)
-    with within_bounds(layout.RESTORED):
+    plant(root, RESTORED, kind)
+    with within_bounds(RESTORED):
         look(root)
         with xaqueue.connect(root) as connection:
             assert {message.possible_duplicate for message in connection.browse("q")} == {True}
             assert connection.tpc_recover() == []
             with pytest.raises(Error, match="the file restored is damaged"):
                 connection.tpc_rollback(IN_DOUBT)
-    kept = (root / layout.RESTORED).rename(root.parent / "kept")
+    kept = (root / RESTORED).rename(root.parent / "kept")
     use(root)
     if kept.is_dir():
         shutil.rmtree(kept)

@@ -29,8 +29,8 @@ from support.pair import FENCED, Program, free_ports
 from support.replica_pair import NOT_OPENED
 from support.replicas import made
 from support.served import PATIENCE_S, RUN
-from xaqueue.core.model import layout
 from xaqueue.errors import Error
+from xaqueue.features.replica.replicated import LAG, UNSHIPPED
 from xaqueue.message import Message
 from xaqueue.offline.check import check
 from xaqueue.offline.findings import Severity
@@ -94,7 +94,7 @@ class Three:
     def follow(self) -> bool:
         """Whether each replica has its first copy, and has said who it is: who is promoted stops that process."""
         with suppress(OSError, ValueError):
-            said = {side: json.loads((self.roots[side] / layout.LAG).read_text())["pid"] for side in self.replicas}
+            said = {side: json.loads((self.roots[side] / LAG).read_text())["pid"] for side in self.replicas}
             return all(said[side] == replica.pid for side, replica in self.replicas.items())
         return False
 
@@ -152,7 +152,7 @@ def bodies(root: Path) -> list[bytes]:
 
 def unshipped(root: Path) -> set[bytes]:
     """The bodies of what the list of a space that was replaced names by queue and number."""
-    lines = [json.loads(line) for line in (root / layout.UNSHIPPED).read_text().splitlines()]
+    lines = [json.loads(line) for line in (root / UNSHIPPED).read_text().splitlines()]
     numbers = {seq for line in lines for queue, seq in (added[:2] for added in line["added"]) if queue == QUEUE}
     return {message.body for message in messages(root) if message.seq in numbers}
 

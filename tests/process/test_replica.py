@@ -26,8 +26,10 @@ from xaqueue.errors import ConnectionLost, OutcomeUnknown, ResourceFailed, Rolle
 from xaqueue.features.replica import follower, replicated
 from xaqueue.features.replica.options import policy_of
 from xaqueue.features.replica.promote import promote, tell_former
-from xaqueue.features.replica.replicated import Replicated
+from xaqueue.features.replica.replicated import UNSHIPPED, Replicated
 from xaqueue.features.snapshots import restored, store
+from xaqueue.features.snapshots.manifest import SNAPSHOTS
+from xaqueue.features.snapshots.restored import REMOVED
 from xaqueue.message import Message
 from xaqueue.offline.check import check
 from xaqueue.offline.findings import Severity
@@ -211,8 +213,8 @@ def test_it_is_copied_anew_where_too_much_is_missing(tmp_path: Path, serve: Serv
     replica.wait_for(source)
     assert replica.follower._found != began
     assert len(browse(tmp_path / "replica", "orders")) == 40
-    assert not list((root / layout.SNAPSHOTS).glob("[0-9]*")), "the snapshot that it has copied is there still"
-    assert not list((tmp_path / "replica" / layout.REMOVED).iterdir())
+    assert not list((root / SNAPSHOTS).glob("[0-9]*")), "the snapshot that it has copied is there still"
+    assert not list((tmp_path / "replica" / REMOVED).iterdir())
 
 
 def test_it_follows_streams_topics_and_definitions(tmp_path: Path, serve: Serve, follow: Follow) -> None:
@@ -330,7 +332,7 @@ def test_the_former_space_is_fenced_and_lists_what_it_had_not_shipped(
     taken = serve(there)
     tell_former(there, taken.url, threading.Event())
     source._thread.join(60)
-    lines = [json.loads(line) for line in (root / layout.UNSHIPPED).read_text().splitlines()]
+    lines = [json.loads(line) for line in (root / UNSHIPPED).read_text().splitlines()]
     assert [line["queues"] for line in lines] == [["late"]]
     with pytest.raises(SpaceError, match=r"was replaced by its replica.*unshipped\.jsonl"):
         xaqueue.connect(root)
@@ -340,7 +342,7 @@ def test_the_former_space_is_fenced_and_lists_what_it_had_not_shipped(
     other = follow(root, taken)
     other.wait_for(taken)
     assert [one.body for one in browse(root, "orders")] == [b"shipped", b"new"]
-    kept = list((root / layout.REMOVED).glob("*/unshipped.jsonl"))
+    kept = list((root / REMOVED).glob("*/unshipped.jsonl"))
     assert len(kept) == 1
 
 
@@ -383,7 +385,7 @@ def test_why_a_delivery_has_failed_is_in_copies_as_well(tmp_path: Path, serve: S
         connection.snapshot()
     replica.wait_for(server)
     (copied,) = records.read_retries(DirectoryFileSystem(replica.root), "orders").values()
-    (kept,) = (tmp_path / "space" / layout.SNAPSHOTS).rglob(".retries/*")
+    (kept,) = (tmp_path / "space" / SNAPSHOTS).rglob(".retries/*")
     taken = records.decode_retry(kept.read_bytes(), "orders", message.message_id)
     assert (copied.reason, taken.reason) == ("ValueError: no such customer",) * 2
 
@@ -395,12 +397,12 @@ def test_of_former_spaces_the_newest_are_kept(
     monkeypatch.setattr(follower, "FORMER", 2)
     former, root = tmp_path / "former", serve(made(tmp_path / "space"))
     for day in "123":
-        (former / layout.REMOVED / f"2026010{day}T000000Z" / "committed").mkdir(parents=True)
-        (former / layout.REMOVED / f"2026010{day}T000000Z" / layout.UNSHIPPED).touch()
-    (former / layout.UNSHIPPED).touch()
-    (former / layout.REMOVED / "20251231T000000Z").mkdir()
-    (former / layout.REMOVED / "20251231T000000Z" / layout.UNSHIPPED).write_text("{}")
-    (former / layout.REMOVED / "20250101T000000Z").mkdir()  # of a restore
+        (former / REMOVED / f"2026010{day}T000000Z" / "committed").mkdir(parents=True)
+        (former / REMOVED / f"2026010{day}T000000Z" / UNSHIPPED).touch()
+    (former / UNSHIPPED).touch()
+    (former / REMOVED / "20251231T000000Z").mkdir()
+    (former / REMOVED / "20251231T000000Z" / UNSHIPPED).write_text("{}")
+    (former / REMOVED / "20250101T000000Z").mkdir()  # of a restore
     replicated.write(
         DirectoryFileSystem(former, keep_unsynced=False),
         Replicated(replicated.REPLACED, root.url, root.space.id, 1, 1, 1, 1),
@@ -408,5 +410,5 @@ def test_of_former_spaces_the_newest_are_kept(
     shutil.copy(tmp_path / "space" / layout.FORMAT, former)
     replica = follow(former, root)
     replica.wait_for(root)
-    left = sorted(path.name for path in (former / layout.REMOVED).iterdir())
+    left = sorted(path.name for path in (former / REMOVED).iterdir())
     assert (len(left), left[:2]) == (4, ["20250101T000000Z", "20251231T000000Z"])

@@ -37,9 +37,10 @@ from xaqueue.features.replica import shipping as shipping_room
 from xaqueue.features.replica.follower import Follower, _begun_in, _piece_in, owned
 from xaqueue.features.replica.journal_copy import JournalCopy
 from xaqueue.features.replica.promote import _tell, promote
-from xaqueue.features.replica.replicated import Replicated
+from xaqueue.features.replica.replicated import LAG, REPLICATION, Replicated
 from xaqueue.features.replica.shipping import Shipping, shipping_of
 from xaqueue.features.snapshots import restore
+from xaqueue.features.snapshots.manifest import SNAPSHOTS
 from xaqueue.rpc.client.manager import RemoteManager, dialer, hello_of
 from xaqueue.rpc.methods import replication
 from xaqueue.rpc.server import server as server_room
@@ -309,7 +310,7 @@ def test_it_begins_again_where_it_found_no_source(tmp_path: Path, follow: Follow
     there = tmp_path / "replica"
     for _ in range(2):
         replica = follow(there, f"xaq+unix://{tmp_path}/nobody")
-        until((there / layout.LAG).exists)
+        until((there / LAG).exists)
         replica.stop()
 
 
@@ -319,7 +320,7 @@ def test_what_it_has_grows_old_while_it_finds_no_source(tmp_path: Path) -> None:
         follower._had_all_us -= 90_000_000
         follower._behind = 0, 0.1
         follower._say(is_connected=False)
-        assert json.loads(fs.read(layout.LAG))["lag_s"] >= 90
+        assert json.loads(fs.read(LAG))["lag_s"] >= 90
 
 
 @pytest.mark.parametrize("answer", [None, 7, [], {}, [1] * 10, {"number": "../1", "epoch": 1, "journal": 1, "lsn": 1}])
@@ -376,7 +377,7 @@ def test_a_copy_that_is_given_up_leaves_nothing(tmp_path: Path, serve: Serve) ->
     assert shipping is not None
     assert shipping.copying
     manager.drop()
-    until(lambda: not list((source.root / layout.SNAPSHOTS).glob("[0-9]*")))
+    until(lambda: not list((source.root / SNAPSHOTS).glob("[0-9]*")))
     until(lambda: not shipping.copying)
 
 
@@ -406,7 +407,7 @@ def test_a_replica_that_was_being_replaced_is_promoted(
 
     def die(fs: DirectoryFileSystem, name: str, removed: str) -> None:
         move(fs, name, removed)
-        if name == layout.REPLICATION:
+        if name == REPLICATION:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(restore, "_move_away", die)
@@ -425,7 +426,7 @@ def test_a_replica_whose_source_is_stopped_is_promoted(tmp_path: Path) -> None:
         source = stack.enter_context(Process(root))
         words = [*RUN, "replica", str(there), "--from", f"xaq+unix://{source.path}"]
         replica = stack.enter_context(Popen(words, stdout=DEVNULL))
-        until((there / layout.LAG).exists)
+        until((there / LAG).exists)
         os.kill(source.pid, signal.SIGSTOP)
         time.sleep(0.2)
         assert promote(there, 1).url == f"xaq+unix://{source.path}"

@@ -7,6 +7,7 @@ from pathlib import Path
 import xaqueue
 from support import broken_journal
 from xaqueue.core.model import layout
+from xaqueue.features.snapshots.restored import REMOVED
 
 RANGE = f"{layout.queue_path('orders')}/range=0000000000000"
 
@@ -57,8 +58,8 @@ def littered(root: Path) -> Path:
     """Years ago, and just now; the next open does so as well."""
     broken_journal.make(root)
     (root / RANGE / "strange").write_bytes(b"strange")
-    (root / layout.REMOVED / "20200101T000000Z").mkdir(parents=True)
-    (root / layout.REMOVED / "20200101T000000Z" / "old").write_bytes(b"old")
-    (root / layout.REMOVED / "mine").mkdir()
+    (root / REMOVED / "20200101T000000Z").mkdir(parents=True)
+    (root / REMOVED / "20200101T000000Z" / "old").write_bytes(b"old")
+    (root / REMOVED / "mine").mkdir()
     (root / layout.QUARANTINE / "junk").write_bytes(b"junk")
     return root

@@ -22,9 +22,9 @@ from xaqueue.cli.exit_codes import ExitCode, complain, extra_there
 from xaqueue.cli.location import DirectoryOption, JsonOption, SpaceOption, directory_of, location_of, remote, served_at
 from xaqueue.cli.log_output import LogFormatOption, LogLevelOption, finish, written_aside
 from xaqueue.cli.tm_log import load
-from xaqueue.core.model.layout import REPLICATION
 from xaqueue.core.storage.owner_file import OwnerFile
 from xaqueue.errors import InvalidArgument, ResourceFailed
+from xaqueue.features.replica.replicated import REPLICATION
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.rpc.server.peer import NEVER_S, Limits
 from xaqueue.xid import Xid

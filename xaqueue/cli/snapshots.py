@@ -27,12 +27,12 @@ from xaqueue.cli.location import (
 )
 from xaqueue.cli.parameters import instant
 from xaqueue.core.model.format import read_format
-from xaqueue.core.model.layout import MANIFEST, SNAPSHOTS
 from xaqueue.core.owner.definitions_file import usable_definitions
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.features.carry.carrier_note import statuses as carriers_in
 from xaqueue.features.snapshots import manifest, store
+from xaqueue.features.snapshots.manifest import MANIFEST, SNAPSHOTS
 from xaqueue.features.snapshots.restoring import plan_of
 from xaqueue.features.snapshots.restoring import restore as restore_space
 from xaqueue.offline.plan import site_of

@@ -1,12 +1,10 @@
 """All kinds of records that features keep in a space, in the order in which an open comes to them.
 
-Whoever opens a space hands them over, and whoever looks into one imports them: from then on their names are known.
+Whoever opens a space, or looks into one, hands them over. Their names are found by ``options.KNOWN``.
 """
 
 from __future__ import annotations
 
-from xaqueue.core.model import layout
-from xaqueue.core.model.change import is_valid as is_valid
 from xaqueue.core.model.record_kinds import RecordKind
 from xaqueue.features.batches.kind import BatchKind
 from xaqueue.features.carry.carrier_note import CarrierKind
@@ -29,6 +27,3 @@ KINDS: tuple[RecordKind, ...] = (
     ScrubKind(),
     ReplicaKind(),
 )
-
-for _kind in KINDS:
-    layout.keep(_kind.directory, _kind.names, _kind.others)

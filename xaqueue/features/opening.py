@@ -10,7 +10,6 @@ from pathlib import Path
 from xaqueue.batch import BATCH_FORMAT_IDS
 from xaqueue.core.engine.features import Features, Keeping
 from xaqueue.core.engine.state import Space
-from xaqueue.core.model import layout
 from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.owner import open
 from xaqueue.core.owner.chores import Chore
@@ -36,6 +35,7 @@ from xaqueue.features.scrub.options import DAYS
 from xaqueue.features.scrub.scrub import Scrub
 from xaqueue.features.snapshots import store
 from xaqueue.features.snapshots.chores import PruneJournal, TakeSnapshots
+from xaqueue.features.snapshots.manifest import KEPT_JOURNAL, MANIFEST
 from xaqueue.features.snapshots.options import policy_of
 from xaqueue.features.streams.cleanup import Clear
 
@@ -50,7 +50,7 @@ class Whole(Features):
     checkpoints = (counters.before_checkpoint,)
 
     def check(self, root: Path, definitions: Definitions, hardening: Hardening, waiting: Threads) -> None:
-        if os.path.lexists(root / layout.MANIFEST):
+        if os.path.lexists(root / MANIFEST):
             raise SpaceError(
                 f"{root} is a snapshot: it is not opened, but put in its space's place by `xaqueue restore`"
             )
@@ -60,7 +60,8 @@ class Whole(Features):
         return Pair(root, lock, hardening, beats=is_taken)
 
     def keeping(self, definitions: Definitions) -> Keeping:
-        return Keeping(replica.waits(definitions), replica.is_kept(definitions), replica.is_timed(definitions))
+        kept_in = KEPT_JOURNAL if replica.is_kept(definitions) else ""
+        return Keeping(replica.waits(definitions), kept_in, replica.is_timed(definitions))
 
     def begin(self, port: FileSystem) -> int:
         store.give_up_restore(port)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from xaqueue.core.model.definitions import ACCESS, OF_QUEUE, OF_SPACE
 from xaqueue.core.model.options import Known
+from xaqueue.core.model.record_kinds import RecordKind
 from xaqueue.features.ages import options as ages
 from xaqueue.features.batches import options as batches
 from xaqueue.features.dedup import options as dedup
@@ -19,6 +20,13 @@ from xaqueue.features.snapshots import options as snapshots
 from xaqueue.features.streams import options as streams
 from xaqueue.features.topics import options as topics
 
+
+def _kinds() -> tuple[RecordKind, ...]:
+    from xaqueue.features.kinds import KINDS  # half of the package, and who reads a queues.toml needs none of it
+
+    return KINDS
+
+
 _ORDER, _DESCRIPTION, _SYNC = OF_QUEUE
 _LIMITS = (ages.MAX_AGE_S, *limits.KEYS)
 _TIMES = (batches.SWEEP_AFTER_S, batches.FORGET_AFTER_S, streams.CLEANUP_INTERVAL_S)
@@ -30,4 +38,5 @@ KNOWN = Known(
     undefining=(topics.check_undefining,),
     reloading=(replica.check_reloading,),
     acts=(groups.act, retries.act, limits.act, ages.act),
+    kinds=_kinds,
 )

@@ -19,13 +19,14 @@ from datetime import UTC, datetime
 
 from xaqueue.core.engine import quarantine
 from xaqueue.core.model.block_files import listed
-from xaqueue.core.model.layout import JOURNAL, PREPARED, QUARANTINE, REMOVED
+from xaqueue.core.model.layout import JOURNAL, PREPARED, QUARANTINE
 from xaqueue.core.owner.definitions_file import usable_definitions
 from xaqueue.core.owner.open import is_owned
 from xaqueue.core.recovery.load import read_head
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.journal_files import ARCHIVE
 from xaqueue.errors import DamagedBlock, InvalidArgument
+from xaqueue.features.snapshots.restored import REMOVED
 from xaqueue.offline import plan
 from xaqueue.offline.plan import Item, Plan, Site, site_of
 

@@ -19,6 +19,7 @@ from xaqueue.core.engine.state import Space
 from xaqueue.core.model import change, layout
 from xaqueue.core.model.block import Head, Kind
 from xaqueue.core.model.block_files import listed
+from xaqueue.core.model.change import is_valid
 from xaqueue.core.model.format import read_format
 from xaqueue.core.model.layout import ACTIVE, JOURNAL, PREPARED, QUARANTINE
 from xaqueue.core.model.record_kinds import Looking, RecordKinds
@@ -34,7 +35,7 @@ from xaqueue.core.storage.journal_files import ARCHIVE
 from xaqueue.core.storage.journal_format import parse_name
 from xaqueue.core.storage.journal_reader import Found, look, read_readable
 from xaqueue.errors import DamagedBlock, InvalidArgument, JournalDamaged, SpaceError
-from xaqueue.features.kinds import KINDS, is_valid
+from xaqueue.features.kinds import KINDS
 from xaqueue.offline.check_committed import CommittedCheck
 from xaqueue.offline.findings import Finding, Looks, Severity, broken, damaged, leftover, note
 from xaqueue.offline.plan import Plan, Site, site_of

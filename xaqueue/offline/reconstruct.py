@@ -39,6 +39,7 @@ from xaqueue.core.storage.fs import FileSystem, replace_file
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import DamagedBlock, Error, InvalidArgument, SpaceError
 from xaqueue.features.session import whole
+from xaqueue.features.snapshots.restored import RESTORE_READY
 from xaqueue.message import MessageId
 from xaqueue.offline import aside
 from xaqueue.offline.check import Repaired, repair
@@ -89,7 +90,7 @@ def remake(place: Site | str | os.PathLike[str]) -> list[Item]:
     """Makes FORMAT and queues.toml again, as far as these are gone or damaged."""
     site = site_of(place)
     root = site.root
-    if os.path.lexists(root / layout.RESTORE_READY):
+    if os.path.lexists(root / RESTORE_READY):
         raise SpaceError(f"a restore of {root} was cut off: `xaqueue restore --space {root}` finishes it")
     if not os.path.lexists(root / FORMAT) and not signs_of(root):
         raise SpaceError(f"{root} was no queue space: nothing is there to be reconstructed")

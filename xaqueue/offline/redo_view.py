@@ -21,7 +21,7 @@ from pathlib import Path
 from xaqueue.core.engine import redo
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import decode_head
-from xaqueue.core.model.change import Content, Moved, final_states, highest_numbers, ops_of
+from xaqueue.core.model.change import Content, Moved, final_states, highest_numbers, is_valid, ops_of
 from xaqueue.core.model.format import read_format
 from xaqueue.core.model.layout import JOURNAL, Watermark
 from xaqueue.core.owner.open import is_owned
@@ -33,7 +33,6 @@ from xaqueue.core.storage.journal_reader import Found, look, read_readable
 from xaqueue.core.storage.layers import ReadOnlyFileSystem
 from xaqueue.core.storage.regular import NO_FILE
 from xaqueue.errors import JournalDamaged, SpaceError
-from xaqueue.features.kinds import is_valid
 
 TRIES = 40
 PAUSE_S = 0.005

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from xaqueue.core.engine import quarantine, redo
 from xaqueue.core.model import change, layout
+from xaqueue.core.model.change import is_valid
 from xaqueue.core.model.format import read_format
 from xaqueue.core.model.layout import JOURNAL
 from xaqueue.core.owner.definitions_file import usable_definitions
@@ -31,7 +32,7 @@ from xaqueue.core.storage.journal_files import free_archive, make_segment
 from xaqueue.core.storage.journal_format import Record, Segment
 from xaqueue.core.storage.journal_reader import Gap, look, read_readable
 from xaqueue.errors import JournalDamaged, SpaceError
-from xaqueue.features.kinds import KINDS, is_valid
+from xaqueue.features.kinds import KINDS
 from xaqueue.offline.plan import GIVEN_UP, KEPT, Item, Plan, Site, site_of
 
 log = logging.getLogger("xaqueue")

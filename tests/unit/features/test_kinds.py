@@ -11,13 +11,13 @@ import pytest
 
 from support.forgetful import Tree
 from xaqueue.core.engine.state import Space
-from xaqueue.core.model import layout
+from xaqueue.core.model import layout, options
 from xaqueue.core.model.block import NO_MESSAGE, Block, Kind, decode, encode
 from xaqueue.core.model.block_files import listed, read_checked
 from xaqueue.core.model.change import Kind as Step
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.core.model.format import read_format
-from xaqueue.core.model.record_kinds import Looking, Opening, RecordKind
+from xaqueue.core.model.record_kinds import Advice, Looking, Opening, RecordKind
 from xaqueue.core.recovery.recover import open_space
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.fs import FileSystem
@@ -42,6 +42,7 @@ class NoteKind(RecordKind):
     def __init__(self) -> None:
         self.found: dict[str, str] = {}
         self.hard: list[str] = []
+        self.said = Advice()
 
     def find(self, opening: Opening) -> None:
         fs = opening.space.fs
@@ -55,6 +56,9 @@ class NoteKind(RecordKind):
     def hardened(self, space: Any) -> list[str]:
         self.hard = [f"{NOTES}/{name}" for name in self.found]
         return self.hard
+
+    def advice(self, root: Path) -> Advice:
+        return self.said
 
     def check(self, look: Looking, name: str, path: str) -> None:
         try:
@@ -88,9 +92,9 @@ def write(space: Space, name: str, text: str) -> None:
 @pytest.fixture
 def kind(monkeypatch: pytest.MonkeyPatch) -> NoteKind:
     made = NoteKind()
-    monkeypatch.setattr(layout, "_kept", dict(layout._kept))
+    known = options.everything()._replace(kinds=lambda: (*KINDS, made))
+    monkeypatch.setattr(options, "everything", lambda: known)
     monkeypatch.setattr(inspect, "KINDS", (*KINDS, made))
-    layout.keep(made.directory, made.names)
     return made
 
 
@@ -128,14 +132,22 @@ def test_no_record_may_name_what_is_no_note() -> None:
     assert not layout.is_recorded("notes/orders")
 
 
-def test_who_only_reads_is_told_of_a_lost_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_only_reads_is_told_of_a_lost_format(tmp_path: Path) -> None:
     attach(tmp_path, create_missing=True, watch=False).close()
     (tmp_path / "FORMAT").unlink()
-    monkeypatch.setattr(layout, "_kept", {})  # as where no feature was imported
     with pytest.raises(SpaceError, match="was a queue space"):
         read_format(tmp_path)
-    with pytest.raises(AssertionError, match="looks damaged"):
-        layout.is_recorded("prepared/x")
+
+
+def test_a_kind_has_the_first_word_on_what_to_do(kind: NoteKind, tmp_path: Path) -> None:
+    attach(tmp_path, create_missing=True, watch=False).close()
+    (tmp_path / "FORMAT").unlink()
+    kind.said = Advice(copy="`notes back` brings it")
+    with pytest.raises(SpaceError, match="from a copy, or `notes back` brings it, or `xaqueue reconstruct"):
+        read_format(tmp_path)
+    kind.said = Advice("Notes were cut off: `notes` finishes them")
+    with pytest.raises(SpaceError, match=r"nothing was changed. Notes were cut off: `notes` finishes them$"):
+        read_format(tmp_path)
 
 
 def test_what_is_no_note_is_told_and_set_aside(kind: NoteKind, tmp_path: Path) -> None:

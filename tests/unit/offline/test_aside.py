@@ -21,6 +21,7 @@ from xaqueue.core.engine import quarantine
 from xaqueue.core.model import layout
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.errors import InvalidArgument
+from xaqueue.features.snapshots.restored import REMOVED
 from xaqueue.offline import aside, inspect
 from xaqueue.offline.aside import clean, find, remove
 
@@ -79,7 +80,7 @@ def test_it_is_listed_and_removed(root: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_what_is_young_or_of_no_known_age_stays(root: Path) -> None:
     older(root, 60)
     (root / layout.QUARANTINE / "junk.reason").unlink()
-    (root / layout.REMOVED / "mine").mkdir()
+    (root / REMOVED / "mine").mkdir()
     given_up, kept = clean(root, WEEK_S)
     assert [one.path for one in given_up] == ["removed/20200101T000000Z"]
     assert {one.path for one in kept} == {"quarantine/junk", "removed/mine"}

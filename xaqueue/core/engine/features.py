@@ -84,8 +84,8 @@ class Keeping(NamedTuple):
 
     is_shared: bool = False
     """Somebody else may have its records before they are shown here; see ``Journal.start``."""
-    is_kept: bool = False
-    """Also what a checkpoint covers."""
+    kept_in: str = ""
+    """The directory, in one at the top, for segments that a checkpoint covers; empty: they are used again."""
     is_timed: bool = False
     """With the times of its rounds."""
 

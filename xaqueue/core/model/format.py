@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from xaqueue.core.model import layout
+from xaqueue.core.model import layout, options
 from xaqueue.core.model.block import FORMAT_VERSION
 from xaqueue.core.storage.owner_file import boot_id, read_owner_file
 from xaqueue.core.storage.regular import DAMAGE, FOLLOW, read_at_most
@@ -96,17 +96,19 @@ def check_committed(root: Path, *, was_in_use: bool) -> None:
     """SpaceError where a space that was in use has lost the directory of its messages: it is not begun anew."""
     if was_in_use and not (root / layout.COMMITTED).is_dir():
         raise SpaceError(
-            f"{root} was in use, and its {layout.COMMITTED}/ with all messages is gone; nothing was changed. Put it "
-            f"back from a copy{_or_restore(root)}, or `xaqueue reconstruct -m --space {root}` goes on without them"
+            f"{root} was in use, and its {layout.COMMITTED}/ with all messages is gone; nothing was changed. "
+            f"{_from_copy(root)}, or `xaqueue reconstruct -m --space {root}` goes on without them"
         )
 
 
-def _or_restore(root: Path) -> str:
-    """Where there is something to be restored."""
-    with suppress(OSError):
-        if any(one.name.isdigit() for one in (root / layout.SNAPSHOTS).iterdir()):
-            return f", or `xaqueue restore --space {root}` has the newest snapshot in its place"
-    return ""
+def _advised(root: Path, what: str) -> str:
+    """What a feature has to say: a field of ``record_kinds.Advice``."""
+    return next(filter(None, (getattr(kind.advice(root), what) for kind in options.everything().kinds())), "")
+
+
+def _from_copy(root: Path) -> str:
+    found = _advised(root, "copy")
+    return f"Put it back from a copy, or {found}" if found else "Put it back from a copy"
 
 
 def signs_of(root: Path) -> list[str]:
@@ -116,10 +118,9 @@ def signs_of(root: Path) -> list[str]:
 
 
 def _advice(root: Path) -> str:
-    if os.path.lexists(root / layout.RESTORE_READY):
-        return f"A restore was cut off: `xaqueue restore --space {root}` finishes it"
     command = f"`xaqueue reconstruct -m --space {root}`"
-    return f"Put it back from a copy{_or_restore(root)}, or {command} writes it anew: {_former_line(root)}"
+    anew = f"{_from_copy(root)}, or {command} writes it anew: {_former_line(root)}"
+    return _advised(root, "unfinished") or anew
 
 
 def _former_line(root: Path) -> str:
@@ -165,9 +166,8 @@ def why_behind(path: str | os.PathLike[str]) -> str:
 
 
 def _open_once(path: str | os.PathLike[str]) -> str:
-    if (Path(path) / layout.REPLICATION).exists():
-        return "let it follow once more, `xaqueue replica`, or promote it"
-    return f"open it once, for example with `xaqueue check --repair --space {os.fspath(path)}`"
+    here = f"open it once, for example with `xaqueue check --repair --space {os.fspath(path)}`"
+    return _advised(Path(path), "behind") or here
 
 
 def checked_name(name: str) -> str:

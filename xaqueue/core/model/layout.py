@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from zlib import crc32
 
-from xaqueue.core.model import message_name
+from xaqueue.core.model import message_name, options
 from xaqueue.core.storage import owner_file
 from xaqueue.errors import InvalidArgument
 from xaqueue.message import QUEUE_NAME, MessageId
@@ -36,32 +35,10 @@ JOURNAL = "journal"
 COUNTERS = "counters"
 """What the queues count; see ``xaqueue.features.counters.counters``."""
 RESERVE = "reserve"
-REMOVED = "removed"
-"""What a restore has replaced, by the time when it did."""
 TRIES = "tries"
 """The register of tries; see ``xaqueue.features.retries.register``."""
 OPERATORS = "operators.log"
 """What became of decisions by hand; see ``xaqueue.core.engine.operator_log``."""
-SNAPSHOTS = "snapshots"
-"""Snapshots by their numbers; made with the first."""
-KEPT_JOURNAL = f"{SNAPSHOTS}/journal"
-"""The segments that the journal has released since the oldest snapshot, where a moment in between may be asked for."""
-MANIFEST = "MANIFEST"
-"""In the directory of a snapshot, and nowhere else."""
-CHECKSUMS = "CHECKSUMS"
-"""Beside it: what each block says of its own content."""
-CHECKED = "CHECKED"
-"""In a snapshot: what was found when all of it was read."""
-RESTORE_READY = ".restoring/READY"
-"""There while a restore has a part of the space in its hands."""
-RESTORED = "restored"
-"""What came back by a restore; see ``xaqueue.features.snapshots.restored``."""
-REPLICATION = "replication"
-"""What the directory is to another one; see ``xaqueue.features.replica.replicated``."""
-LAG = "lag"
-"""How far a replica is behind, as it said last."""
-UNSHIPPED = "unshipped.jsonl"
-"""What a space that its replica has replaced had not shipped: a line a step."""
 HEARTBEAT = owner_file.HEARTBEAT
 """Of an owner that a standby may take over from."""
 SOCKET = "socket"
@@ -69,9 +46,8 @@ SOCKET = "socket"
 _DIRECTORIES = (ACTIVE, PREPARED, COMMITTED, HEURISTIC, QUARANTINE)
 _OWN_NAMES = frozenset(
     {FORMAT, LOCK, OWNER, QUEUES, JOURNAL, RESERVE, TRIES, COUNTERS, OPERATORS, SOCKET, ARCHIVE, *_DIRECTORIES}
-    | {SNAPSHOTS, REMOVED, RESTORED, GOOD_QUEUES, f".{GOOD_QUEUES}.new"}
-    | {HEARTBEAT, owner_file.NEW_LOCK, REPLICATION, f".{REPLICATION}.new", LAG, f".{LAG}.new", UNSHIPPED}
-    | {f".{FORMAT}.new", owner_file.NEW_OWNER, f".{QUEUES}.new", f".{COUNTERS}.new"}
+    | {GOOD_QUEUES, f".{GOOD_QUEUES}.new", HEARTBEAT, owner_file.NEW_LOCK, owner_file.NEW_OWNER}
+    | {f".{FORMAT}.new", f".{QUEUES}.new", f".{COUNTERS}.new"}
 )
 COPIED = (FORMAT, QUEUES, COUNTERS, OPERATORS)
 """Of the top what a snapshot copies: small, and written in place, or by people."""
@@ -101,8 +77,6 @@ _COPIED = re.compile(
     rf"|{QUARANTINE}/(?!\.\.?\Z)[^/\0]+"
 )
 _IN_QUEUE = re.compile(rf"{COMMITTED}/queue={QUEUE_NAME.pattern}/(\.[a-z]+)")
-_kept: dict[str, re.Pattern[str]] = {}
-_kept_names: set[str] = set()
 _NAME_BYTES = 255
 WATERMARK_BYTES = 4096
 """More than the file of a watermark ever has."""
@@ -186,39 +160,36 @@ def parse_message_path(path: str) -> tuple[str, int] | None:
     return (match[1], int(match[2], 16)) if match else None
 
 
-def keep(directory: str, names: re.Pattern[str] | None, others: Iterable[str] = ()) -> None:
-    """Every space has such a directory from here on, of a feature, in which steps put files of these names. One that
-    starts with a dot is in the directories of queues. others: what else the feature has at the top.
-    """
-    if names is not None:
-        _kept[directory] = names
-    _kept_names.update(others)
+@lru_cache(maxsize=4)
+def _kept(kinds: tuple[Any, ...]) -> dict[str, re.Pattern[str]]:
+    """By directory the names of the files that steps put there for features. One that starts with a dot is in the
+    directories of queues."""
+    return {kind.directory: kind.names for kind in kinds if kind.names is not None}
 
 
 def directories() -> tuple[str, ...]:
-    """That every space has at its top, as far as that is known: who only reads a queue knows none of the features'."""
-    return (*_DIRECTORIES, *(name for name in _kept if not name.startswith(".")))
+    """That every space has at its top."""
+    return (*_DIRECTORIES, *(name for name in _kept(options.everything().kinds()) if not name.startswith(".")))
 
 
 def own_names() -> frozenset[str]:
     """What a space's directory may hold at its top."""
-    return _OWN_NAMES | _kept_names | {*directories()}
+    return _OWN_NAMES.union(directories(), *(kind.others for kind in options.everything().kinds()))
 
 
 def is_of_queue(name: str) -> bool:
     """Whether what has this name in the directory of a queue has files of the queue that steps put there."""
-    return name in _kept or name.startswith("range=")
+    return name.startswith("range=") or name in _kept(options.everything().kinds())
 
 
 def is_recorded(path: str) -> bool:
     """Whether a record may name it: a file of the space that steps make, move and remove. What came from elsewhere is
     believed in no other: none of these leads out of the space, or to what says who has it."""
-    assert _kept, "without what features keep a sound record looks damaged"
     found = _RECORDED.fullmatch(path)
     directory, _, name = path.rpartition("/")
     if found is None:
         in_queue = _IN_QUEUE.fullmatch(directory)
-        names = _kept.get(in_queue[1] if in_queue else directory)
+        names = _kept(options.everything().kinds()).get(in_queue[1] if in_queue else directory)
         found = names.fullmatch(name) if names is not None else None
     return found is not None and len(name) <= _NAME_BYTES
 

@@ -64,6 +64,8 @@ class Known(NamedTuple):
     """Before an open space has other definitions. Each raises InvalidArgument where it cannot while it is open."""
     acts: Sequence[Callable[[Any], object]] = ()
     """A queue has got a definition, or another one: what follows from its options. The space's lock is held."""
+    kinds: Callable[[], tuple[Any, ...]] = tuple
+    """Of the records that features keep in a space; see ``record_kinds.RecordKind``."""
 
 
 def _none() -> Known:

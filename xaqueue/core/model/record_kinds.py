@@ -24,6 +24,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from xaqueue.core.model.block import Head
@@ -49,6 +50,17 @@ class Opening:
     """What stands at a path is damaged or foreign, for a reason: quarantined, where anything may be changed."""
     note: Callable[[str], object]
     """What an operator is to know."""
+
+
+class Advice(NamedTuple):
+    """What a feature says to an operator whose directory cannot be opened as it is; empty for nothing."""
+
+    unfinished: str = ""
+    """A sentence: what was cut off, and what finishes it."""
+    copy: str = ""
+    """Which command has a copy of the space in its place."""
+    behind: str = ""
+    """What brings in what the journal has ahead of the directories, where an open does not."""
 
 
 class Decided(NamedTuple):
@@ -150,6 +162,9 @@ class RecordKind:
 
     def check_space(self, look: Looking) -> None:
         """Of the rest."""
+
+    def advice(self, root: Path) -> Advice:
+        return Advice()
 
     def bring(self, newer: Any) -> None:
         """A snapshot takes the place of the space: what came after it is linked beside it, with ``newer.Newer``."""

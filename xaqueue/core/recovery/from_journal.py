@@ -71,18 +71,18 @@ def open_journal(
     fs.hold_dir("")
     used = used or (fs.exists(layout.JOURNAL) and not fs.is_dir(layout.JOURNAL))  # something stands for it
     size = segment_bytes(definitions, fs.room())
-    keeps = keeping.is_kept and hardening.journal
+    keeps = bool(keeping.kept_in) and hardening.journal
     journal = Journal(fs, layout.JOURNAL, segment_bytes=size, is_valid=change.is_valid, used=used, epoch=epoch)
     records, steps = journal.replay, [*filter(_is_local, journal.covered), *journal.replay]
     check_end(fs, records, journal.position)
     journal.harden()
     begun = journal.position  # 0 where there is none
     if keeps:
-        redo.make_dirs(fs, layout.KEPT_JOURNAL)
-        fs.sync_dir(layout.KEPT_JOURNAL.rpartition("/")[0])
+        redo.make_dirs(fs, keeping.kept_in)
+        fs.sync_dir(keeping.kept_in.rpartition("/")[0])
         fs.sync_dir("")
         clock = _rising(clock)
-        journal.kept = layout.KEPT_JOURNAL
+        journal.kept = keeping.kept_in
         if keeping.is_timed:
             journal.clock = clock
     notes: list[str] = []

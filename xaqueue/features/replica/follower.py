@@ -40,9 +40,10 @@ from xaqueue.errors import ConnectionLost, InvalidArgument, JournalDamaged, Reso
 from xaqueue.features.replica import replicated
 from xaqueue.features.replica.journal_copy import Diverged, JournalCopy
 from xaqueue.features.replica.options import policy_of
-from xaqueue.features.replica.replicated import REPLICA, Replicated
+from xaqueue.features.replica.replicated import LAG, REPLICA, REPLICATION, UNSHIPPED, Replicated
 from xaqueue.features.replica.shipping import Piece
 from xaqueue.features.snapshots import restore, store
+from xaqueue.features.snapshots.restored import REMOVED, RESTORED
 from xaqueue.rpc.client.manager import RemoteManager, dialer, hello_of
 
 WAIT_S = 1.0
@@ -56,7 +57,7 @@ ANSWER_S = 10.0
 RETRY_S = 1.0
 LONG_S = 3600.0
 """For a snapshot."""
-_OWN = {layout.LOCK, restore.PLACE, layout.LAG, f".{layout.LAG}.new"}
+_OWN = {layout.LOCK, restore.PLACE, LAG, f".{LAG}.new"}
 """What there is before anything was copied."""
 FORMER = 2
 """So many former spaces are kept."""
@@ -262,7 +263,7 @@ class Follower:
             **{"host": socket.gethostname(), "pid": os.getpid(), "at": time.time_ns() // 1000},
             **{"connected": is_connected, "lag_bytes": lacking, "lag_s": lag_s},
         }
-        replace_file(self._fs, layout.LAG, json.dumps(said).encode() + b"\n", durable=False)
+        replace_file(self._fs, LAG, json.dumps(said).encode() + b"\n", durable=False)
 
     # The first copy
 
@@ -282,11 +283,11 @@ class Follower:
                 _check_numbers(when_ns, offset)
                 self._put(path, when_ns, offset, data)
         if begun["restored"] is not None:
-            fs.create(f"{restore.PLACE}/{layout.RESTORED}", [begun["restored"]])
+            fs.create(f"{restore.PLACE}/{RESTORED}", [begun["restored"]])
         space = begun["space"].split()[-1]
         where = begun["epoch"], begun["journal"], begun["lsn"]
         found = Replicated(REPLICA, self.url, space, *where, at=time.time_ns() // 1000)
-        fs.create(f"{restore.PLACE}/{layout.REPLICATION}", [replicated.encode(found)])
+        fs.create(f"{restore.PLACE}/{REPLICATION}", [replicated.encode(found)])
         source.call("replica_end", begun["number"])
         before = replicated.read(fs)
         removed = restore.free_place(fs, found.at)
@@ -301,9 +302,9 @@ class Follower:
         """Of the former spaces, which have a list of what was not shipped, the newest are kept; those whose list is
         empty push out none of the others."""
         fs = self._fs
-        places = [f"{layout.REMOVED}/{name}" for name in sorted(listed(fs, layout.REMOVED))]
-        lists = [place for place in places if fs.exists(f"{place}/{layout.UNSHIPPED}")]
-        full = [place for place in lists if fs.size(f"{place}/{layout.UNSHIPPED}")]
+        places = [f"{REMOVED}/{name}" for name in sorted(listed(fs, REMOVED))]
+        lists = [place for place in places if fs.exists(f"{place}/{UNSHIPPED}")]
+        full = [place for place in lists if fs.size(f"{place}/{UNSHIPPED}")]
         empty = [place for place in lists if place not in full]
         for place in (*full[:-FORMER], *empty[:-FORMER]):
             log.info("[former-removed] the former space in %s is removed, since %d newer ones are kept", place, FORMER)

@@ -18,7 +18,7 @@ from zlib import crc32
 from xaqueue.core.engine import redo
 from xaqueue.core.model import layout
 from xaqueue.core.model.block_files import listed, ranges_in
-from xaqueue.core.model.change import highest_numbers, targets_of
+from xaqueue.core.model.change import highest_numbers, is_valid, targets_of
 from xaqueue.core.model.layout import JOURNAL, Watermark
 from xaqueue.core.model.message_name import parse_seq
 from xaqueue.core.storage.fs import FileSystem, discard
@@ -38,7 +38,7 @@ from xaqueue.core.storage.journal_format import (
 )
 from xaqueue.core.storage.journal_reader import look
 from xaqueue.errors import DamagedBlock, OperationalError, SpaceError
-from xaqueue.features.kinds import KINDS, is_valid
+from xaqueue.features.kinds import KINDS
 from xaqueue.features.replica.shipping import Piece
 from xaqueue.features.streams.record import STREAMS, StreamRecord, decode_stream, stream_path
 

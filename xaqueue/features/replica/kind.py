@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import definitions, layout
-from xaqueue.core.model.record_kinds import Opening, RecordKind
+from xaqueue.core.model.record_kinds import Advice, Opening, RecordKind
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.errors import InvalidArgument, ResourceFailed
 from xaqueue.features.replica import replicated
 from xaqueue.features.replica.options import Replication, is_on, policy_of
+from xaqueue.features.replica.replicated import LAG, REPLICATION, UNSHIPPED
 from xaqueue.features.replica.shipping import Shipping, shipping_of
 
 
 class ReplicaKind(RecordKind):
+    others = (REPLICATION, f".{REPLICATION}.new", LAG, f".{LAG}.new", UNSHIPPED)
+
     def begin(self, opening: Opening) -> None:
         """Replicas may follow the journal from here on."""
         space, journal = opening.space, opening.journal
@@ -36,6 +40,10 @@ class ReplicaKind(RecordKind):
         except ResourceFailed:
             opening.space.check()  # why it was stopped, where it was fenced
             raise
+
+    def advice(self, root: Path) -> Advice:
+        is_other = (root / REPLICATION).exists()
+        return Advice(behind="let it follow once more, `xaqueue replica`, or promote it" if is_other else "")
 
     def view(self, fs: FileSystem) -> dict[str, Any]:
         return {"replication": replicated.status(fs, time.time_ns() // 1000)}

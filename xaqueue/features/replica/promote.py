@@ -41,11 +41,11 @@ from xaqueue.features.replica import replicated
 from xaqueue.features.replica.follower import owned
 from xaqueue.features.replica.journal_copy import INCOMING, JournalCopy
 from xaqueue.features.replica.options import policy_of
-from xaqueue.features.replica.replicated import PROMOTED, REPLICA, Replicated
+from xaqueue.features.replica.replicated import LAG, PROMOTED, REPLICA, Replicated
 from xaqueue.features.snapshots import restore, restored
 from xaqueue.features.snapshots.newer import branches_in
 from xaqueue.features.snapshots.restore import JUMP
-from xaqueue.features.snapshots.restored import Restored
+from xaqueue.features.snapshots.restored import RESTORED, Restored
 from xaqueue.rpc.client.manager import RemoteManager, dialer, hello_of
 
 EPOCHS = 1 << 16
@@ -112,13 +112,13 @@ def take_place(
         before = restored.read(fs)
         names = sorted({*branches, *map(str, before.xids())})
         lives = before.lives if before.snapshot else here.space.split()[-1:]
-        replace_file(fs, layout.RESTORED, restored.encode(Restored(1, now_us, now_us, through, names, lives)))
+        replace_file(fs, RESTORED, restored.encode(Restored(1, now_us, now_us, through, names, lives)))
     write_owner(format_owner(replace(here, journalled=copy.is_begun)))
     fs.sync_all()
     discard(fs, INCOMING)
     made = Replicated(PROMOTED, found.url, found.space, here.epoch + 1, copy.epoch, copy.lsn, now_us)
     replicated.write(fs, made)
-    discard(fs, layout.LAG)
+    discard(fs, LAG)
     return Promoted(made.epoch, copy.lsn, is_complete, branches, found.url)
 
 
@@ -135,7 +135,7 @@ def _check(root: Path, fs: FileSystem) -> Replicated:
 def _stop(root: Path, fs: FileSystem) -> None:
     """Who follows there ends first, where it is on this host."""
     with suppress(OSError, ValueError, KeyError):
-        said = json.loads(fs.read(layout.LAG))
+        said = json.loads(fs.read(LAG))
         is_here = said["host"] == socket.gethostname() and time.time_ns() // 1000 - said["at"] < FRESH_US
         for number in (signal.SIGTERM, signal.SIGKILL) if is_here else ():
             deadline = time.monotonic() + STOP_S

@@ -13,7 +13,7 @@ from pathlib import Path
 from xaqueue.core.model import layout
 from xaqueue.core.model.change import Kind, is_valid, name_of, paths_of, queues_of, targets_of
 from xaqueue.core.model.definitions import Definitions
-from xaqueue.core.model.layout import JOURNAL, KEPT_JOURNAL, UNSHIPPED
+from xaqueue.core.model.layout import JOURNAL
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.fs import FileSystem, discard
 from xaqueue.core.storage.hardening import Hardening
@@ -23,7 +23,8 @@ from xaqueue.core.storage.scheduling import THREADS, Threads
 from xaqueue.errors import InvalidArgument, SpaceError
 from xaqueue.features.replica import replicated
 from xaqueue.features.replica.options import policy_of
-from xaqueue.features.replica.replicated import Replicated
+from xaqueue.features.replica.replicated import UNSHIPPED, Replicated
+from xaqueue.features.snapshots.manifest import KEPT_JOURNAL
 
 
 def list_unshipped(fs: FileSystem, made: Replicated) -> int:

@@ -12,10 +12,14 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
-from xaqueue.core.model.layout import LAG, REPLICATION
 from xaqueue.core.storage.fs import FileSystem, replace_file
 from xaqueue.errors import SpaceError
 
+REPLICATION = "replication"
+LAG = "lag"
+"""How far a replica is behind, as it said last."""
+UNSHIPPED = "unshipped.jsonl"
+"""What a space that its replica has replaced had not shipped: a line a step."""
 SOURCE, REPLICA, PROMOTED, REPLACED = "source", "replica", "promoted", "replaced"
 FRESH_US = 10_000_000
 """What a replica has said of itself longer ago is not so any more."""

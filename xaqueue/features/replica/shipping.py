@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from xaqueue.core.engine.state import Space
-from xaqueue.core.model.layout import JOURNAL, KEPT_JOURNAL
+from xaqueue.core.model.layout import JOURNAL
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.group_commit import Unacknowledged
 from xaqueue.core.storage.journal import Journal
@@ -29,6 +29,7 @@ from xaqueue.core.storage.scheduling import Threads
 from xaqueue.errors import ProtocolError, ResourceFailed
 from xaqueue.features.replica.options import Replication
 from xaqueue.features.replica.replicated import SOURCE, ReplicationStatus
+from xaqueue.features.snapshots.manifest import KEPT_JOURNAL
 
 PIECE_BYTES = 1024 * 1024
 """Of one answer, unless a record is larger."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 
 from xaqueue.core.model.change import is_valid
-from xaqueue.core.model.layout import JOURNAL, KEPT_JOURNAL
+from xaqueue.core.model.layout import JOURNAL
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.journal_files import Place, begin_of, content, places
 from xaqueue.core.storage.journal_format import (
@@ -28,7 +28,7 @@ from xaqueue.core.storage.journal_format import (
     records_in,
 )
 from xaqueue.errors import SpaceError
-from xaqueue.features.snapshots.manifest import Manifest
+from xaqueue.features.snapshots.manifest import KEPT_JOURNAL, Manifest
 
 
 class History:

@@ -29,7 +29,17 @@ from xaqueue.errors import SpaceError
 from xaqueue.message import QUEUE_NAME
 from xaqueue.snapshot import SnapshotStatus
 
-_OWN = frozenset({layout.MANIFEST, layout.CHECKSUMS, layout.CHECKED, f".{layout.CHECKED}.new"})
+SNAPSHOTS = "snapshots"
+"""Snapshots by their numbers; made with the first."""
+KEPT_JOURNAL = f"{SNAPSHOTS}/journal"
+"""The segments that the journal has released since the oldest snapshot, where a moment in between may be asked for."""
+MANIFEST = "MANIFEST"
+"""In the directory of a snapshot, and nowhere else."""
+CHECKSUMS = "CHECKSUMS"
+"""Beside it: what each block says of its own content."""
+CHECKED = "CHECKED"
+"""In a snapshot: what was found when all of it was read."""
+_OWN = frozenset({MANIFEST, CHECKSUMS, CHECKED, f".{CHECKED}.new"})
 MOST_BYTES = 64 * 1024 * 1024
 """What is longer is none of ours."""
 PIECE = 64
@@ -78,7 +88,7 @@ def encode(manifest: Manifest) -> bytes:
 
 def read(fs: FileSystem, directory: str) -> Manifest:
     """Of the snapshot in this directory. Raises SpaceError where it is missing, damaged or cannot be read, OSError."""
-    path = f"{directory}/{layout.MANIFEST}".lstrip("/")
+    path = f"{directory}/{MANIFEST}".lstrip("/")
     try:
         document: Any = json.loads(fs.read(path, MOST_BYTES))
         fields = document["snapshot"]
@@ -87,7 +97,7 @@ def read(fs: FileSystem, directory: str) -> Manifest:
         _check(found)
         is_whole = crc32(_canonical(fields)) == document["crc"]
     except FileNotFoundError:
-        raise SpaceError(f"{directory or '.'} is no snapshot: it has no {layout.MANIFEST}") from None
+        raise SpaceError(f"{directory or '.'} is no snapshot: it has no {MANIFEST}") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise SpaceError(f"{path} is damaged ({error}): use another snapshot") from error
     except OSError as error:
@@ -164,7 +174,7 @@ def read_checksums(fs: FileSystem, directory: str, made: Manifest, names: list[s
     """By path; empty for a snapshot that was taken without. Raises SpaceError where they are damaged, OSError."""
     if not made.checksums:
         return {}
-    path = f"{directory}/{layout.CHECKSUMS}"
+    path = f"{directory}/{CHECKSUMS}"
     data = read_same(fs, path, made.checksums, len(names) * len(_NONE) + 1)
     if data is None or len(data) != len(names) * len(_NONE):
         raise SpaceError(f"{path} is missing or damaged")

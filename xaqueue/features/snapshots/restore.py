@@ -27,7 +27,7 @@ from xaqueue.core.engine import redo
 from xaqueue.core.model import change, layout
 from xaqueue.core.model.block_files import listed, ranges_in
 from xaqueue.core.model.change import highest_numbers
-from xaqueue.core.model.layout import JOURNAL, QUEUES, REMOVED, RESTORED, SNAPSHOTS, TRIES, Watermark
+from xaqueue.core.model.layout import JOURNAL, QUEUES, TRIES, Watermark
 from xaqueue.core.model.record_kinds import RecordKinds
 from xaqueue.core.recovery.from_journal import check_end
 from xaqueue.core.storage.fs import FileSystem, discard
@@ -35,20 +35,21 @@ from xaqueue.core.storage.journal_files import headers
 from xaqueue.core.storage.journal_reader import look
 from xaqueue.core.storage.layers import Below
 from xaqueue.errors import JournalDamaged, SpaceError
+from xaqueue.features.replica.replicated import REPLICATION, UNSHIPPED
 from xaqueue.features.snapshots import manifest, restored, store
 from xaqueue.features.snapshots.history import History
-from xaqueue.features.snapshots.manifest import Manifest
+from xaqueue.features.snapshots.manifest import KEPT_JOURNAL, SNAPSHOTS, Manifest
 from xaqueue.features.snapshots.newer import Newer, branches_in, link_into, link_or_copy
-from xaqueue.features.snapshots.restored import Restored
+from xaqueue.features.snapshots.restored import REMOVED, RESTORE_READY, RESTORED, Restored
 from xaqueue.xid import Xid
 
-READY = layout.RESTORE_READY
+READY = RESTORE_READY
 PLACE = READY.partition("/")[0]
 _REMOVED = re.compile(rf"{REMOVED}/[0-9TZ]+(?:~[0-9]+)?")
 JUMP = 1 << 32
 """So many numbers are passed over: more than a lost tail can have used."""
-NEVER_BUILT = (JOURNAL, TRIES, layout.UNSHIPPED)
-REPLACED = (QUEUES, *NEVER_BUILT, layout.COUNTERS, RESTORED, layout.REPLICATION)
+NEVER_BUILT = (JOURNAL, TRIES, UNSHIPPED)
+REPLACED = (QUEUES, *NEVER_BUILT, layout.COUNTERS, RESTORED, REPLICATION)
 """And every directory."""
 
 
@@ -299,10 +300,10 @@ class _Build:
 
     def _keep_journal(self) -> None:
         """Who has chosen the wrong moment may choose another one: its segments stay with those that are kept."""
-        if self.fs.is_dir(layout.KEPT_JOURNAL):
+        if self.fs.is_dir(KEPT_JOURNAL):
             for segment in headers(self.fs, JOURNAL)[0]:
-                if not self.fs.exists(f"{layout.KEPT_JOURNAL}/{segment.name}"):
-                    link_or_copy(self.fs, f"{JOURNAL}/{segment.name}", f"{layout.KEPT_JOURNAL}/{segment.name}")
+                if not self.fs.exists(f"{KEPT_JOURNAL}/{segment.name}"):
+                    link_or_copy(self.fs, f"{JOURNAL}/{segment.name}", f"{KEPT_JOURNAL}/{segment.name}")
 
     def _changed(self, path: str, data: bytes) -> bytes:
         """Of what is copied the parts that tell of another life."""

@@ -12,18 +12,28 @@ finds in doubt: nobody takes the past for the present.
 from __future__ import annotations
 
 import json
+import os
+from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from xaqueue.core.engine.features import Gate
 from xaqueue.core.model.branch import Branch, Call, Rider
-from xaqueue.core.model.layout import RESTORED, parse_xid
-from xaqueue.core.model.record_kinds import Opening, RecordKind
+from xaqueue.core.model.layout import parse_xid
+from xaqueue.core.model.record_kinds import Advice, Opening, RecordKind
 from xaqueue.core.storage.fs import FileSystem, is_damage
 from xaqueue.errors import RetryLater
+from xaqueue.features.snapshots.manifest import SNAPSHOTS
 from xaqueue.message import Message
 from xaqueue.xid import Xid
 
+RESTORED = "restored"
+"""What came back by a restore."""
+REMOVED = "removed"
+"""What a restore has replaced, by the time when it did."""
+RESTORE_READY = ".restoring/READY"
+"""There while a restore has a part of the space in its hands."""
 MOST_BYTES = 64 * 1024 * 1024
 DAMAGED = -1
 
@@ -100,6 +110,8 @@ def read(fs: FileSystem) -> Restored:
 
 
 class RestoredKind(RecordKind):
+    others = (SNAPSHOTS, REMOVED, RESTORED)
+
     def find(self, opening: Opening) -> None:
         space, found = opening.space, read(opening.space.fs)
         marks = space.memory_of(Marks)
@@ -111,6 +123,16 @@ class RestoredKind(RecordKind):
                 f"the file {RESTORED} is damaged: every message passes for a possible duplicate, and what is in "
                 "doubt now is an operator's: put it back from a copy, or remove it once nothing of then is left"
             )
+
+    def advice(self, root: Path) -> Advice:
+        command, has_any = f"`xaqueue restore --space {root}`", False
+        with suppress(OSError):
+            has_any = any(one.name.isdigit() for one in (root / SNAPSHOTS).iterdir())
+        is_cut_off = os.path.lexists(root / RESTORE_READY)
+        return Advice(
+            f"A restore was cut off: {command} finishes it" if is_cut_off else "",
+            f"{command} has the newest snapshot in its place" if has_any else "",
+        )
 
     def doubt(self, space: Any, branch: Branch) -> None:
         snapshot = space.memory_of(Marks).restored.of_branch(branch.xid)

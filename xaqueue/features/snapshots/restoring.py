@@ -19,6 +19,7 @@ from xaqueue.errors import InvalidArgument, OperationalError, SpaceError
 from xaqueue.features.kinds import KINDS
 from xaqueue.features.opening import attach
 from xaqueue.features.snapshots import restore as restoring
+from xaqueue.features.snapshots.manifest import SNAPSHOTS
 from xaqueue.features.snapshots.options import policy_of
 from xaqueue.features.snapshots.restore import Done
 from xaqueue.offline.plan import BROUGHT_BACK, REPLACED, Item, Plan, Site, site_of, when
@@ -43,7 +44,7 @@ def restore(
     site = site_of(place)
     root = site.root
     space_id = _id_of(root)
-    if not (root / layout.SNAPSHOTS).is_dir():
+    if not (root / SNAPSHOTS).is_dir():
         if not root.is_dir():
             raise SpaceError(f"{root} is no directory: give that of the space which is to be restored")
         raise SpaceError(f"{root} has no snapshots: `xaqueue snapshot take` makes one")

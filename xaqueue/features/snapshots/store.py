@@ -16,15 +16,15 @@ from xaqueue.core.model import block_files, layout
 from xaqueue.core.model.block import decode
 from xaqueue.core.model.block_files import read_checked
 from xaqueue.core.model.definitions import Definitions
-from xaqueue.core.model.layout import CHECKED, KEPT_JOURNAL, SNAPSHOTS
 from xaqueue.core.storage.fs import FileSystem, discard
 from xaqueue.core.storage.journal_files import headers
 from xaqueue.core.storage.journal_format import Segment, parse_name
 from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError
 from xaqueue.features.replica import options as replica
 from xaqueue.features.snapshots import manifest
-from xaqueue.features.snapshots.manifest import Manifest
+from xaqueue.features.snapshots.manifest import CHECKED, KEPT_JOURNAL, SNAPSHOTS, Manifest
 from xaqueue.features.snapshots.options import policy_of
+from xaqueue.features.snapshots.restored import RESTORE_READY
 from xaqueue.snapshot import SnapshotStatus
 
 MOST_CHECKED_BYTES = 64 * 1024
@@ -234,9 +234,9 @@ def give_up_restore(fs: FileSystem) -> None:
     """One that was cut off before it touched the space, or when all was done, is never finished from now on: it would
     put back what it found then. For who has opened the space, which has its FORMAT. Raises OSError.
     """
-    if fs.exists(layout.RESTORE_READY):
-        fs.unlink(layout.RESTORE_READY)
-        fs.sync_dir(layout.RESTORE_READY.partition("/")[0])
+    if fs.exists(RESTORE_READY):
+        fs.unlink(RESTORE_READY)
+        fs.sync_dir(RESTORE_READY.partition("/")[0])
 
 
 def remove_unfinished(fs: FileSystem) -> None:

@@ -23,12 +23,11 @@ from zlib import crc32
 from xaqueue.core.engine import redo
 from xaqueue.core.engine.state import LOOK_S, Space
 from xaqueue.core.model import layout
-from xaqueue.core.model.layout import SNAPSHOTS
 from xaqueue.core.storage.fs import NO_LINK, NO_ROOM, FileSystem, discard
 from xaqueue.core.storage.regular import NO_FILE
 from xaqueue.errors import NotSupportedError, OperationalError, RetryLater
 from xaqueue.features.snapshots import manifest, store
-from xaqueue.features.snapshots.manifest import Manifest
+from xaqueue.features.snapshots.manifest import CHECKSUMS, MANIFEST, SNAPSHOTS, Manifest
 from xaqueue.features.snapshots.options import policy_of
 from xaqueue.snapshot import SnapshotStatus
 
@@ -86,7 +85,7 @@ def _take(space: Space, is_held: bool) -> Manifest:
     try:
         lsn = space.log.copy(links, space.settle)
         made = replace(_manifest(space, links, number, lsn), is_held=is_held)
-        fs.create(f"{place}/{layout.MANIFEST}", [manifest.encode(made)])
+        fs.create(f"{place}/{MANIFEST}", [manifest.encode(made)])
         space.sync_all()
         links.sync()
         space.check_owner()
@@ -146,7 +145,7 @@ class _Links:
     def sync(self) -> None:
         """What a sync of the space's file system leaves out."""
         if self._is_elsewhere:
-            for path in (*self.copies, layout.CHECKSUMS, layout.MANIFEST):
+            for path in (*self.copies, CHECKSUMS, MANIFEST):
                 self.fs.sync_file(f"{self.place}/{path}")
             for directory in sorted(self._made, reverse=True):
                 self.fs.sync_dir(f"{self.place}/{directory}".rstrip("/"))
@@ -214,7 +213,7 @@ def _manifest(space: Space, links: _Links, number: int, lsn: int) -> Manifest:
     """Of what is there now, with CHECKSUMS, which this makes."""
     fs, names = space.fs, manifest.files_below(space.fs, links.place)
     checksums = manifest.checksums_below(fs, links.place, names, links.check)
-    fs.create(f"{links.place}/{layout.CHECKSUMS}", [checksums])
+    fs.create(f"{links.place}/{CHECKSUMS}", [checksums])
     counts: dict[str, int] = {}
     highest: dict[str, int] = {}
     for path in names:

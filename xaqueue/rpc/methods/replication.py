@@ -23,7 +23,7 @@ from zlib import crc32
 
 from xaqueue.access import ADMIN
 from xaqueue.core.engine.state import Space
-from xaqueue.core.model.layout import GOOD_QUEUES, RESTORED, SNAPSHOTS
+from xaqueue.core.model.layout import GOOD_QUEUES
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.errors import Error, InvalidArgument, ResourceFailed, RetryLater
 from xaqueue.features.replica import replicated
@@ -31,6 +31,8 @@ from xaqueue.features.replica.replicas import list_unshipped
 from xaqueue.features.replica.replicated import Replicated
 from xaqueue.features.replica.shipping import LOOK_S, Shipping, shipping_of
 from xaqueue.features.snapshots import manifest, store
+from xaqueue.features.snapshots.manifest import SNAPSHOTS
+from xaqueue.features.snapshots.restored import RESTORED
 from xaqueue.features.snapshots.take import take_and_keep
 from xaqueue.rpc.verb import methods
 

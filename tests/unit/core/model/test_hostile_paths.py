@@ -27,6 +27,7 @@ from xaqueue.features.dedup import dedup
 from xaqueue.features.replica.journal_copy import Diverged, JournalCopy
 from xaqueue.features.replica.shipping import Piece
 from xaqueue.features.snapshots import manifest, restore
+from xaqueue.features.snapshots.manifest import MANIFEST
 from xaqueue.features.streams.record import stream_path
 from xaqueue.message import QUEUE_NAME, MessageId, Properties
 from xaqueue.xid import Xid
@@ -233,7 +234,7 @@ def test_a_manifest_names_nothing_else(tmp_path: Path, change_it: Callable[[dict
 
     def read() -> manifest.Manifest:
         text = json.dumps({"snapshot": fields, "crc": crc32(json.dumps(fields, sort_keys=True).encode())})
-        (tmp_path / layout.MANIFEST).write_text(text)
+        (tmp_path / MANIFEST).write_text(text)
         with closing(DirectoryFileSystem(tmp_path)) as fs:
             return manifest.read(fs, "")
 

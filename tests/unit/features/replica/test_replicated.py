@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from xaqueue.core.model import layout
 from xaqueue.features.replica import replicated
+from xaqueue.features.replica.replicated import LAG
 from xaqueue.testing.forgetful import ForgetfulFileSystem
 
 NOON_US = 1_800_000_000_000_000
@@ -16,7 +16,7 @@ def lag(at_us: int, *, said: dict[str, object] | None) -> tuple[bool, float]:
     fs = ForgetfulFileSystem()
     replicated.write(fs, replicated.Replicated(replicated.REPLICA, "xaq://source", at=at_us))
     if said is not None:
-        fs.create(layout.LAG, [json.dumps({"at": at_us, "lag_bytes": 9, **said}).encode()])
+        fs.create(LAG, [json.dumps({"at": at_us, "lag_bytes": 9, **said}).encode()])
     found = replicated.status(fs, NOON_US)
     assert found is not None
     return found.connected, found.lag_s

@@ -18,12 +18,12 @@ from typer.testing import CliRunner
 
 import xaqueue
 from xaqueue.cli.main import app
-from xaqueue.core.model.layout import KEPT_JOURNAL
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.journal import time_entry
 from xaqueue.core.storage.journal_format import record_of, records_in
 from xaqueue.errors import InvalidArgument, SpaceError
 from xaqueue.features.snapshots.chores import TakeSnapshots
+from xaqueue.features.snapshots.manifest import KEPT_JOURNAL
 from xaqueue.features.snapshots.restoring import restore
 from xaqueue.features.snapshots.store import prune_journal
 from xaqueue.offline.check import check

@@ -25,6 +25,7 @@ from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.errors import RetryLater, SpaceError
 from xaqueue.features.snapshots import manifest, store
 from xaqueue.features.snapshots.chores import TakeSnapshots
+from xaqueue.features.snapshots.restored import RESTORED
 from xaqueue.features.snapshots.restoring import restore
 
 BODIES = [b"0", b"1", b"2", b"3"]
@@ -276,7 +277,7 @@ def test_those_of_its_earlier_lives_are_its_own(root: Path) -> None:
 def test_so_are_they_where_an_older_version_has_restored_it(root: Path) -> None:
     """Which did not write down what the ids were."""
     restore(root, 1)
-    path = root / layout.RESTORED
+    path = root / RESTORED
     said = json.loads(path.read_text())
     del said["lives"]
     path.write_text(json.dumps(said))
