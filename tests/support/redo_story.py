@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 from support.forgetful import Crashed, ForgetfulFileSystem, Tree
 from xaqueue.core.engine import redo
@@ -50,7 +51,7 @@ def active(xid: int, number: int) -> str:
 class Made:
     """A record in the making."""
 
-    kind: change.Kind
+    kind: IntEnum
     name: str
     ops: list[Op] = field(default_factory=list)
 

@@ -140,5 +140,5 @@ def _damage(fs: FileSystem, owner: Owner | None) -> JournalDamaged | None:
 
 
 def _step(record: Record, behind: bool) -> StepRead:
-    kind = change.Kind(record.kind).name.lower().replace("_", " ")
+    kind = change.step_name(record.kind).replace("_", " ")
     return StepRead(record.lsn, kind, change.name_of(record), change.queues_of(record), behind)

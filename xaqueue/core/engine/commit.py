@@ -19,6 +19,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from enum import IntEnum
 from functools import partial
 from typing import Any
 
@@ -127,7 +128,7 @@ def _complete(space: Space, branch: Branch) -> None:
     add_branch_block(space, branch)
 
 
-def commit_change(space: Space, branch: Branch, step: Step) -> Change:
+def commit_change(space: Space, branch: Branch, step: IntEnum) -> Change:
     """What a commit does: numbers are given to what arrives. Called with the lock held."""
     when_us = space.commit_time_us()
     ops: list[Op] = []

@@ -65,9 +65,6 @@ class _Touched:
                 self.sources[op[1].rpartition("/")[0]] = None
 
 
-_COMMITS = frozenset({Kind.COMMIT, Kind.ONE_PHASE, Kind.BATCH})
-
-
 class _Names(NamedTuple):
     """A step that only syncs these directories, in this order, behind all that others in its round have moved."""
 
@@ -435,6 +432,7 @@ def staged_path(path: str) -> str:
 
 def no_room_error(change: Change, error: OSError, *, is_decided: bool) -> RetryLater:
     step = change.kind.name.lower().replace("_", " ")
-    again = "commit" if change.kind in _COMMITS else "try"
+    adds = change.arrivals and change.kind is not Kind.ROLLBACK  # which may add them to another queue
+    again = "commit" if adds or change.kind in (Kind.COMMIT, Kind.ONE_PHASE) else "try"
     what, kind = ("", CommitPending) if is_decided else ("nothing was done, ", RetryLater)
     return kind(f"{step} of {change.name} found no room ({error.strerror}): {what}free some and {again} again")

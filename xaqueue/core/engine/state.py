@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from enum import IntEnum
 from functools import partial
 
 from xaqueue.core.engine.directory_log import DirectoryLog
@@ -26,7 +27,6 @@ from xaqueue.core.model import layout
 from xaqueue.core.model.block_files import damage_of
 from xaqueue.core.model.branch import Branch, State
 from xaqueue.core.model.change import DROP, PUT, Change
-from xaqueue.core.model.change import Kind as Step
 from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.model.entry import Entry
 from xaqueue.core.model.layout import Watermark
@@ -292,7 +292,7 @@ class Space(Memory):
 
     def put(
         self,
-        kind: Step,
+        kind: IntEnum,
         name: str,
         path: str,
         head: bytes,

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from xaqueue.core.model import layout
+from xaqueue.core.model import layout, options
 from xaqueue.core.model.block import decode_head, has_valid_checksum
 from xaqueue.core.storage.journal_format import Entry, Record
 
@@ -42,7 +42,8 @@ Op = tuple[Any, ...]
 
 
 class Kind(IntEnum):
-    """Which step a record is of; for those who look at a journal, since a replay reads the operations."""
+    """Which step a record is of; for those who look at a journal, since a replay reads the operations. Features have
+    more; see ``RecordKind.steps``."""
 
     PREPARE = 1
     COMMIT = 2
@@ -50,22 +51,25 @@ class Kind(IntEnum):
     ONE_PHASE = 4
     DECISION = 5
     FORGET = 6
-    BATCH = 7
-    STREAM = 8
     EXPIRY = 9
-    CARRIER = 10
 
 
 class Change(NamedTuple):
     """A step of the branch or record of this name: its operations, and the numbers that it gives to messages."""
 
-    kind: Kind
+    kind: IntEnum
     name: str
     ops: Sequence[Op]
     point: Sequence[Op] = ()
     rest: Sequence[Op] = ()
     arrivals: Sequence[tuple[str, int]] = ()
     """Queue and sequence number of each message that enters ``committed/``."""
+
+
+def step_name(kind: int) -> str:
+    """What the step of a record of this kind is called."""
+    known = chain(Kind, *(one.steps for one in options.everything().kinds()))
+    return next((one.name.lower() for one in known if one == kind), str(kind))
 
 
 def entry_of(change: Change | Entry) -> Entry:

@@ -24,6 +24,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -104,6 +105,8 @@ class RecordKind:
     """Of its files there, which steps make."""
     others: tuple[str, ...] = ()
     """What else it has at the top of the space."""
+    steps: tuple[IntEnum, ...] = ()
+    """Those of a journal that only it makes, each with a number of its own."""
 
     def made(self, fs: FileSystem, now_us: int) -> None:
         """A space is being made: what it has from the beginning."""

@@ -15,9 +15,9 @@ from xaqueue.core.engine import commit
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.branch import Branch, State
 from xaqueue.core.model.change import DROP, Change, Op
-from xaqueue.core.model.change import Kind as Step
 from xaqueue.errors import RetryLater, RolledBack
 from xaqueue.features.batches import record
+from xaqueue.features.batches.record import BatchStep
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
 
@@ -61,7 +61,7 @@ def decide(space: Space, decision: Decision, branches: Sequence[Branch]) -> None
             branch.become(State.COMMITTING)
 
     path, content = record.decision_path(batch.gtrid), record.encode_decision(decision, space.epoch)
-    space.put(Step.BATCH, _name(batch.gtrid), path, *content, publish, outdated)
+    space.put(BatchStep.BATCH, _name(batch.gtrid), path, *content, publish, outdated)
 
 
 def finish(space: Space, gtrid: bytes, branches: Sequence[Branch]) -> None:
@@ -94,11 +94,12 @@ def _commit(space: Space, gtrid: bytes, branches: Sequence[Branch]) -> None:
     """One step: these branches are committed. A list says so for itself, should the record be damaged."""
 
     def plan() -> Change:
-        changes = [commit.commit_change(space, branch, Step.BATCH) for branch in branches]
+        changes = [commit.commit_change(space, branch, BatchStep.BATCH) for branch in branches]
         ops = [op for change in changes for op in (*change.point, *change.ops)]
         ops.sort(key=lambda op: op[0] == DROP)  # where there is no room, moves are taken back
         rest = [op for change in changes for op in change.rest]
-        return Change(Step.BATCH, _name(gtrid), ops, rest=rest, arrivals=[one for c in changes for one in c.arrivals])
+        arrivals = [one for change in changes for one in change.arrivals]
+        return Change(BatchStep.BATCH, _name(gtrid), ops, rest=rest, arrivals=arrivals)
 
     def publish() -> None:
         for branch in branches:
@@ -149,7 +150,7 @@ def _undo(space: Space, gtrid: bytes, branches: Sequence[Branch]) -> None:
 def _rollback_change(gtrid: bytes, branches: Sequence[Branch], records: Sequence[list[Op]]) -> Change:
     changes = [commit.rollback_change(branch, each) for branch, each in zip(branches, records, strict=True)]
     ops, rest = [op for one in changes for op in one.ops], [op for one in changes for op in one.rest]
-    return Change(Step.BATCH, _name(gtrid), ops, rest=rest)
+    return Change(BatchStep.BATCH, _name(gtrid), ops, rest=rest)
 
 
 def forget(space: Space, keys: Sequence[str]) -> None:
@@ -160,7 +161,7 @@ def forget(space: Space, keys: Sequence[str]) -> None:
     for first in range(0, len(gone), RECORDS):
         some = gone[first : first + RECORDS]
         drops: list[Op] = [(DROP, record.batch_path(key, 0)) for key in some]
-        space.log.perform(Change(Step.BATCH, "", drops))
+        space.log.perform(Change(BatchStep.BATCH, "", drops))
         with space.lock:
             for key in some:
                 if record.batches_of(space).last.get(key) == 0:

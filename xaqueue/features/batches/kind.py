@@ -20,6 +20,7 @@ from xaqueue.core.storage.fs import FileSystem, discard
 from xaqueue.errors import DamagedBlock, RetryLater
 from xaqueue.features.batches import batch_steps, record
 from xaqueue.features.batches.batch_steps import of_batch
+from xaqueue.features.batches.record import BatchStep
 from xaqueue.features.batches.sweep import sweep
 from xaqueue.xid import Xid
 
@@ -27,6 +28,7 @@ from xaqueue.xid import Xid
 class BatchKind(RecordKind):
     directory = record.BATCHES
     names = record.BATCH
+    steps = tuple(BatchStep)
 
     def find(self, opening: Opening) -> None:
         """Which batches are decided. A record that was in the making is promised to nobody."""

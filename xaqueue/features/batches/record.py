@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import astuple
+from enum import IntEnum
 
 import msgpack
 
@@ -31,6 +32,10 @@ from xaqueue.xid import Xid
 
 BATCHES = "batches"
 BATCH = re.compile(r"([0-9a-f]{32})\.([0-7][0-9a-f]{15})")
+
+
+class BatchStep(IntEnum):
+    BATCH = 7
 
 
 def batch_path(key: str, number: int) -> str:

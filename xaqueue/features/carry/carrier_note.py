@@ -8,6 +8,7 @@ that what was applied and what says so are one. It stays for ever: its numbers t
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import IntEnum
 from typing import Any
 
 import msgpack
@@ -24,6 +25,10 @@ from xaqueue.features.carry.carriers import carriers_of, find_awaited
 from xaqueue.message import Properties
 
 CARRIERS = "carriers"
+
+
+class CarrierStep(IntEnum):
+    CARRIER = 10
 
 
 def carrier_path(carrier: str) -> str:
@@ -76,6 +81,7 @@ def statuses(fs: FileSystem, *, owned: bool) -> list[CarrierStatus]:
 class CarrierKind(RecordKind):
     directory = CARRIERS
     names = CARRIER
+    steps = tuple(CarrierStep)
 
     def find(self, opening: Opening) -> None:
         """Where a note is damaged it stays, and all queues wait: nobody knows which."""

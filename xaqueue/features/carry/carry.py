@@ -31,7 +31,7 @@ from xaqueue.core.model.entry import Entry
 from xaqueue.core.model.message_name import tags_of
 from xaqueue.errors import InvalidArgument, ProtocolError, RetryLater, RolledBack, SpaceError
 from xaqueue.features.carry.carrier import Carrier, together
-from xaqueue.features.carry.carrier_note import note_of
+from xaqueue.features.carry.carrier_note import CarrierStep, note_of
 from xaqueue.features.carry.carriers import carriers_of, find_awaited, life_of
 from xaqueue.features.dedup import dedup
 
@@ -179,7 +179,7 @@ def _note(space: Space, carrier: Carrier, state: CarrierState, queues: Iterable[
             carrier.state, carrier.epoch = state, space.epoch
             carrier.next = max(carrier.next, carriers_of(space).last + 1)
         noted.update(carrier.queues)
-        return Change(Step.CARRIER, carrier.name, [note_of(carrier, space.epoch, state)])
+        return Change(CarrierStep.CARRIER, carrier.name, [note_of(carrier, space.epoch, state)])
 
     def publish() -> None:
         carrier.state = state
@@ -189,7 +189,7 @@ def _note(space: Space, carrier: Carrier, state: CarrierState, queues: Iterable[
 
     if not space.log.is_atomic:  # an operator's, where the space has another level now
         _, path, head, body, _ = note_of(carrier, space.epoch, state)
-        space.put(Step.CARRIER, carrier.name, path, head, body, publish)
+        space.put(CarrierStep.CARRIER, carrier.name, path, head, body, publish)
         return
     space.log.perform(plan, publish)
 

@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 from xaqueue.core.model import layout
-from xaqueue.core.model.change import Kind, is_valid, name_of, paths_of, queues_of, targets_of
+from xaqueue.core.model.change import is_valid, name_of, paths_of, queues_of, step_name, targets_of
 from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.model.layout import JOURNAL
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
@@ -54,7 +54,7 @@ def _line(record: Record) -> dict[str, object]:
     gone = [layout.parse_message_path(path) for path in paths_of(record) if path not in targets_of(record)]
     return {
         "lsn": record.lsn,
-        "step": Kind(record.kind).name.lower() if record.kind in set(Kind) else str(record.kind),
+        "step": step_name(record.kind),
         "branch": name_of(record),
         "queues": queues_of(record),
         "added": added,

@@ -34,7 +34,7 @@ from xaqueue.features.dedup import dedup
 from xaqueue.features.retries import moving
 from xaqueue.features.retries.options import EXPIRY_QUEUE
 from xaqueue.features.streams.options import CLEANUP_INTERVAL_S
-from xaqueue.features.streams.record import StreamRecord, record_of
+from xaqueue.features.streams.record import StreamRecord, StreamStep, record_of
 
 PIECE = 256
 """Files between two looks whether it is to stop; for so many the lock is held where they are kept."""
@@ -241,7 +241,7 @@ def _archive(space: Space, fs: FileSystem, directory: str, names: Sequence[str])
     def plan() -> Change:
         paths = [(f"{directory}/{name}", name) for name in names if fs.exists(f"{directory}/{name}")]
         ops = [(DROP, path) if name in there else (MOVE, path, f"{target}/{name}", 0) for path, name in paths]
-        return Change(Step.STREAM, directory, ops)
+        return Change(StreamStep.STREAM, directory, ops)
 
     space.log.perform_unrecorded(plan)
 

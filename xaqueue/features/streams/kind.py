@@ -14,13 +14,22 @@ from xaqueue.core.model.record_kinds import Looking, Opening, RecordKind
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.errors import DamagedBlock
 from xaqueue.features.streams.cleanup import filled_archives
-from xaqueue.features.streams.record import STREAMS, StreamRecord, decode_stream, read_stream, record_of, stream_path
+from xaqueue.features.streams.record import (
+    STREAMS,
+    StreamRecord,
+    StreamStep,
+    decode_stream,
+    read_stream,
+    record_of,
+    stream_path,
+)
 from xaqueue.message import QUEUE_NAME
 
 
 class StreamKind(RecordKind):
     directory = STREAMS
     names = re.compile(rf"queue={QUEUE_NAME.pattern}")
+    steps = tuple(StreamStep)
 
     def find(self, opening: Opening) -> None:
         """A damaged record stays, and its queue is kept for nobody knows whom. No crash leaves one: its content is

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import IntEnum
 from typing import cast
 
 from xaqueue.core.model import layout
@@ -23,6 +24,10 @@ from xaqueue.core.storage.fs import FileSystem
 from xaqueue.errors import DamagedBlock, QueueReserved
 
 STREAMS = "streams"
+
+
+class StreamStep(IntEnum):
+    STREAM = 8
 
 
 def stream_path(queue: str) -> str:

@@ -20,13 +20,12 @@ from xaqueue.access import CONSUME, NOTHING, RESOLVE
 from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
-from xaqueue.core.model.change import Kind as Step
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.model.records import encode_record
 from xaqueue.core.storage.group_commit import nothing
 from xaqueue.errors import InvalidArgument, QueueReserved
 from xaqueue.features.streams import cleanup
-from xaqueue.features.streams.record import StreamRecord, record_of, stream_path
+from xaqueue.features.streams.record import StreamRecord, StreamStep, record_of, stream_path
 from xaqueue.message import Properties, check_queue_name
 from xaqueue.reservation import Reservation, check_stream
 from xaqueue.rpc.verb import verb
@@ -274,7 +273,7 @@ def _write(space: Space, record: StreamRecord, publish: Callable[[], None] = not
     """Replaces the queue's record durably: that is the commit point. RetryLater where nothing was done."""
     head, body = encode_stream(record, space.epoch)
     path = stream_path(record.queue)
-    space.put(Step.STREAM, path.rpartition("/")[2], path, head, body, publish)
+    space.put(StreamStep.STREAM, path.rpartition("/")[2], path, head, body, publish)
 
 
 def encode_stream(record: StreamRecord, epoch: int) -> tuple[bytes, bytes]:
