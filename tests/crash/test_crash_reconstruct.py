@@ -16,7 +16,8 @@ from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.errors import ResourceFailed
 from xaqueue.features.session import Session
 from xaqueue.message import MessageId, Properties
-from xaqueue.offline.reconstruct import Reconstructed, bring_back
+from xaqueue.offline.plan import LEFT, Plan
+from xaqueue.offline.reconstruct import bring_back
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("quiet")]
 
@@ -35,8 +36,8 @@ def start(level: Level) -> Tree:
     return Tree(nodes)
 
 
-def bring(fs: ForgetfulFileSystem, level: Level) -> Reconstructed:
-    done = Reconstructed()
+def bring(fs: ForgetfulFileSystem, level: Level) -> Plan:
+    done = Plan()
     space = open_space(fs, level, goes_on=True, definitions=ANY)
     bring_back(Session(space), done)
     follow(space, level, "back")
@@ -57,7 +58,7 @@ def test_each_is_there_once(level: Level) -> None:
         for tree in [*trees_of(fs, level, EXTREMES), fs.tree_after_kill()]:
             after = tree.open()
             done = bring(after, level)
-            assert done.left == []
+            assert done.texts(LEFT) == []
             ends.add(done.back.get("a", 0))
             space = open_space(after, level, definitions=ANY)
             assert sorted(one.message_id for one in Session(space).browse("a")) == IDS

@@ -68,23 +68,22 @@ def check(
     queue = check_queue_name(queue) if queue is not None else ""
     if dry_run and not repair_too:
         raise InvalidArgument("--dry-run goes with --repair: without that, check changes nothing")
-    location, repaired, plan = location_of(space), None, Plan()
+    location, plan = location_of(space), Plan()
     is_by_server = bool(location.url and queue and repair_too and not dry_run)
     site = None if is_by_server else site_of(directory_of(space), is_dry=dry_run)
     if repair_too and not queue and site is not None:
         with output.progress_bar("checking") as bar:
-            repaired = one_space.repair(site, bar, plan=plan)
+            one_space.repair(site, bar, plan=plan)
     elif repair_too:
         with reached(location) if site is None or not dry_run else site.opened() as manager:
-            repaired = _repaired(manager, queue)
-            repaired.tell(plan)
+            _repair(manager, queue, plan)
     found: list[Finding] = []
     if site is not None:
         with output.progress_bar("checking") as bar:
             found += one_space.check(site, bar, queue=queue)
     damage = [finding for finding in found if finding.severity is Severity.DAMAGE]
     if json:
-        document = {} if repaired is None else {"repaired": asdict(repaired), **plan.document(is_dry=dry_run)}
+        document = {"repaired": plan.repaired, **plan.document(is_dry=dry_run)} if repair_too else {}
         rows = [_fields(finding, "severity", "path", "problem") for finding in found]
         output.as_json({"damage": len(damage), "findings": rows, **document})
     else:
@@ -96,14 +95,15 @@ def check(
         raise typer.Exit(ExitCode.NOTHING)
 
 
-def _repaired(manager: core.Session | RemoteManager, queue: str) -> one_space.Repaired:
+def _repair(manager: core.Session | RemoteManager, queue: str, plan: Plan) -> None:
     """Of one queue, by whoever has the space open."""
     if isinstance(manager, RemoteManager):
-        done, recovery = manager.repair(queue), "by its server"
+        done, plan.opened = manager.repair(queue), "by its server"
     else:
-        done, recovery = whole(manager).repair(queue), str(manager.space.report)
-    left = [f"left, for a branch or a stream has it: {text}" for text in done.left]
-    return one_space.Repaired(recovery, done.moved, [f"{output.counted(done.messages, 'message')} read", *left])
+        done, plan.opened = whole(manager).repair(queue), str(manager.space.report)
+    plan.set_aside(done.moved)
+    plan.notes.append(f"{output.counted(done.messages, 'message')} read")
+    plan.notes += (f"left, for a branch or a stream has it: {text}" for text in done.left)
 
 
 def verify(

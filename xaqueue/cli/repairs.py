@@ -21,7 +21,7 @@ from xaqueue.errors import InvalidArgument
 from xaqueue.message import check_queue_name
 from xaqueue.offline import aside
 from xaqueue.offline import reconstruct as rebuild
-from xaqueue.offline.plan import site_of
+from xaqueue.offline.plan import LEFT, MADE_AGAIN, site_of
 
 
 def reconstruct(
@@ -42,19 +42,19 @@ def reconstruct(
     if queue and metadata:
         raise InvalidArgument("reconstruct takes a QUEUE, or --metadata")
     with output.progress_bar("reading") as bar:
-        done = rebuild.reconstruct(
+        plan = rebuild.reconstruct(
             site_of(unchecked_directory_of(space), is_dry=dry_run),
             check_queue_name(queue) if queue is not None else "",
             only_metadata=metadata,
             progress=bar,
         )
     if json:
-        output.as_json(asdict(done) | done.plan.document(is_dry=dry_run))
+        document = {"made": plan.texts(MADE_AGAIN), "repaired": plan.repaired, "back": plan.back}
+        output.as_json({**document, "left": plan.texts(LEFT), **plan.document(is_dry=dry_run)})
         return
-    lines = list(done.plan.lines(is_dry=dry_run))
-    typer.echo(
-        "\n".join(lines if done.plan.items or done.repaired else ["FORMAT and queues.toml are as they should be"])
-    )
+    if not plan.items and not plan.opened:
+        plan.notes.append("FORMAT and queues.toml are as they should be")
+    output.lines(plan.lines(is_dry=dry_run))
 
 
 def clean(

@@ -27,6 +27,7 @@ from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.journal_files import ARCHIVE
 from xaqueue.errors import DamagedBlock, InvalidArgument
 from xaqueue.features.snapshots.restored import REMOVED
+from xaqueue.features.snapshots.store import remove_tree
 from xaqueue.offline import plan
 from xaqueue.offline.plan import Item, Plan, Site, site_of
 
@@ -108,19 +109,9 @@ def remove(fs: FileSystem, given_up: Iterable[str]) -> None:
     given_up = list(given_up)
     for paths in (given_up, [path + REASON for path in given_up if fs.exists(path + REASON)]):
         for path in paths:
-            _remove_tree(fs, path)
+            remove_tree(fs, path)
         for place in {path.partition("/")[0] for path in paths}:
             fs.sync_dir(place)
-
-
-def _remove_tree(fs: FileSystem, path: str) -> None:
-    if fs.is_dir(path):
-        for name in fs.list(path):
-            _remove_tree(fs, f"{path}/{name}")
-        fs.remove_dir(path)
-        return
-    with suppress(FileNotFoundError):
-        fs.unlink(path)
 
 
 def _found(fs: FileSystem) -> Iterator[Aside]:

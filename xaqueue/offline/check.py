@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 
 from xaqueue.core.engine import heuristics, quarantine, redo
@@ -43,20 +42,6 @@ from xaqueue.offline.redo_view import RedoView, read_journal
 from xaqueue.xid import Xid
 
 
-@dataclass(frozen=True, slots=True)
-class Repaired:
-    """What a repair did: the report of the recovery that came with it, and every file that was set aside and why."""
-
-    recovery: str
-    moved: list[str]
-    notes: list[str]
-
-    def tell(self, plan: Plan) -> None:
-        plan.opened = self.recovery
-        plan.set_aside(self.moved)
-        plan.notes += self.notes
-
-
 def check(
     place: Site | str | os.PathLike[str],
     progress: Progress | None = None,
@@ -79,30 +64,30 @@ def check(
 def repair(
     place: Site | str | os.PathLike[str],
     progress: Progress | None = None,
-    then: Callable[[Session], object] = lambda _: None,
+    then: Callable[[Session, Plan], object] = lambda *_: None,
     plan: Plan | None = None,
-) -> Repaired:
+) -> Plan:
     """Opens the space, which recovers it, and moves what is damaged yet into quarantine.
 
-    For a space that nobody uses, in this process neither. then: called at the end, with the space open, and with the
-    plan told what was done until then.
-    Raises SpaceInUse, SpaceError, InvalidArgument.
+    For a space that nobody uses, in this process neither. then: called at the end, with the space open. plan: what was
+    done before. Raises SpaceInUse, SpaceError, InvalidArgument.
     """
+    plan = plan or Plan()
     with site_of(place).opened(progress) as session:
         space = session.space
         if space.read_only is not None:
             space.check()
-        moved, notes = list(space.report.quarantined), list(space.report.notes)
+        plan.opened = str(space.report)
+        plan.notes += space.report.notes
+        plan.set_aside(space.report.quarantined)
         for finding in list(check(place, progress, live=False)):
             if finding.movable:
                 quarantine.move(space.fs, finding.path, finding.problem, space.now_us())
                 space.log.sync_names((QUARANTINE, finding.path.rpartition("/")[0]))
                 _forget(space, finding.path)
-                moved.append(f"{finding.path}: {finding.problem}")
-        done = Repaired(str(space.report), moved, notes)
-        done.tell(plan or Plan())
-        then(session)
-        return done
+                plan.set_aside([f"{finding.path}: {finding.problem}"])
+        then(session, plan)
+    return plan
 
 
 def _forget(space: Space, path: str) -> None:

@@ -133,11 +133,7 @@ class Overlay:
     def sync_file(self, path: str) -> None:
         self._file(path)
 
-    def sync_data(self, path: str) -> None:
-        self._file(path)
-
-    def sync_dir(self, path: str) -> None:
-        self._directory(path)
+    sync_dir, sync_data = hold_dir, sync_file
 
     def sync_all(self) -> None:
         pass

@@ -74,14 +74,26 @@ class Plan:
     notes: list[str] = field(default_factory=list)
     """What else is to be said of it."""
     opened: str = ""
-    """What the recovery said that came with it, if one did."""
+    """What the recovery reported that came with it, if one did."""
+    back: dict[str, int] = field(default_factory=dict)
+    """By queue, how many messages came back."""
 
     def set_aside(self, texts: Iterable[str]) -> None:
-        """texts: as a recovery and a repair report what they quarantine."""
-        for text in texts:
-            path, _, wrong = text.partition(": ")
+        """texts: paths with what is wrong, as a recovery has them."""
+        for path, _, wrong in (text.partition(": ") for text in texts):
             lost = _lost_with(path) if quarantine.TWICE not in wrong else ""
             self.items.append(Item(path, wrong, SET_ASIDE, lost=lost))
+
+    def texts(self, action: str) -> list[str]:
+        """Likewise, of what this is done to; or with how it is done."""
+        return [f"{item.path}: {item.how or item.wrong}" for item in self.items if item.action == action]
+
+    @property
+    def repaired(self) -> dict[str, Any] | None:
+        """For programs, what an open and a check came to."""
+        if not self.opened:
+            return None
+        return {"recovery": self.opened, "moved": self.texts(SET_ASIDE), "notes": self.notes}
 
     def lines(self, *, is_dry: bool = False) -> Iterator[str]:
         """For people."""
@@ -89,6 +101,8 @@ class Plan:
         if self.opened:
             yield f"opened: {self.opened}"
         yield from self.notes
+        for name, many in self.back.items():
+            yield f"queue {name}: {many:,} message{'' if many == 1 else 's'} back"
         if is_dry:
             yield "nothing was changed: without --dry-run it is done"
 

@@ -17,7 +17,6 @@ import os
 import re
 import time
 import uuid
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -42,20 +41,8 @@ from xaqueue.features.session import whole
 from xaqueue.features.snapshots.restored import RESTORE_READY
 from xaqueue.message import MessageId
 from xaqueue.offline import aside
-from xaqueue.offline.check import Repaired, repair
+from xaqueue.offline.check import repair
 from xaqueue.offline.plan import BROUGHT_BACK, LEFT, MADE_AGAIN, Item, Plan, Site, site_of
-
-
-@dataclass(slots=True)
-class Reconstructed:
-    """What was made again, what the open and the repair found, how many messages came back into each queue, and which
-    files that stood in queues did not, and why."""
-
-    made: list[str] = field(default_factory=list)
-    repaired: Repaired | None = None
-    back: dict[str, int] = field(default_factory=dict)
-    left: list[str] = field(default_factory=list)
-    plan: Plan = field(default_factory=Plan)
 
 
 def reconstruct(
@@ -64,26 +51,22 @@ def reconstruct(
     *,
     only_metadata: bool = False,
     progress: Progress | None = None,
-) -> Reconstructed:
+) -> Plan:
     """Brings up a space that nobody has open, or brings back the messages of one queue.
 
     only_metadata: FORMAT and queues.toml, and the space is not opened.
     Raises SpaceInUse, SpaceError, InvalidArgument, ResourceFailed where the journal is damaged, OSError.
     """
-    done, site = Reconstructed(), site_of(place)
+    site = site_of(place)
     if queue:
-        with site.opened(progress) as core_session:
-            session = whole(core_session)
-            found = session.repair(queue)
-            done.repaired = Repaired(str(session.space.report), found.moved, found.left)
-            done.repaired.tell(done.plan)
-            bring_back(session, done, queue)
-        return done
-    done.plan.items += remake(site)
-    done.made = [f"{item.path}: {item.how}" for item in done.plan.items]
-    if not only_metadata:
-        done.repaired = repair(site, progress, partial(bring_back, done=done), done.plan)
-    return done
+        with site.opened(progress) as session:
+            found = whole(session).repair(queue)
+            plan = Plan(notes=found.left, opened=str(session.space.report))
+            plan.set_aside(found.moved)
+            bring_back(session, plan, queue)
+        return plan
+    plan = Plan(remake(site))
+    return plan if only_metadata else repair(site, progress, bring_back, plan)
 
 
 def remake(place: Site | str | os.PathLike[str]) -> list[Item]:
@@ -153,7 +136,7 @@ def _define_anew(fs: FileSystem, root: Path, wrong: str) -> list[Item]:
     return [Item(QUEUES, wrong, MADE_AGAIN, how, lost="all else that was defined")]
 
 
-def bring_back(session: Session, done: Reconstructed, queue: str = "") -> None:
+def bring_back(session: Session, plan: Plan, queue: str = "") -> None:
     """What is a whole message in quarantine, and stood in a queue's directory, is in its queue again."""
     fs = session.space.fs
     kept = {one.path: one.kept for one in aside.find(fs, 2**63)[1]}
@@ -173,14 +156,11 @@ def bring_back(session: Session, done: Reconstructed, queue: str = "") -> None:
             is_new = _restore(connection, wanted, read_checked(fs, path))
         except Error as error:
             connection.rollback()
-            done.left.append(f"{path}: {error}")
-            done.plan.items.append(Item(path, reason, LEFT, str(error)))
+            plan.items.append(Item(path, reason, LEFT, str(error)))
             continue
-        done.back[wanted] = done.back.get(wanted, 0) + is_new
-        done.plan.items.append(Item(path, reason, BROUGHT_BACK, f"into queue {wanted}"))
+        plan.back[wanted] = plan.back.get(wanted, 0) + is_new
+        plan.items.append(Item(path, reason, BROUGHT_BACK, f"into queue {wanted}"))
         quarantine.mark(fs, name, partial(fs.sync_dir, QUARANTINE))
-    for name, many in done.back.items():
-        done.plan.notes.append(f"queue {name}: {many:,} message{'' if many == 1 else 's'} back")
 
 
 def _restore(connection: Connection, queue: str, data: bytes) -> bool:

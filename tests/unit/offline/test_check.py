@@ -20,6 +20,7 @@ from xaqueue.features.session import attach
 from xaqueue.message import MessageId, Properties
 from xaqueue.offline.check import check, repair
 from xaqueue.offline.findings import Finding, Severity
+from xaqueue.offline.plan import SET_ASIDE
 from xaqueue.xid import Xid
 
 XID = Xid(7, b"gtrid", b"bqual")
@@ -127,7 +128,7 @@ def test_a_damaged_message_is_found_and_repaired(space: Path, harm: Callable[[Pa
     assert said in finding.problem
     assert finding.path.startswith("committed/queue=orders/range=")
     done = repair(space)
-    assert len(done.moved) == 1
+    assert len(done.items) == 1
     assert problems(space) == []
     assert len(problems(space, Severity.NOTE)) == 1
     assert len(messages(space)) == 1
@@ -142,7 +143,7 @@ def test_a_large_body_is_checked_to_its_last_bit(space: Path) -> None:
     (finding,) = problems(space)
     assert finding.problem == "checksum does not match"
     done = repair(space)
-    assert done.moved == [f"{path.relative_to(space)}: checksum does not match"]
+    assert done.texts(SET_ASIDE) == [f"{path.relative_to(space)}: checksum does not match"]
     assert problems(space) == []
     (aside,) = [file for file in (space / layout.QUARANTINE).iterdir() if file.suffix == ".reason"]
     assert aside.read_text().startswith("checksum does not match\n")
@@ -367,7 +368,7 @@ def test_a_large_damaged_block_in_doubt_is_set_aside_by_repair_alone(space: Path
     prepare(space, bytes(LARGE), b"two")
     flip(prepared(space, "001"))
     assert problems(space)[0].problem == "checksum does not match"
-    assert repair(space).moved == [f"prepared/{XID}.001: checksum does not match"]
+    assert repair(space).texts(SET_ASIDE) == [f"prepared/{XID}.001: checksum does not match"]
     session = attach(space, watch=False)
     assert session.space.report.in_doubt == 1
     assert decide(session.space, XID, True, "test").outcome == "mixed"

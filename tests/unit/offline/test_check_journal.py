@@ -167,7 +167,7 @@ def test_what_was_given_up_is_kept_by_the_next_open(root: Path) -> None:
 
 def test_repair_replays(root: Path) -> None:
     lose_directories(root)
-    assert repair(root).recovery.startswith("4 messages")
+    assert repair(root).opened.startswith("4 messages")
     assert list(check(root)) == []
 
 

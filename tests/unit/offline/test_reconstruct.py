@@ -17,6 +17,7 @@ from xaqueue.core.model.format import read_format
 from xaqueue.errors import SpaceError, SpaceInUse
 from xaqueue.features.opening import create
 from xaqueue.offline.check import check
+from xaqueue.offline.plan import LEFT, MADE_AGAIN
 from xaqueue.offline.reconstruct import make_definitions, make_format, reconstruct, remake
 
 TOML = '[queues.orders]\norder = "lifo"\n[queues.more]\n'
@@ -107,8 +108,8 @@ def test_a_file_with_a_strange_name_comes_back(root: Path) -> None:
     path.rename(path.with_name("photo.jpg"))
     message(root, b"second").write_bytes(b"X")
     done = reconstruct(root)
-    assert (done.made, done.back) == ([], {"orders": 1})
-    assert len(done.left) == 1
+    assert (done.texts(MADE_AGAIN), done.back) == ([], {"orders": 1})
+    assert len(done.texts(LEFT)) == 1
     assert bodies(root) == {b"first", b"third"}
     with xaqueue.connect(root) as connection:
         (back,) = (one for one in connection.browse("orders") if one.body == b"first")
@@ -132,7 +133,7 @@ def test_a_message_that_stands_twice_comes_back_never(root: Path) -> None:
     path = message(root, b"first")
     shutil.copy(path, path.with_name("0" * 15 + "9" + path.name[16:]))
     assert (done := reconstruct(root)).back == {}
-    assert "stands in its queue twice" in done.left[0]
+    assert "stands in its queue twice" in done.texts(LEFT)[0]
     with xaqueue.connect(root) as connection:
         while connection.dequeue("orders") is not None:
             pass
@@ -151,7 +152,7 @@ def test_what_a_branch_may_need_stays(root: Path) -> None:
     elsewhere.mkdir()
     path.rename(elsewhere / path.name)
     assert (done := reconstruct(root)).back == {}
-    assert "may name it" in done.left[0]
+    assert "may name it" in done.texts(LEFT)[0]
 
 
 @pytest.mark.parametrize("name", [layout.FORMAT, layout.QUEUES])

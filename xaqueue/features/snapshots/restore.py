@@ -160,8 +160,8 @@ def restore(
         if not (exact or at_us or is_whole):
             _follow(fs, kinds)
         queues = queues if lives or not as_new else ""
-        build = _Build(fs, found, now_us, at_us, exact=exact, queues=queues, is_whole=is_whole, kinds=kinds)
-        build.lives = sorted({*lives, found.space.split()[-1]})
+        all_lives = sorted({*lives, found.space.split()[-1]})
+        build = _Build(fs, found, now_us, at_us, exact, queues, is_whole, kinds, all_lives)
         return put_in_place(fs, replace(build.build(), passed=passed), close)
     return finish(fs, close)
 
@@ -215,31 +215,26 @@ def is_cut_off(fs: FileSystem) -> bool:
     return fs.exists(READY)
 
 
+@dataclass(slots=True)
 class _Build:
-    """Makes what is to stand in the place of the space."""
+    """Makes what is to stand in the place of the space; see ``restore``."""
 
-    def __init__(
-        self,
-        fs: FileSystem,
-        found: Manifest,
-        now_us: int,
-        at_us: int,
-        *,
-        exact: bool,
-        queues: str,
-        is_whole: bool,
-        kinds: RecordKinds,
-    ) -> None:
-        self.fs = fs
-        self.found = found
-        self.source = f"{SNAPSHOTS}/{found.number}"
-        self.now_us = now_us
-        self.at_us = at_us
-        self.exact = exact or bool(at_us)
-        self.queues = queues
-        self.kinds = kinds
-        self.newer = Newer(fs, PLACE, kinds, is_whole=is_whole)
-        self.lives: list[str] = []
+    fs: FileSystem
+    found: Manifest
+    now_us: int
+    at_us: int
+    exact: bool
+    queues: str
+    is_whole: bool
+    kinds: RecordKinds
+    lives: list[str]
+    source: str = field(init=False)
+    newer: Newer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.source = f"{SNAPSHOTS}/{self.found.number}"
+        self.exact = self.exact or bool(self.at_us)
+        self.newer = Newer(self.fs, PLACE, self.kinds, is_whole=self.is_whole)
 
     def build(self) -> Done:
         fs, found = self.fs, self.found

@@ -246,14 +246,12 @@ def remove_unfinished(fs: FileSystem) -> None:
             remove_tree(fs, f"{SNAPSHOTS}/{name}")
 
 
-def remove_tree(fs: FileSystem, directory: str) -> None:
-    """Somebody else may be at it, too. Raises OSError."""
-    is_range = "/range=" in directory
+def remove_tree(fs: FileSystem, path: str) -> None:
+    """A file, or a directory with all that is in it. Somebody else may be at it, too. Raises OSError."""
     with suppress(FileNotFoundError):
-        for name in fs.list(directory):
-            path = f"{directory}/{name}"
-            if not is_range and fs.is_dir(path):
-                remove_tree(fs, path)
-            else:
-                discard(fs, path)
-        fs.remove_dir(directory)
+        try:
+            fs.unlink(path)
+        except IsADirectoryError:
+            for name in fs.list(path):
+                remove_tree(fs, f"{path}/{name}")
+            fs.remove_dir(path)
