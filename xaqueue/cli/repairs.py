@@ -90,4 +90,4 @@ def clean(
     plan.notes.append(
         f"{output.counted(len(given_up), 'entry', 'entries')}, {size}, {'to remove' if dry_run else 'removed'}"
     )
-    output.lines(plan.lines())
+    output.lines(plan.lines(is_dry=dry_run))

@@ -62,7 +62,8 @@ class Item(NamedTuple):
     lost: str = ""
 
     def __str__(self) -> str:
-        text = ": ".join(filter(None, (self.action, self.path, "; ".join(filter(None, (self.how, self.wrong))))))
+        said = "; ".join(dict.fromkeys(filter(None, (self.how, self.wrong))))
+        text = ": ".join(filter(None, (self.action, self.path, said)))
         return f"{text} (lost: {self.lost})" if self.lost else text
 
 
@@ -97,18 +98,22 @@ class Plan:
 
     def lines(self, *, is_dry: bool = False) -> Iterator[str]:
         """For people."""
+        if is_dry:
+            yield "nothing is changed; without --dry-run this is done:"
         yield from map(str, self.items)
         if self.opened:
             yield f"opened: {self.opened}"
         yield from self.notes
         for name, many in self.back.items():
-            yield f"queue {name}: {many:,} message{'' if many == 1 else 's'} back"
-        if is_dry:
-            yield "nothing was changed: without --dry-run it is done"
+            yield f"queue {name}: {counted(many, 'message')} back"
 
     def document(self, *, is_dry: bool = False) -> dict[str, Any]:
         """For programs."""
         return {"plan": [item._asdict() for item in self.items], "dry_run": is_dry}
+
+
+def counted(number: int, one: str) -> str:
+    return f"{number:,} {one}{'' if number == 1 else 's'}"
 
 
 def when(time_us: int | None) -> str:

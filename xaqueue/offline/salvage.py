@@ -33,7 +33,7 @@ from xaqueue.core.storage.journal_format import Record, Segment
 from xaqueue.core.storage.journal_reader import Gap, look, read_readable
 from xaqueue.errors import JournalDamaged, SpaceError
 from xaqueue.features.kinds import KINDS
-from xaqueue.offline.plan import GIVEN_UP, KEPT, Item, Plan, Site, site_of
+from xaqueue.offline.plan import GIVEN_UP, KEPT, Item, Plan, Site, counted, site_of
 
 log = logging.getLogger("xaqueue")
 
@@ -68,9 +68,9 @@ class Salvaged:
     notes: list[str]
 
     def tell(self, plan: Plan, loss: Loss) -> None:
-        lost = [str(gap) for gap in loss.gaps] + ([f"{len(loss.files):,} files"] if loss.files else [])
-        done = f"{self.steps:,} step{'' if self.steps == 1 else 's'} done again; a new journal begins"
-        plan.items.append(Item(f"{JOURNAL}/", loss.damage, GIVEN_UP, done, ", ".join(lost)))
+        lost = [str(gap) for gap in loss.gaps] + ([counted(len(loss.files), "file")] if loss.files else [])
+        done, wrong = f"{counted(self.steps, 'step')} done again; a new journal begins", loss.damage.partition(". ")[0]
+        plan.items.append(Item(f"{JOURNAL}/", wrong, GIVEN_UP, done, ", ".join(lost)))
         plan.items += (Item(archive, "", KEPT) for archive in self.archives)
         plan.notes += self.notes
 

@@ -22,7 +22,7 @@ from xaqueue.features.snapshots import restore as restoring
 from xaqueue.features.snapshots.manifest import SNAPSHOTS
 from xaqueue.features.snapshots.options import policy_of
 from xaqueue.features.snapshots.restore import Done
-from xaqueue.offline.plan import BROUGHT_BACK, REPLACED, Item, Plan, Site, site_of, when
+from xaqueue.offline.plan import BROUGHT_BACK, REPLACED, Item, Plan, Site, counted, site_of, when
 
 log = logging.getLogger("xaqueue")
 
@@ -94,7 +94,7 @@ def restore(
 def plan_of(done: Done) -> Plan:
     how = f"by snapshot {done.snapshot} of {when(done.taken_at)}"
     how += f", and what the journal tells from there to {when(done.at)}" if done.at else ""
-    lost = f"{done.lost:,} messages added after it, which cannot be read" if done.lost else ""
+    lost = f"{counted(done.lost, 'message')} added after it, unreadable" if done.lost else ""
     unknown = "in doubt then, and nobody can tell whether it was decided since"
     branches = [
         Item(f"{layout.PREPARED}/{xid}", unknown, BROUGHT_BACK, "see `xaqueue indoubt`") for xid in done.branches
