@@ -249,8 +249,6 @@ class World:
         """One of the models shows what the space does."""
         self.model = self._explained(allowed)
         self._adopt()
-        for one in self.model.known:
-            one.is_loose = False
 
     def _explained(self, allowed: Sequence[Model]) -> Model:
         explained = next((model for model in allowed if self._shows(model)), None)
