@@ -14,7 +14,7 @@ It is the other side of ``xaqueue.core.storage.fs.FileSystem``. What a crash may
 - A file that is in two places after a crash is one file with two names: what is written by one is read by the other,
   and its rename to its own other name does nothing.
 
-Modification times are kept: nothing in the engine decides by them.
+Modification times are kept, as they were when the power went.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ class Tree:
     nodes: Mapping[str, bytes | None]
     twins: Mapping[str, str] = field(default_factory=dict)
     """Of a file with several names: by each but the first, the first."""
+    times_ns: Mapping[str, int] = field(default_factory=dict)
+    """When each was changed that has such a time."""
 
     def key(self) -> frozenset[tuple[str, bytes | None]]:
         """What is compared of it; long contents by their fingerprint."""
@@ -243,7 +245,8 @@ class ForgetfulFileSystem:
         if len(set(world.values())) < len(world):
             first: dict[int, str] = {}
             twins = {path: other for path, number in world.items() if (other := first.setdefault(number, path)) != path}
-        return Tree(now, twins)
+        times_ns = {path: when_ns for path, number in world.items() if (when_ns := self._nodes[number].modified_ns)}
+        return Tree(now, twins, times_ns)
 
     # Within
 
@@ -282,7 +285,8 @@ class ForgetfulFileSystem:
         if path in tree.twins:
             number = self._number(tree.twins[path])
         else:
-            number = self._new(Node(None if content is None else self.content.durable(content)))
+            file = None if content is None else self.content.durable(content)
+            number = self._new(Node(file, tree.times_ns.get(path, 0)))
         self._names[directory][name] = self._durable[directory][name] = number
 
     def _change(self, directory: int, name: str, node: int | None, requires: tuple[int, ...] = ()) -> int:
