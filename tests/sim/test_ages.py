@@ -1,4 +1,4 @@
-"""Worlds in which a queue has messages that grow too old, beside all others whose rules hold where these do."""
+"""Worlds in which a queue has messages that grow too old, beside all others."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import pytest
 
 from sim import run
 from sim.rules.ages import Ages
-from sim.rules.carry import Carry
 from xaqueue.features.ages.ages import Ages as Clock
 
 PARTS, SEEDS = 2, 10
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
-FEATURES = (Ages, *(each for each in run.FEATURES if each is not Carry))
+FEATURES = (Ages, *run.FEATURES)
 
 
 @pytest.mark.parametrize("part", range(PARTS))

@@ -7,8 +7,7 @@ from typing import ClassVar
 from sim import doors
 from sim.model import Branch, Known, Model, Rules
 from sim.rules.delays import Delays
-from sim.world import SECOND_US, Over, World
-from support.crash_level import Level
+from sim.world import SECOND_US, Over, World, id_of
 from xaqueue.core.owner.chores import Chores
 from xaqueue.features.ages.chores import Expire
 
@@ -30,24 +29,18 @@ class Ages(Rules):
     weights: ClassVar = {"clean": 4, "lower": 1, "age": 6}
 
     def __init__(self) -> None:
-        self.limit_s, self.since_us, self.last_us = LIMITS_S[0], dict[int, int](), 0
+        self.limit_s, self.since_us = LIMITS_S[0], dict[int, int]()
 
     @property
     def toml(self) -> tuple[tuple[str, str], ...]:  # type: ignore[override]
         return (("queues.aged", f"max_age_s = {self.limit_s}"),)
 
-    def holds_at(self, level: Level) -> bool:
-        """Where a file is there at once: what only the journal has is young, and in this world it may stay so."""
-        return not level.hardening.journal
-
     def is_over(self, model: Model, one: Known) -> bool:
         return one.queue == "aged" and self.since_us[one.number] + self.limit_s * SECOND_US <= model.now_us
 
     def floor_us(self, model: Model) -> int:
-        """What has left may come back with the power, as long as nobody sees it."""
-        over = [self.since_us[one.number] + self.limit_s * SECOND_US for one in model.known if self.is_over(model, one)]
-        self.last_us = max(self.last_us, *over, 0)
-        return self.last_us
+        """Behind a clock that is put back all may be too old later than it should, and what has left may come back."""
+        return model.now_us
 
     def stays(self, model: Model, one: Known) -> bool:
         return not self.is_over(model, one)
@@ -56,23 +49,20 @@ class Ages(Rules):
         return not self.is_over(model, one)
 
     def committed(self, model: Model, branch: Branch) -> None:
-        self.last_us = max(self.last_us, model.now_us)
         self.since_us |= {one.number: model.now_us for one in branch.adds if one.queue == "aged"}
 
     def clean(self, world: World) -> None:
         if world.model.has(Delays) or not any(self.is_over(world.model, one) for one in world.model.known):
             raise Over
-        self.floor_us(world.model)
 
         def leave() -> None:
             Expire(world.space).run(Turn())
             doors.expire(world.space)
 
         world.attempt(leave)
-        found = doors.files(world.fs, "aged") if not world.fs.crashed else ()
-        held = {id(one) for one in world.model.held()}
-        gone = {one.number for one in world.model.known if self.is_over(world.model, one) and id(one) not in held}
-        assert not gone & {int.from_bytes(message_id, "big") for message_id in found}
+        left, held = world.space.queue("aged").index, world.model.held()
+        over = [one for one in world.model.known if self.is_over(world.model, one) and one not in held]
+        assert not left.has_any(id_of(one.number) for one in over)
 
     def age(self, world: World) -> None:
         """Until the oldest is too old, or a moment less."""
@@ -81,6 +71,5 @@ class Ages(Rules):
         world.model.now_us = max(world.model.now_us, until_us - world.dice.choice((0, 0, 1)))
 
     def lower(self, world: World) -> None:
-        self.floor_us(world.model)
         self.limit_s = LIMITS_S[min(LIMITS_S.index(self.limit_s) + 1, len(LIMITS_S) - 1)]
         doors.redefine(world.space, world.defined)

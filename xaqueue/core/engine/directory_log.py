@@ -382,6 +382,9 @@ class DirectoryLog(GroupCommit):
     def read(self, path: str) -> bytes:
         return read_block(self.fs, path)
 
+    def modified_us(self, path: str) -> int:
+        return self.fs.modified_ns(path) // 1000
+
     def settle(self) -> None:
         """They hold everything."""
 

@@ -324,6 +324,17 @@ class JournalLog(JournalCommit):
             return self._read_unmoved(path)
         return read_block(self.fs, path)
 
+    def modified_us(self, path: str) -> int:
+        try:
+            return self.fs.modified_ns(path) // 1000
+        except FileNotFoundError:
+            riding = [(*one.ops, *one.rest) for step in self.riding if type(one := step.planned) is Change]
+            for op in chain.from_iterable((*self.behind.changes, *riding)):
+                if (op[2] if op[0] == MOVE else op[1]) == path and op[0] != DROP:
+                    when_us: int = op[-1]
+                    return when_us
+            raise
+
     def _read_unmoved(self, path: str) -> bytes:
         """From where it stands as long as there is no room for its move."""
         with self._lock:

@@ -221,6 +221,10 @@ class Log(Protocol):
     def read(self, path: str) -> bytes:
         """A block's bytes, as of all that was published. Raises OSError."""
 
+    def modified_us(self, path: str) -> int:
+        """When the message of this file was committed, int microseconds UTC, as of all that was shown. Called with the
+        lock held. Raises OSError."""
+
     def follow(self) -> None:
         """The directories come to all that was published before. Raises OSError, ResourceFailed; where it is one of
         NO_ROOM what waits goes on waiting."""

@@ -24,8 +24,6 @@ from xaqueue.core.model.queue import Queue
 
 PIECE = 1024
 """So many numbers are gone through while the lock is held."""
-BEHIND_US = 1_000_000
-"""What has no file yet was committed about so long ago at most, since the directories follow the journal sooner."""
 
 
 class Ages:
@@ -76,12 +74,12 @@ class Ages:
             seq = number << RANGE_BITS
 
     def _end_of(self, space: Space, queue: Queue, entry: Entry, now: int) -> int | None:
-        """When it is too old; None: somebody has removed its file, which its dequeue will find. Of one that has none
-        yet, or cannot be looked at: when to look again."""
-        path = layout.message_path(queue.name, entry.seq, entry.message_id, entry.tags)
+        """When it is too old; None: somebody has removed its file, which its dequeue will find. Of one that cannot be
+        looked at: when to look again."""
         try:
-            return space.fs.modified_ns(path) // 1000 + self.limit_us
-        except OSError as error:
-            if isinstance(error, FileNotFoundError) and not space.log.pending:
-                return None
-        return now + max(self.limit_us - BEHIND_US, self.limit_us // 2)
+            path = layout.message_path(queue.name, entry.seq, entry.message_id, entry.tags)
+            return space.log.modified_us(path) + self.limit_us
+        except FileNotFoundError:
+            return None
+        except OSError:
+            return now + self.limit_us

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -26,6 +28,7 @@ from xaqueue.features.streams import cleanup
 from xaqueue.offline import inspect
 from xaqueue.offline.reader import QueueReader
 from xaqueue.rpc.methods.service import queue_list
+from xaqueue.testing import MemorySpace
 from xaqueue.xid import Xid
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -40,6 +43,7 @@ def limited(age_s: int = AGE_S, order: Order = Order.FIFO, **more: object) -> Qu
 
 
 PLAIN = QueueDefinition()
+UNSYNCED = f'[queues.q]\nsync = "NONE"\nmax_age_s = {AGE_S}\n'
 DEFINED = Definitions(
     {
         "q": limited(),
@@ -391,22 +395,72 @@ def test_without_a_limit_nobody_wakes(tmp_path: Path) -> None:
         assert look(bare) <= 5
 
 
-def test_one_whose_file_is_gone_or_not_there_yet_is_young(tmp_path: Path, clock: Clock) -> None:
+def test_it_holds_for_what_the_directories_have_not_followed_yet(tmp_path: Path, clock: Clock) -> None:
     with bare_space(tmp_path / "s", "JOURNAL", clock, DEFINED) as bare:
-        bare.put("q", b"1")
-        assert look(bare) == 10
-        assert bare.space.queues["q"].index.clock is not None
-        assert bare.space.queues["q"].index.clock.due == NOON_US + (AGE_S - 1) * SECOND_US
-        bare.space.settle()
-        put(bare, "q", b"2")
-        bare.reopen()
-        bare.message_file("q", b"1").unlink()
-        clock.on(AGE_S)
-        look(bare)
+        xid = bare.prepare("slow", add=[("q", b"1"), ("q", b"2")])
+        clock.on(50)
+        with bare.connect() as connection:
+            connection.tpc_commit(xid)
+        bare.put("q", b"3")
+        clock.on(AGE_S - 1)
+        assert bare.take("q") == [b"1", b"2", b"3"]
+        assert bare.messages("q") == []
+        clock.on(1)
+        assert bare.take("q") == browsed(bare, "q") == []
         assert cleanup.expire(bare.space)
         bare.space.settle()
-        assert bare.messages("q") == [], "none behind it waits for it"
+        assert bare.messages("q") == []
+
+
+def test_it_holds_for_what_waits_for_no_sync(tmp_path: Path, clock: Clock) -> None:
+    with bare_space(tmp_path / "s", "JOURNAL", clock, parse(UNSYNCED)) as bare:
+        bare.put("q", b"1")
+        assert bare.space.log.riding
+        clock.on(AGE_S)
         assert bare.take("q") == []
+
+
+def test_none_waits_for_one_whose_file_somebody_has_removed(bare: BareSpace, clock: Clock) -> None:
+    put(bare, "q", b"1", b"2")
+    bare.reopen()
+    bare.message_file("q", b"1").unlink()
+    clock.on(AGE_S)
+    look(bare)
+    assert cleanup.expire(bare.space)
+    bare.space.settle()
+    assert bare.messages("q") == []
+    assert bare.take("q") == []
+
+
+def test_one_that_cannot_be_looked_at_is_looked_at_later(bare: BareSpace, clock: Clock) -> None:
+    put(bare, "q", b"1", b"2")
+    clock.on(AGE_S)
+    bare.space.fs.modified_ns = mock.Mock(side_effect=OSError(errno.EIO, "bad sector"))  # type: ignore[method-assign]
+    assert bare.take("q") == [b"1", b"2"]
+    del bare.space.fs.modified_ns
+    clock.on(AGE_S)
+    assert bare.take("q") == []
+
+
+def test_in_a_space_in_memory_it_holds_over_a_reopen() -> None:
+    queues = {"orders": {"max_age_s": 60, "expiry_queue": "late"}, "late": {}}
+    with MemorySpace(queues) as space:
+        with space.connect() as connection:
+            connection.enqueue("orders", b"1")
+            connection.commit()
+            space.advance(30)
+            connection.enqueue("orders", b"2")
+            connection.commit()
+        space.reopen()
+        assert [message.body for message in space.messages("orders")] == [b"1", b"2"]
+        space.advance(31)
+        with space.connect() as connection:
+            message = connection.dequeue("orders")
+            assert message is not None
+            assert message.body == b"2"
+            late = connection.dequeue("late", wait_s=PATIENCE_S)
+            assert late is not None
+            assert late.body == b"1"
 
 
 def test_a_clock_that_is_put_back_makes_nothing_older(bare: BareSpace, clock: Clock) -> None:
