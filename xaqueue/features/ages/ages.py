@@ -4,7 +4,7 @@ The commit time is that of the message's file, so it needs no record, and is the
 directory. It never falls from one number of a queue to the next (``Memory.commit_time_us``). So of a queue only the
 message with the lowest number is of interest: until its time comes nothing of the queue is too old. Then numbers are
 gone through upwards, each once, and what is too old expires from there on as by a time of its own: whoever holds it may
-consume it, and where it comes back it leaves. A message costs one look at its file in all, when it expires.
+consume it, and where it comes back it leaves. A message costs one look into its file in all, when it expires.
 
 A queue of which all is gone has nothing too old before another ``max_age_s`` are over, whatever comes. So an enqueue
 says nothing, and a dequeue compares two numbers. Where the clock was put back, what came behind may expire by so much
@@ -21,6 +21,8 @@ from xaqueue.core.model import layout
 from xaqueue.core.model.entry import Entry
 from xaqueue.core.model.layout import RANGE_BITS
 from xaqueue.core.model.queue import Queue
+from xaqueue.core.recovery.load import read_head
+from xaqueue.errors import DamagedBlock
 
 PIECE = 1024
 """So many numbers are gone through while the lock is held."""
@@ -74,12 +76,18 @@ class Ages:
             seq = number << RANGE_BITS
 
     def _end_of(self, space: Space, queue: Queue, entry: Entry, now: int) -> int | None:
-        """When it is too old; None: somebody has removed its file, which its dequeue will find. Of one that cannot be
-        looked at: when to look again."""
+        """When it is too old; None: its file is gone or damaged, which its dequeue will find. Of one that cannot be
+        looked at: when to look again.
+
+        A loss of power, or who copies a space, may take the times of files: nothing was committed before its enqueue.
+        """
+        path = layout.message_path(queue.name, entry.seq, entry.message_id, entry.tags)
         try:
-            path = layout.message_path(queue.name, entry.seq, entry.message_id, entry.tags)
-            return space.log.modified_us(path) + self.limit_us
-        except FileNotFoundError:
+            ends = space.log.modified_us(path) + self.limit_us
+            if ends <= now and space.fs.exists(path):
+                ends = max(ends, read_head(space.fs, path).properties.enqueued_at + self.limit_us)
+        except (FileNotFoundError, DamagedBlock):
             return None
         except OSError:
             return now + self.limit_us
+        return ends

@@ -23,7 +23,7 @@ def ends_at(fs: FileSystem, path: str, message: Message, queue: QueueDefinition)
     """When the message of this file expires, for whoever reads the directory; infinite: never. Raises OSError."""
     own, limit_us = message.properties.expires_at, max_age_us(queue)
     ends = own if own is not None else float("inf")
-    return min(ends, fs.modified_ns(path) // 1000 + limit_us) if limit_us else ends
+    return min(ends, max(fs.modified_ns(path) // 1000, message.enqueued_at) + limit_us) if limit_us else ends
 
 
 def act(queue: Queue) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
@@ -12,7 +11,7 @@ from unittest import mock
 import pytest
 
 import xaqueue
-from support.bare_space import BareSpace, bare_space
+from support.bare_space import BareSpace, bare_space, wall_clock
 from support.crash_level import NOON_US
 from support.served import ServerThread
 from xaqueue.core.model.definitions import Definitions, QueueDefinition, parse
@@ -420,10 +419,31 @@ def test_it_holds_for_what_waits_for_no_sync(tmp_path: Path, clock: Clock) -> No
         assert bare.take("q") == []
 
 
-def test_none_waits_for_one_whose_file_somebody_has_removed(bare: BareSpace, clock: Clock) -> None:
-    put(bare, "q", b"1", b"2")
+def test_a_file_that_lost_its_time_is_as_old_as_its_enqueue(bare: BareSpace, clock: Clock) -> None:
+    put(bare, "q", b"the first")
+    os.utime(bare.message_file("q", b"the first"), (0, 0))
     bare.reopen()
-    bare.message_file("q", b"1").unlink()
+    clock.on(AGE_S - 1)
+    assert bare.take("q") == [b"the first"]
+    clock.on(1)
+    assert bare.take("q") == []
+
+
+def test_one_that_is_damaged_is_set_aside_by_its_dequeue(bare: BareSpace, clock: Clock) -> None:
+    put(bare, "q", b"the first", b"the other")
+    bare.reopen()
+    damaged = bare.message_file("q", b"the first")
+    damaged.write_bytes(bytes(len(damaged.read_bytes())))
+    os.utime(damaged, (NOON_US / 1e6, NOON_US / 1e6))
+    clock.on(AGE_S)
+    assert bare.take("q") == []
+    assert len(bare.quarantined()) == 1
+
+
+def test_none_waits_for_one_whose_file_somebody_has_removed(bare: BareSpace, clock: Clock) -> None:
+    put(bare, "q", b"the first", b"the other")
+    bare.reopen()
+    bare.message_file("q", b"the first").unlink()
     clock.on(AGE_S)
     look(bare)
     assert cleanup.expire(bare.space)
@@ -474,23 +494,24 @@ def test_a_clock_that_is_put_back_makes_nothing_older(bare: BareSpace, clock: Cl
     assert bare.take("q") == []
 
 
-def test_whoever_looks_without_an_owner_sees_none_that_is_too_old(tmp_path: Path) -> None:
-    with bare_space(tmp_path / "s", "FSYNC", definitions=DEFINED) as bare:
-        bare.put("plain", b"1", b"2")
-    text = "[queues.plain]\nmax_age_s = 2\n[queues.other]\n"
-    (tmp_path / "s" / "queues.toml").write_text(text)
+def test_whoever_looks_without_an_owner_sees_none_that_is_too_old(tmp_path: Path, clock: Clock) -> None:
+    clock.now_us = wall_clock() - (AGE_S + 1) * SECOND_US
+    with bare_space(tmp_path / "s", "FSYNC", clock) as bare:
+        bare.put("q", b"1")
+        clock.now_us = wall_clock()
+        bare.put("q", b"2")
 
-    def seen() -> list[bytes]:
-        return [message.body for message in inspect.browse(tmp_path / "s", "plain", lambda *_: None)]
+    def seen(definition: str) -> list[bytes]:
+        (tmp_path / "s" / "queues.toml").write_text(definition)
+        return [message.body for message in inspect.browse(tmp_path / "s", "q", lambda *_: None)]
 
-    assert seen() == [b"1", b"2"]
-    old, young = sorted((tmp_path / "s").glob("committed/queue=plain/range=*/*"))
-    past = time.time() - 2
-    os.utime(old, (past, past))
-    assert seen() == [b"2"]
-    (tmp_path / "s" / "queues.toml").write_text("[queues.plain]\n")
-    assert seen() == [b"1", b"2"]
-    assert young.exists()
+    assert seen("[queues.q]\n") == [b"1", b"2"]
+    assert seen(f"[queues.q]\nmax_age_s = {AGE_S}\n") == [b"2"]
+    assert seen(f"[default]\nmax_age_s = {AGE_S}\n") == [b"2"]
+    assert seen(f"[default]\nmax_age_s = {AGE_S}\n[queues.q]\nmax_age_s = 0\n") == [b"1", b"2"]
+    for path in bare.messages("q"):
+        os.utime(path, (0, 0))
+    assert seen(f"[queues.q]\nmax_age_s = {AGE_S}\n") == [b"2"], "which was not enqueued before"
 
 
 def test_a_definition_says_what_is_wrong_with_it() -> None:
