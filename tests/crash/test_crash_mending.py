@@ -1,5 +1,5 @@
 """Whatever mends a space may be killed before any of its changes, and does the rest when it runs again; nothing that
-stood there is destroyed."""
+stood there is destroyed. A dry run in between changes nothing."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class OnDisk(Rehearsal):
         return self.fs
 
     @contextmanager
-    def held(self) -> Iterator[FileSystem]:
+    def held(self, *, keep_unsynced: bool = False) -> Iterator[FileSystem]:
         yield self.fs
 
     def write_owner(self, fs: FileSystem, owner: Owner) -> None:
@@ -98,6 +98,10 @@ def contents(root: Path) -> set[bytes]:
     return {path.read_bytes() for path in files if path.name not in (".watermark", "old")}
 
 
+def tree(root: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() if path.is_file() else b"" for path in root.rglob("*")}
+
+
 def state(root: Path) -> tuple[object, ...]:
     assert [found for found in check(root) if found.severity is Severity.DAMAGE and found.movable] == []
     with xaqueue.connect(root) as connection:
@@ -121,6 +125,9 @@ def test_it_goes_on(tmp_path: Path, make: Callable[[Path], Path], mend: Callable
         fs = Killed(root, after)
         with suppress(Crashed):
             mend(OnDisk(root, fs))
+        left = tree(root)
+        mend(Rehearsal(root))
+        assert tree(root) == left
         mend(Site(root))
         assert before <= contents(root)
         assert state(root) == wanted

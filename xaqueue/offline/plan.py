@@ -154,8 +154,8 @@ class Site:
             yield session
 
     @contextmanager
-    def held(self) -> Iterator[FileSystem]:
-        """Its files, with the lock, while it is not opened."""
+    def held(self, *, keep_unsynced: bool = False) -> Iterator[FileSystem]:
+        """Its files, with the lock, while it is not opened. keep_unsynced: as of ``DirectoryFileSystem``."""
         self._lock = lock = OwnerFile(self.root)
         try:
             if not lock.hold():
@@ -164,7 +164,7 @@ class Site:
             with suppress(InvalidArgument):
                 group = find_group(usable_definitions(self.root)[0].readers)
             modes = open_to(self.root, group)
-            with closing(DirectoryFileSystem(self.root, keep_unsynced=False, modes=modes)) as fs:
+            with closing(DirectoryFileSystem(self.root, keep_unsynced=keep_unsynced, modes=modes)) as fs:
                 yield fs
         finally:
             lock.release()
@@ -245,7 +245,7 @@ class Rehearsal(Site):
         return None
 
     @contextmanager
-    def held(self) -> Iterator[FileSystem]:
+    def held(self, *, keep_unsynced: bool = False) -> Iterator[FileSystem]:
         """Whoever opens it meanwhile changes what is looked at: then nothing is foretold."""
         before = read_owner(self.root)
         for is_begun in (False, True):

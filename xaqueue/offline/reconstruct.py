@@ -77,7 +77,7 @@ def remake(place: Site | str | os.PathLike[str]) -> list[Item]:
         raise SpaceError(f"a restore of {root} was cut off: `xaqueue restore --space {root}` finishes it")
     if not os.path.lexists(root / FORMAT) and not signs_of(root):
         raise SpaceError(f"{root} was no queue space: nothing is there to be reconstructed")
-    with site.held() as fs:
+    with site.held(keep_unsynced=True) as fs:
         if not fs.is_dir(QUARANTINE):
             fs.make_dir(QUARANTINE)
         return [*make_format(fs, root), *make_definitions(fs, root), *make_committed(fs)]

@@ -96,7 +96,7 @@ def salvage(place: Site | str | os.PathLike[str]) -> Salvaged:
     read_format(site)
     definitions, _ = usable_definitions(site)
     find_group(definitions.readers)
-    with site.held() as fs:
+    with site.held(keep_unsynced=True) as fs:
         if _damage(fs, site.owner()) is None:
             raise SpaceError(f"the journal of {os.fspath(site)} is sound: nothing is to be given up")
         done = give_up(fs, definitions.journal_segment_bytes)
