@@ -16,11 +16,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 from xaqueue.connection import Connection
-from xaqueue.delivery import LEASE_S, Delivery, Detail
+from xaqueue.delivery import Delivery, Detail
 from xaqueue.message import EnqueueOptions, Message, MessageId
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from xaqueue.resource_manager import ResourceManager
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 OFF_VARIABLE = "XAQUEUE_NO_OTEL"
@@ -48,6 +49,30 @@ def connection(manager: ResourceManager, fresh: Callable[[], bytes]) -> Connecti
     return Connection(manager, fresh) if tracing is None else TracedConnection(manager, fresh, tracing)
 
 
+_has_failed = False
+
+
+def _failed(error: Exception) -> None:
+    global _has_failed
+    if not _has_failed:
+        _has_failed = True
+        log.warning("[trace-failed] a span is lost, and more may be; no message is concerned: %r", error)
+
+
+def _harmless(method: Callable[P, T]) -> Callable[P, T | None]:
+    """The same, but None where a tracer, a sampler or a processor raises in it."""
+
+    @wraps(method)
+    def call(*arguments: P.args, **options: P.kwargs) -> T | None:
+        try:
+            return method(*arguments, **options)
+        except Exception as error:
+            _failed(error)
+            return None
+
+    return call
+
+
 class Tracing:
     """Makes spans. No method raises an Exception of its own; the blocks raise what is in them."""
 
@@ -60,6 +85,7 @@ class Tracing:
         self._tracer = trace.get_tracer("xaqueue")
 
     @staticmethod
+    @_harmless
     def of_process() -> Tracing | None:
         """None where it is off, or where nobody has set a provider of tracers up: then there is no cost at all.
 
@@ -67,85 +93,68 @@ class Tracing:
         """
         if os.environ.get(OFF_VARIABLE) or "opentelemetry.trace" not in sys.modules:
             return None
-        try:
-            from opentelemetry.trace import ProxyTracerProvider, get_tracer_provider
+        from opentelemetry.trace import ProxyTracerProvider, get_tracer_provider
 
-            return None if isinstance(get_tracer_provider(), ProxyTracerProvider) else Tracing()
-        except Exception as error:
-            _failed(error)
-            return None
+        return None if isinstance(get_tracer_provider(), ProxyTracerProvider) else Tracing()
 
+    @_harmless
     def send(self, queue: str, options: EnqueueOptions, count: int = 1) -> Span | None:
         """Begins the span of an enqueue, and gives the message its context; None where nothing is recorded."""
-        try:
-            dropped = self._dropped()
-            if dropped is not None:
-                options.setdefault("traceparent", _text_of(dropped))
-                return None
-            span = self._begin("send", queue, self._trace.SpanKind.PRODUCER, count=count)
-            made = span.get_span_context()
-            if made.is_valid:
-                options.setdefault("traceparent", _text_of(made))
-            return span if span.is_recording() else None
-        except Exception as error:
-            _failed(error)
+        dropped = self._dropped()
+        if dropped is not None:
+            options.setdefault("traceparent", _text_of(dropped))
             return None
+        span = self._begin("send", queue, self._trace.SpanKind.PRODUCER, count=count)
+        made = span.get_span_context()
+        if made.is_valid:
+            options.setdefault("traceparent", _text_of(made))
+        return span if span.is_recording() else None
 
+    @_harmless
     def sent(self, span: Span | None, made: object, bodies: Sequence[Any]) -> None:
         """made: the id of the message, or of several a list."""
         if span is not None:
-            try:
-                if isinstance(made, bytes):
-                    span.set_attribute("messaging.message.id", made.hex())
-                span.set_attribute("messaging.message.body.size", sum(map(len, bodies)))
-                span.end()
-            except Exception as error:
-                _failed(error)
+            if isinstance(made, bytes):
+                span.set_attribute("messaging.message.id", made.hex())
+            span.set_attribute("messaging.message.body.size", sum(map(len, bodies)))
+            span.end()
 
-    def received(self, queue: str, messages: Sequence[Message], began_ns: int) -> bool:
+    @_harmless
+    def received(self, messages: Sequence[Message], began_ns: int) -> bool:
         """Whether it is recorded. began_ns: of the clock of the day. Of a look that has found nothing there is no span.
 
         Links are added afterwards: most spans may be dropped, and to read a context takes as long as a sampler.
         """
-        try:
-            if self._dropped() is not None:
-                return False
-            kind = self._trace.SpanKind.CONSUMER
-            span = self._begin("receive", queue, kind, count=len(messages), start_time=began_ns)
-            is_recorded = span.is_recording()
-            if is_recorded:
-                for context in self._contexts(messages):
-                    span.add_link(context)
-                if len(messages) == 1:
-                    span.set_attribute("messaging.message.id", messages[0].message_id.hex())
-                    span.set_attribute("messaging.message.body.size", len(messages[0].body))
-            span.end()
-        except Exception as error:
-            _failed(error)
+        if not messages or self._dropped() is not None:
             return False
+        kind = self._trace.SpanKind.CONSUMER
+        span = self._begin("receive", messages[0].queue, kind, count=len(messages), start_time=began_ns)
+        is_recorded = span.is_recording()
+        if is_recorded:
+            for context in self._contexts(messages):
+                span.add_link(context)
+            if len(messages) == 1:
+                span.set_attribute("messaging.message.id", messages[0].message_id.hex())
+                span.set_attribute("messaging.message.body.size", len(messages[0].body))
+        span.end()
         return is_recorded
 
+    @_harmless
     def settle(self, taken: Mapping[str, int], how: str) -> Span | None:
         """Begins the span of the end of a transaction that has taken so many messages of these queues."""
-        try:
-            if self._dropped() is not None:
-                return None
-            queue = next(iter(taken)) if len(taken) == 1 else ""
-            span = self._begin("settle", queue, self._trace.SpanKind.CLIENT, count=sum(taken.values()), name=how)
-            return span if span.is_recording() else None
-        except Exception as error:
-            _failed(error)
+        if self._dropped() is not None:
             return None
+        queue = next(iter(taken)) if len(taken) == 1 else ""
+        span = self._begin("settle", queue, self._trace.SpanKind.CLIENT, count=sum(taken.values()), name=how)
+        return span if span.is_recording() else None
 
+    @_harmless
     def end(self, span: Span | None, failure: BaseException | None = None) -> None:
         if span is not None:
-            try:
-                if failure is not None:
-                    span.set_attribute("error.type", type(failure).__name__)
-                    span.set_status(self._trace.StatusCode.ERROR, str(failure))
-                span.end()
-            except Exception as error:
-                _failed(error)
+            if failure is not None:
+                span.set_attribute("error.type", type(failure).__name__)
+                span.set_status(self._trace.StatusCode.ERROR, str(failure))
+            span.end()
 
     @contextmanager
     def process(self, message: Message) -> Iterator[None]:
@@ -221,26 +230,13 @@ class Tracing:
             if found is not None:
                 yield self._trace.get_current_span(found).get_span_context()
 
+    @_harmless
     def _remote(self, message: Message) -> Context | None:
         """The context of who has sent it; None where it has none that can be read."""
-        try:
-            given = message.properties.traceparent
-            found = self._propagator.extract({"traceparent": given}) if given else None
-            is_valid = found is not None and self._trace.get_current_span(found).get_span_context().is_valid
-        except Exception as error:
-            _failed(error)
-            return None
+        given = message.properties.traceparent
+        found = self._propagator.extract({"traceparent": given}) if given else None
+        is_valid = found is not None and self._trace.get_current_span(found).get_span_context().is_valid
         return found if is_valid else None
-
-
-_has_failed = False
-
-
-def _failed(error: Exception) -> None:
-    global _has_failed
-    if not _has_failed:
-        _has_failed = True
-        log.warning("[trace-failed] a span is lost, and more may be; no message is concerned: %r", error)
 
 
 def _text_of(context: SpanContext) -> str:
@@ -249,6 +245,22 @@ def _text_of(context: SpanContext) -> str:
 
 def process(tracing: Tracing | None, message: Message) -> AbstractContextManager[None]:
     return nullcontext() if tracing is None else tracing.process(message)
+
+
+def _taking(
+    method: Callable[Concatenate[Connection, P], T], *, on_lease: bool = False
+) -> Callable[Concatenate[TracedConnection, P], T]:
+    """The same, with a span of what it has found. on_lease: that is not taken in the transaction."""
+
+    @wraps(method)
+    def traced(self: TracedConnection, /, *arguments: P.args, **options: P.kwargs) -> T:
+        began_ns = time.time_ns()
+        found = method(self, *arguments, **options)
+        several: list[Any] = found if isinstance(found, list) else [] if found is None else [found]
+        self._received([one.message for one in several] if on_lease else several, began_ns, on_lease=on_lease)
+        return found
+
+    return traced
 
 
 class TracedConnection(Connection):
@@ -290,44 +302,20 @@ class TracedConnection(Connection):
         self._tracing.sent(span, made, bodies)
         return made
 
-    def dequeue(
-        self,
-        queue: str,
-        *,
-        wait_s: float | None = 0.0,
-        message_id: bytes | str | None = None,
-        correlation_id: bytes | str | None = None,
-    ) -> Message | None:
-        began_ns = time.time_ns()
-        found = super().dequeue(queue, wait_s=wait_s, message_id=message_id, correlation_id=correlation_id)
-        if found is not None:
-            self._took(queue, [found], began_ns)
-        return found
-
-    def dequeue_many(self, queue: str, count: int, *, wait_s: float | None = 0.0) -> list[Message]:
-        began_ns = time.time_ns()
-        found = super().dequeue_many(queue, count, wait_s=wait_s)
-        if found:
-            self._took(queue, found, began_ns)
-        return found
-
-    def receive(
-        self, queue: str, max_messages: int = 1, lease_s: float = LEASE_S, wait_s: float | None = 0.0
-    ) -> list[Delivery]:
-        began_ns = time.time_ns()
-        found = super().receive(queue, max_messages, lease_s, wait_s)
-        if found:
-            self._tracing.received(queue, [one.message for one in found], began_ns)
-        return found
+    dequeue = _taking(Connection.dequeue)
+    dequeue_many = _taking(Connection.dequeue_many)
+    receive = _taking(Connection.receive, on_lease=True)
 
     def accept(self, delivery: Delivery) -> None:
         super().accept(delivery)
-        queue = delivery.message.queue
-        self._taken[queue] = self._taken.get(queue, 0) + 1
+        self._count(delivery.message.queue, 1)
 
-    def _took(self, queue: str, messages: Sequence[Message], began_ns: int) -> None:
-        if self._tracing.received(queue, messages, began_ns):
-            self._taken[queue] = self._taken.get(queue, 0) + len(messages)
+    def _received(self, messages: Sequence[Message], began_ns: int, *, on_lease: bool) -> None:
+        if self._tracing.received(messages, began_ns) and not on_lease:
+            self._count(messages[0].queue, len(messages))
+
+    def _count(self, queue: str, taken: int) -> None:
+        self._taken[queue] = self._taken.get(queue, 0) + taken
 
     def _settle(self, delivery: Delivery, how: str, detail: Detail) -> None:
         self._settled(

@@ -17,7 +17,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from xaqueue.endpoint import Endpoint, Scheme, parse
 from xaqueue.errors import AccessDenied, ConnectionLost, ProtocolError, ResourceFailed, RolledBack, UnknownXid
@@ -28,9 +28,6 @@ from xaqueue.rpc.credentials import client_context, explain, is_refusal, read_to
 from xaqueue.rpc.methods import branches, messages
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
-
-if TYPE_CHECKING:
-    pass
 
 ANSWER_S = 120.0
 """How long an answer may take, beside what its request itself may wait: as long as the server may take for a sync."""
