@@ -71,3 +71,9 @@ class Outcome(Enum):
     ROLLED_BACK = "rolled back"
     IN_DOUBT = "in doubt"
     UNKNOWN = "unknown"
+
+
+class TableKey(Enum):
+    """An Enum that is looked up in a table of transitions at every call: hashed by identity, as C does it."""
+
+    __hash__ = object.__hash__

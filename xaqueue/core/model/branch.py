@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any, NamedTuple
 
 from xaqueue.core.model.block import Kind
@@ -25,17 +24,11 @@ from xaqueue.errors import (
     UnknownXid,
 )
 from xaqueue.message import MessageId, Properties
-from xaqueue.xa import Code, Flag, Outcome
+from xaqueue.xa import Code, Flag, Outcome, TableKey
 from xaqueue.xid import Xid
 
 
-class _Key(Enum):
-    """An Enum that is looked up in the table at every call: hashed by identity, as C does it."""
-
-    __hash__ = object.__hash__
-
-
-class State(_Key):
+class State(TableKey):
     """A branch as one session sees it."""
 
     UNKNOWN = "unknown"
@@ -59,7 +52,7 @@ class State(_Key):
     HEURISTIC_HAZARD = "heuristic hazard"
 
 
-class Call(_Key):
+class Call(TableKey):
     """The verbs, those whose flags change their meaning once for each."""
 
     START = "start()"

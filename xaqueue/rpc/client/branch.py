@@ -13,20 +13,13 @@ COMMITTING where the answer got lost; nobody knows its outcome until the same ca
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
 from xaqueue.errors import ConnectionLost, Error, OutcomeUnknown, ResourceFailed, RolledBack
-from xaqueue.xa import Code
+from xaqueue.xa import Code, TableKey
 from xaqueue.xid import Xid
 
 
-class _Key(Enum):
-    """An Enum that is looked up in the table at every call: hashed by identity, as C does it."""
-
-    __hash__ = object.__hash__
-
-
-class BranchProgress(_Key):
+class BranchProgress(TableKey):
     """How far the branch has come."""
 
     NONE = "there is none"
@@ -37,7 +30,7 @@ class BranchProgress(_Key):
     COMMITTING = "its commit was asked for, and not answered"
 
 
-class BranchCall(_Key):
+class BranchCall(TableKey):
     """What is called for the branch, beside work."""
 
     END = "end"
@@ -46,7 +39,7 @@ class BranchCall(_Key):
     ROLLBACK = "rollback"
 
 
-class Action(_Key):
+class Action(TableKey):
     """What a call does."""
 
     ASK = "the server is asked, and its answer holds"
