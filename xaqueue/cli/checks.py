@@ -33,7 +33,7 @@ from xaqueue.offline import check as one_space
 from xaqueue.offline import verify as many_spaces
 from xaqueue.offline.findings import Finding, Severity
 from xaqueue.offline.plan import Plan, site_of
-from xaqueue.offline.salvage import Loss, StepRead, find_loss, salvage
+from xaqueue.offline.salvage import JournalLoss, StepRead, find_loss, salvage
 from xaqueue.offline.verify import Summary
 from xaqueue.rpc.client.manager import RemoteManager
 
@@ -215,7 +215,7 @@ def salvage_journal(
     output.lines(["", *plan.lines(is_dry=dry_run)])
 
 
-def _print_loss(loss: Loss) -> None:
+def _print_loss(loss: JournalLoss) -> None:
     _echo(loss.damage, "", *(f"lost: {lost}" for lost in (*loss.gaps, *loss.files[:ROWS])))
     if len(loss.files) > ROWS:
         typer.echo(f"lost: {len(loss.files) - ROWS:,} more files (all with --json)")

@@ -36,7 +36,7 @@ from xaqueue.core.storage.journal_reader import Found, look, read_readable
 from xaqueue.errors import DamagedBlock, InvalidArgument, JournalDamaged, SpaceError
 from xaqueue.features.kinds import KINDS
 from xaqueue.offline.check_committed import CommittedCheck
-from xaqueue.offline.findings import Finding, Looks, Severity, broken, damaged, leftover, note
+from xaqueue.offline.findings import Finding, Prober, Severity, broken, damaged, leftover, note
 from xaqueue.offline.plan import Plan, Site, site_of
 from xaqueue.offline.redo_view import RedoView, read_journal
 from xaqueue.xid import Xid
@@ -119,22 +119,22 @@ class SpaceCheck:
         self._owner = site.owner()
         self.bare = site.files()
         self._fs = RedoView(self.bare, (), files_first=True)
-        self._looks = Looks(live, self._show_records)
+        self._prober = Prober(live, self._show_records)
         owner = self._owner
         self.journal = JournalCheck(
             self.bare,
-            self._looks,
+            self._prober,
             used=owner is not None and owner.journalled,
             moving=live and (owner is None or owner.state != READ_ONLY),
         )
-        self.committed = CommittedCheck(self._fs, self._looks, messages=messages)
+        self.committed = CommittedCheck(self._fs, self._prober, messages=messages)
 
     def run(self, progress: Progress | None = None) -> Iterator[Finding]:
-        if self._looks.live:
+        if self._prober.live:
             owner = self._owner
             who = f"process {owner.pid} on {owner.host} since {owner.since}" if owner else "another process"
             yield note(layout.OWNER, f"{who} owns the space: a moving target, suspects were seen twice")
-        yield from self._looks.at(self._top)
+        yield from self._prober.at(self._top)
         yield from self.journal.run()
         self._show_records()
         yield from map(self.journal.judged, self._directories(progress))
@@ -158,14 +158,14 @@ class SpaceCheck:
             found: list[Finding] = []
             epoch = self._owner.epoch if self._owner is not None else 0
             says = (lambda *what, say=say: found.append(say(*what)) for say in (damaged, broken, leftover, note))
-            check(Looking(self._fs, self._looks.live, epoch, self.committed.holds, *says), *arguments)
+            check(Looking(self._fs, self._prober.live, epoch, self.committed.holds, *says), *arguments)
             return found
 
-        return self._looks.at(probe)
+        return self._prober.at(probe)
 
     def _show_records(self) -> None:
         try:
-            self._fs.show(read_journal(self.bare, self._owner, self._looks.live).records)
+            self._fs.show(read_journal(self.bare, self._owner, self._prober.live).records)
         except SpaceError:
             self._fs.show(())  # of a newer version: found by the journal's own check
 
@@ -205,10 +205,10 @@ class SpaceCheck:
             yield damaged(path, "is no command block: its name is not <xid>.<number>")
         lost = quarantine.lost_blocks(self._fs)
         for xid in sorted({*found, *lost}, key=str):
-            yield from self._looks.at(partial(self._branch, xid, found.get(xid, {})))
+            yield from self._prober.at(partial(self._branch, xid, found.get(xid, {})))
 
     def _branch(self, xid: Xid, files: dict[str, str]) -> Iterator[Finding]:
-        if self._looks.again:
+        if self._prober.again:
             files = survey.prepared(self._fs)[0].get(xid, {})
         lost = quarantine.lost_blocks(self._fs).get(xid, ())
         branch = survey.survey(self._fs, xid, files, lost, self.committed.holds, whole=True, kinds=self._kinds)
@@ -218,7 +218,7 @@ class SpaceCheck:
             place = text if text.startswith(f"{QUARANTINE}/") else f"{PREPARED}/{xid}"
             what = "a block of it" if place == text else text
             yield broken(place, f"branch {xid} is in doubt and lost {what}: decide with `xaqueue indoubt`")
-        for path, reason in () if self._looks.live else branch.leftovers:  # an owner at work is at it
+        for path, reason in () if self._prober.live else branch.leftovers:  # an owner at work is at it
             yield leftover(path, reason)
         for path, head in branch.blocks if branch.verdict is Verdict.IN_DOUBT else ():
             if self._is_committed(head):
@@ -228,7 +228,7 @@ class SpaceCheck:
         found, foreign = survey.branches(self._fs, ACTIVE)
         for path in foreign:
             yield damaged(path, "is no command block: its name is not <xid>.<number>")
-        if self._looks.live:
+        if self._prober.live:
             return
         prepared = survey.prepared(self._fs)[0]
         for xid, files in sorted(found.items(), key=lambda item: str(item[0])):
@@ -268,10 +268,10 @@ class SpaceCheck:
 class JournalCheck:
     """The journal's part: its segments and their order, and what of it the directories may lack."""
 
-    def __init__(self, fs: FileSystem, looks: Looks, used: bool, moving: bool) -> None:
+    def __init__(self, fs: FileSystem, prober: Prober, used: bool, moving: bool) -> None:
         """used: whether there must be a journal. moving: whether somebody writes to it."""
         self._fs = fs
-        self._looks = looks
+        self._prober = prober
         self._used = used
         self._moving = moving
         self.ahead: frozenset[str] = frozenset()
@@ -282,7 +282,7 @@ class JournalCheck:
             yield from self._names()
         elif not self._used:
             return
-        yield from self._looks.at(self._segments)
+        yield from self._prober.at(self._segments)
 
     def judged(self, finding: Finding) -> Finding:
         """The same, or where the journal is ahead of what was found, what that means."""

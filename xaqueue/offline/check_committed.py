@@ -20,7 +20,7 @@ from xaqueue.core.storage.regular import DAMAGE
 from xaqueue.errors import DamagedBlock
 from xaqueue.features.streams.record import consumed_in, ids_in
 from xaqueue.message import MessageId
-from xaqueue.offline.findings import Finding, Looks, broken, damaged, leftover, note
+from xaqueue.offline.findings import Finding, Prober, broken, damaged, leftover, note
 
 _SEQ_BITS = 63
 _SEQ_MASK = (1 << _SEQ_BITS) - 1
@@ -29,10 +29,10 @@ _SEQ_MASK = (1 << _SEQ_BITS) - 1
 class CommittedCheck:
     """Checks ``committed/``, and knows from then on which messages are there."""
 
-    def __init__(self, fs: FileSystem, looks: Looks, *, messages: bool = True) -> None:
+    def __init__(self, fs: FileSystem, prober: Prober, *, messages: bool = True) -> None:
         """messages: whether ``run`` checks them; else only directories, and what is there is looked up where asked."""
         self.fs = fs
-        self.looks = looks
+        self.prober = prober
         self.only = ""
         """The queue that is checked; all where it is empty."""
         self.queues: list[str] = []
@@ -45,10 +45,10 @@ class CommittedCheck:
     def holds(self, queue: str, message_id: MessageId) -> bool:
         """Whether the queue has this message."""
         place = self._places.get(message_id)
-        if self._messages and not self.looks.again:
+        if self._messages and not self.prober.again:
             if place is None or self.queues[place >> _SEQ_BITS] == queue:
                 return place is not None
-        elif not self.looks.live and queue in self._listed:
+        elif not self.prober.live and queue in self._listed:
             return message_id.hex() in self._listed[queue]
         self._listed[queue] = ids_in(self.fs, queue)
         return message_id.hex() in self._listed[queue]
@@ -90,11 +90,11 @@ class CommittedCheck:
 
     def range(self, queue: str, name: str) -> list[Finding]:
         """Of one range directory and its messages."""
-        return self.looks.at(partial(self._range, queue, name))
+        return self.prober.at(partial(self._range, queue, name))
 
     def watermark(self, queue: str) -> list[Finding]:
         """Of a queue's numbers, after all of its ranges."""
-        return self.looks.at(partial(self._watermark, queue))
+        return self.prober.at(partial(self._watermark, queue))
 
     def _range(self, queue: str, name: str) -> Iterator[Finding]:
         number = layout.parse_range(name)
@@ -106,10 +106,10 @@ class CommittedCheck:
         names = listed(self.fs, path)
         consumed = consumed_in(self.fs, queue)
         left = [message for message in names if not layout.is_consumed(message, consumed)]
-        if len(left) < len(names) and not self.looks.live:
+        if len(left) < len(names) and not self.prober.live:
             gone = len(names) - len(left)
             yield leftover(path, f"{gone:,} files of messages that a stream has consumed: cleared by the next open")
-        if not names and not self.looks.live and not self._takes_more(queue, number):
+        if not names and not self.prober.live and not self._takes_more(queue, number):
             yield leftover(path, "is empty and takes no more messages: removed by the next open")
         for message in left:
             try:
@@ -181,11 +181,11 @@ class CommittedCheck:
             return
         if watermark.published > watermark.reserved:
             yield broken(path, f"published {watermark.published} is above reserved {watermark.reserved}")
-        if highest > watermark.reserved and self.looks.live:
+        if highest > watermark.reserved and self.prober.live:
             yield broken(path, f"message {highest} is above reserved {watermark.reserved}: its number may come twice")
         elif highest > watermark.reserved:
             yield leftover(path, f"message {highest} is above reserved {watermark.reserved}: the next open reserves it")
-        elif highest > watermark.published and not self.looks.live:
+        elif highest > watermark.published and not self.prober.live:
             yield leftover(path, f"message {highest} is above published {watermark.published}: the next open shows it")
 
     def _without_watermark(self, queue: str, path: str, highest: int) -> Iterator[Finding]:
@@ -193,7 +193,7 @@ class CommittedCheck:
         used = bool(self.ranges(queue))
         if used and highest >= RANGE_SIZE:
             yield broken(path, "is missing or empty, and the queue was used: its numbers go on higher")
-        elif self.looks.live:
+        elif self.prober.live:
             return  # its owner is at the queue's first commit
         elif used:
             yield leftover(path, "is missing or empty: the queue's first commit was on its way; made anew")

@@ -41,7 +41,7 @@ class Finding(NamedTuple):
 Probe = Callable[[], Iterable[Finding]]
 
 
-class Looks:
+class Prober:
     """Runs probes. Of a live space only what a probe finds twice is told; a file that vanished has moved on."""
 
     def __init__(self, live: bool, look_again: Callable[[], object] = lambda: None) -> None:

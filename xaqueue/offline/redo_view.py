@@ -222,7 +222,7 @@ class RedoView(ReadOnlyFileSystem):
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class SpaceView:
     """A space as whoever does not own it sees it: its directories, with what the journal is ahead of them."""
 
     path: str
@@ -238,7 +238,7 @@ class Looked:
         return _look_into(self.path).fs
 
 
-def look_into(path: str | os.PathLike[str]) -> Looked:
+def look_into(path: str | os.PathLike[str]) -> SpaceView:
     """Reads the journal of a space, and nothing of its directories yet.
 
     A damaged journal is complained of, and what can be read of it is taken. Raises SpaceError where it is no space.
@@ -251,9 +251,9 @@ def look_into(path: str | os.PathLike[str]) -> Looked:
     return looked
 
 
-def _look_into(path: str | os.PathLike[str]) -> Looked:
+def _look_into(path: str | os.PathLike[str]) -> SpaceView:
     read_format(path)
     owner, owned = read_owner(path), is_owned(path)
     fs = DirectoryFileSystem(Path(path), keep_unsynced=False)
     seen = read_journal(fs, owner, owned)
-    return Looked(os.fspath(path), RedoView(fs, seen.records) if seen.records else fs, owner, owned, seen)
+    return SpaceView(os.fspath(path), RedoView(fs, seen.records) if seen.records else fs, owner, owned, seen)

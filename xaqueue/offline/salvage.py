@@ -50,7 +50,7 @@ class StepRead:
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class JournalLoss:
     """What is wrong with a journal, what of it cannot be read, what can, and which files are gone that it had moved."""
 
     damage: str
@@ -67,7 +67,7 @@ class Salvaged:
     archives: list[str]
     notes: list[str]
 
-    def tell(self, plan: Plan, loss: Loss) -> None:
+    def tell(self, plan: Plan, loss: JournalLoss) -> None:
         lost = [str(gap) for gap in loss.gaps] + ([counted(len(loss.files), "file")] if loss.files else [])
         done, wrong = f"{counted(self.steps, 'step')} done again; a new journal begins", loss.damage.partition(". ")[0]
         plan.items.append(Item(f"{JOURNAL}/", wrong, GIVEN_UP, done, ", ".join(lost)))
@@ -75,7 +75,7 @@ class Salvaged:
         plan.notes += self.notes
 
 
-def find_loss(place: Site | str | os.PathLike[str]) -> Loss | None:
+def find_loss(place: Site | str | os.PathLike[str]) -> JournalLoss | None:
     """What is lost of a space's journal; None where it is sound. Changes nothing. Raises SpaceError, OSError."""
     site = site_of(place)
     read_format(site)
@@ -87,7 +87,7 @@ def find_loss(place: Site | str | os.PathLike[str]) -> Loss | None:
     gaps = readable.gaps or ([] if damage.lost_from is None else [Gap(damage.lost_from, None, readable.files[-1])])
     first = min((gap.start for gap in gaps), default=None)
     steps = [_step(record, first is not None and record.lsn > first) for record in readable.records]
-    return Loss(str(damage), list(damage.lost_files), gaps, steps)
+    return JournalLoss(str(damage), list(damage.lost_files), gaps, steps)
 
 
 def salvage(place: Site | str | os.PathLike[str]) -> Salvaged:

@@ -27,7 +27,7 @@ from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.errors import DamagedBlock, SpaceError
 from xaqueue.offline.check import SpaceCheck
 from xaqueue.offline.check_committed import CommittedCheck
-from xaqueue.offline.findings import WRONG, Finding, Looks, Severity
+from xaqueue.offline.findings import WRONG, Finding, Prober, Severity
 
 FIRST = 50
 """Findings that are shown to people."""
@@ -118,7 +118,7 @@ def examine(share: Share) -> Examined:
         with closing(check.bare):
             return Examined(_placed(share.space, check.run()), check.committed.messages())
     with closing(DirectoryFileSystem(share.space, keep_unsynced=False)) as fs:
-        committed = CommittedCheck(fs, Looks(share.live))
+        committed = CommittedCheck(fs, Prober(share.live))
         committed.queues.append(share.queue)
         found = committed.range(share.queue, share.range)
         return Examined(_placed(share.space, found), committed.messages())
@@ -205,7 +205,7 @@ def queues_of(spaces: Iterable[str]) -> int:
 
 def _listed(fs: DirectoryFileSystem, live: bool) -> CommittedCheck:
     """With the names of the queues; what else stands there is found by the share that checks the rest."""
-    committed = CommittedCheck(fs, Looks(live))
+    committed = CommittedCheck(fs, Prober(live))
     list(committed.find_queues())
     return committed
 
