@@ -71,7 +71,7 @@ class EnlistedBranch:
         self.is_parallel = source.is_parallel(connection)
         self.may_decide = source.may_decide and driver.takes_sql(connection)
         """Whether its own commit may decide for all."""
-        self._tells = driver.can_tell(connection)
+        self._tells = driver.offers(connection, "outcome")
         self._is_usable = True
         self._interrupted = False
         self._is_interrupting = False
@@ -144,7 +144,7 @@ class EnlistedBranch:
 
     def be_late(self) -> None:
         """Its commit is decided in a database that is asked again after a crash: it need not wait for the disk."""
-        self.is_late = driver.can_be_late(self.connection)
+        self.is_late = driver.offers(self.connection, "harden")
 
     def explain(self, error: BaseException) -> None:
         """Why it is going to be rolled back, for a queue, whose message remembers it."""

@@ -181,19 +181,15 @@ def has_failed(connection: Any) -> bool:
     return _status(connection) == IN_ERROR
 
 
-def can_be_late(connection: Any) -> bool:
-    """Whether a commit here may be hardened a moment later, and asked for with ``harden``: ours."""
-    return callable(getattr(connection, "harden", None))
+def offers(connection: Any, method: str) -> bool:
+    """Whether it has one of those that are ours: ``harden``, for commits that are late; ``outcome``, since the
+    participant remembers what became of its branches; ``carriers``, since databases may have carried its changes."""
+    return callable(getattr(connection, method, None))
 
 
 def can_be_carried(connection: Any) -> bool:
     """Whether a database may carry what is done here: ours, with its space open in this process."""
     return getattr(connection, "can_carry", False) is True
-
-
-def tells_carriers(connection: Any) -> bool:
-    """Whether databases may have carried changes of what is behind it: ours."""
-    return callable(getattr(connection, "carriers", None))
 
 
 def space_of(connection: Any) -> str:
@@ -281,12 +277,7 @@ def heuristic_answer(error: Exception) -> Reply | None:
 
 def ask(connection: Any, xid: Any) -> Reply:
     """What became of a branch, where the participant can tell. Raises what the driver raises."""
-    return _REPLIES.get(connection.outcome(xid), Reply.UNKNOWN) if can_tell(connection) else Reply.UNKNOWN
-
-
-def can_tell(connection: Any) -> bool:
-    """Whether the participant remembers what became of its branches."""
-    return callable(getattr(connection, "outcome", None))
+    return _REPLIES.get(connection.outcome(xid), Reply.UNKNOWN) if offers(connection, "outcome") else Reply.UNKNOWN
 
 
 _HEURISTICS = {

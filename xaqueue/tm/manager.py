@@ -28,7 +28,7 @@ from xaqueue.errors import DecisionLogError, InterfaceError, InvalidArgument, Pr
 from xaqueue.tm.async_transaction import AsyncTransaction
 from xaqueue.tm.awaiting import Loop
 from xaqueue.tm.coordinator import Coordinator, OnStep
-from xaqueue.tm.driver import is_unknown_xid, tells_carriers, xid_on
+from xaqueue.tm.driver import is_unknown_xid, offers, xid_on
 from xaqueue.tm.log_directory import open_log
 from xaqueue.tm.participant import Opens, Participant, sources
 from xaqueue.tm.records import Heuristic, InDoubtTransaction
@@ -266,7 +266,7 @@ class TransactionManager:
         self._check_open()
         for source in self._sources.values():
             with source.opened() as connection:
-                if tells_carriers(connection) and connection.carriers().space == space:
+                if offers(connection, "carriers") and connection.carriers().space == space:
                     raise ProtocolError(f"participant {source.name!r} has space {space}: recovery hands it what is its")
         waiting = [(gtrid, row.queue) for gtrid, row in self._coordinator.carriages.rows.items() if row.space == space]
         with self._log.lock:

@@ -205,7 +205,7 @@ class RecoveryThread:
         """Finishes what can be finished now. Raises what the driver raises to the listing itself."""
         before = self._coordinator.snapshot()
         outstanding = self._coordinator.outstanding(self._name, before)
-        carriers = self._connection.carriers() if driver.tells_carriers(self._connection) else None
+        carriers = self._connection.carriers() if driver.offers(self._connection, "carriers") else None
         if any(outstanding.values()) or not self._coordinator.carriages.rows.keys().isdisjoint(outstanding):
             self._connection.harden()
         found = [branch for branch in map(parse_listed, self._connection.tpc_recover()) if branch is not None]
@@ -326,14 +326,14 @@ class RecoveryThread:
         except Exception as error:
             failures.append(error)
             if driver.is_unknown_xid(error):  # just listed, it may be another mistake: the next list tells
-                return Reply.PENDING if is_listed and not driver.can_tell(self._connection) else Reply.UNKNOWN
+                return Reply.PENDING if is_listed and not driver.offers(self._connection, "outcome") else Reply.UNKNOWN
             return driver.heuristic_answer(error) or Reply.PENDING
         return Reply.DONE
 
     def _ask(self, xid: Any, failures: list[Exception]) -> Reply:
         try:
             reply = driver.ask(self._connection, xid)
-            if driver.can_be_late(self._connection):
+            if driver.offers(self._connection, "harden"):
                 self._connection.harden()  # it tells what is so in memory
             return reply  # noqa: TRY300
         except Exception as error:
