@@ -361,6 +361,10 @@ class World:
     def _trees(self) -> list[Tree]:
         return [*self.fs.some_trees_after_crash(1, self.dice), self.fs.tree_by_chance(self.dice)]
 
+    def look(self) -> None:
+        """What a loss of power would leave now."""
+        self._look_at(self._trees(), [self.model.after("cut")])
+
     def _look_at(self, trees: Sequence[Tree], allowed: Sequence[Model]) -> None:
         """What would come of each; the world goes on as if nobody had looked."""
         kept = self.fs, self.space, self.server, self.seats
@@ -443,7 +447,7 @@ class World:
         self._disarm(before)
         self.check()
         if self.dice.random() < LOOKS:
-            self._look_at(self._trees(), [self.model.after("cut")])
+            self.look()
 
 
 def listed_in(model: Model) -> dict[Xid, Outcome]:

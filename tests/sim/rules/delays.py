@@ -6,15 +6,18 @@ from typing import Any, ClassVar
 
 from sim import doors
 from sim.model import Known, Model, Rules
+from sim.rules.core import end, then
 from sim.rules.retries import MOST, is_exhausted, move_some
-from sim.world import SECOND_US, Over, World
+from sim.world import SECOND_US, Over, World, id_of
 
 PUT_OFF_S, EXPIRES_S = (0, 0, 0, 12), (None, None, 8, 30)
+HURRIES_S = 3, 3, 60
 
 
 class Delays(Rules):
-    toml = (("queues.work", 'expiry_queue = "late"'), ("queues.late", ""))
-    weights: ClassVar = {"clean": 3}
+    toml = (("queues.work", 'expiry_queue = "late"'), ("queues.late", ""), ("queues.brief", ""))
+    puts = ("brief",)
+    weights: ClassVar = {"clean": 3, "hurry": 5}
 
     def __init__(self) -> None:
         self.last_us = 0
@@ -47,6 +50,37 @@ class Delays(Rules):
         if not over or len(leaving) > MOST:
             raise Over
         move_some(world, leaving, len(leaving), "late", lambda: doors.expire(world.space))
+
+    def hurry(self, world: World) -> None:
+        """A message that expires soon, with the id of one that has gone so, where there is one: the later one is it."""
+        gone, expires_at = self._gone(world), world.model.now_us + world.dice.choice(HURRIES_S) * SECOND_US
+        world.numbers += not gone
+        own = gone or world.numbers
+        number, body, message_id = world.at_work(), world.body(own), id_of(own)
+        manager = world.seat(number)
+
+        def effect(model: Model) -> None:
+            model.branches[number].adds.append(Known(own, "brief", {"expires_at": expires_at}))
+
+        world.attempt(
+            lambda: manager.enqueue("brief", body, message_id=message_id, expires_at=expires_at), effect, number
+        )
+        if not gone:
+            then(world, number)
+        else:
+            end(world, number, "commit")
+            world.look()
+
+    def _gone(self, world: World) -> int:
+        """The number of a message that has expired, and has left the space by now; 0: there is none."""
+        over = [one for one in world.model.queue("brief") if is_over(world.model, one)]
+        gone = [one.number for one in over if one not in world.model.held()]
+        if not gone or world.dice.random() < 0.3:
+            return 0
+        self.clean(world)
+        number = world.dice.choice(gone)
+        world.model.known = [one for one in world.model.known if (one.queue, one.number) != ("brief", number)]
+        return number
 
 
 def is_over(model: Model, one: Known) -> bool:
