@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -18,7 +19,9 @@ from xaqueue.core.engine import heuristics, journal_log, timeouts
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import definitions, layout
 from xaqueue.core.model.definitions import Definitions
+from xaqueue.core.owner import open as owner
 from xaqueue.core.storage.ids import _fresh as fresh
+from xaqueue.features.counters import counters
 from xaqueue.features.dedup import dedup
 from xaqueue.features.retries import moving
 from xaqueue.features.session import Session
@@ -69,6 +72,21 @@ def redefine(space: Space, new: Definitions) -> None:
     space.redefine(new)
 
 
+def undefine(space: Space, queue: str, new: Definitions) -> None:
+    """As an owner does, whose file this is then."""
+    space.redefine(new, partial(owner.check_empty, space, queue))
+
+
+def counted(space: Space, queue: str) -> tuple[int, int]:
+    """How many messages came into it, and went."""
+    found = counters.counters_of(space.queue(queue))
+    return found.enqueued, found.dequeued
+
+
+def write_counters(space: Space) -> None:
+    counters.write(space)
+
+
 def session(space: Space) -> Session:
     return Session(space)
 
@@ -105,6 +123,11 @@ def follow(space: Space) -> None:
 
 def checkpoint(space: Space) -> None:
     space.checkpoint()
+
+
+def find_exhausted(space: Space, queue: str) -> None:
+    with space.lock:
+        space.queue(queue).index.find_exhausted()
 
 
 def move_exhausted(space: Space) -> None:

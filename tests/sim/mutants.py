@@ -24,6 +24,7 @@ from sim import doors, run
 from sim.model import Rules
 from sim.rules.batches import Batches
 from sim.rules.carry import Carry
+from sim.rules.counts import Counts
 from sim.rules.dedup import Dedup
 from sim.rules.delays import Delays
 from sim.rules.groups import Groups
@@ -32,6 +33,7 @@ from sim.rules.limits import ByteLimits, Limits
 from sim.rules.retries import Retries
 from sim.rules.streams import Streams
 from sim.rules.topics import Topics
+from sim.rules.undefine import Undefine
 from support.careless_log import careless
 from support.crash_level import CYCLING, FILLING, LAGGING, STRICT, Level
 from support.forgetful import ForgetfulFileSystem
@@ -195,6 +197,11 @@ MUTANTS: Sequence[Mutant] = (
     unsynced("_remove_expired: names range", (Delays,)),
     dropped("features.streams.cleanup._remove_expired", None, Delays),
     dropped("core.model.index.QueueIndex.find_expired", None, Delays),
+    dropped("core.owner.open.check_empty", None, Undefine),
+    undone("sync_data", "/.watermark", (Undefine,), DIRECTORIES),
+    undone("rename", "counters/", (Counts,)),
+    undone("sync_file", "counters", (Counts,)),
+    dropped("features.counters.counters.go_on", None, Counts),
     dropped("features.retries.moving.move_all", True, Delays, Retries),
     dropped("features.retries.tries.hand_back", None, Leases, Retries),
     dropped("features.leases.leases._hand_over_locked", None, Leases),

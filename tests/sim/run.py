@@ -19,6 +19,7 @@ from sim.model import Model, Rules
 from sim.rules.batches import Batches
 from sim.rules.carry import Carry
 from sim.rules.core import Core
+from sim.rules.counts import Counts
 from sim.rules.dedup import Dedup
 from sim.rules.delays import Delays
 from sim.rules.groups import Groups
@@ -28,11 +29,12 @@ from sim.rules.managed import Managed
 from sim.rules.retries import Retries
 from sim.rules.streams import Streams
 from sim.rules.topics import Topics
+from sim.rules.undefine import Undefine
 from sim.world import STEPS, World
 
 FEATURES: tuple[type[Rules], ...] = (
     *(Retries, Limits, ByteLimits, Dedup, Groups, Delays, Leases, Topics),
-    *(Streams, Batches, Carry, Managed),
+    *(Streams, Batches, Carry, Managed, Undefine, Counts),
 )
 SHRINK_S = 60.0
 
