@@ -179,10 +179,12 @@ def test_what_recovery_does_waits_for_nobody(tmp_path: Path, serve: Serve, follo
         assert bodies(connection) == [b"taken"]
 
 
+@pytest.mark.parametrize("is_linked", [False, True])
 def test_nobody_is_told_an_outcome_before_the_replica_has_it(
-    tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch, is_linked: bool
 ) -> None:
-    """Not while the messages are loaded either, when those in doubt may be finished already."""
+    """Not while the messages are loaded either, when those in doubt may be finished already. An operator ends the wait
+    in queues.toml, which may be a link."""
     refused: list[str] = []
     rest = Load.rest
 
@@ -193,10 +195,16 @@ def test_nobody_is_told_an_outcome_before_the_replica_has_it(
 
     monkeypatch.setattr(Load, "rest", look)
     root = made(tmp_path / "source", "replica")
+    if is_linked:
+        (root / "queues.toml").rename(tmp_path / "queues.toml")
+        (root / "queues.toml").symlink_to(tmp_path / "queues.toml")
     source = serve(root, opens=False)
     until(lambda: bool(refused))
     assert "waits for its replica" in refused[0]
-    write_definitions(root, text("local"))
+    if is_linked:
+        (tmp_path / "queues.toml").write_text(text("local"))
+    else:
+        write_definitions(root, text("local"))
     until(lambda: source.space.loaded)
 
 

@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 from xaqueue.core.model.block import Head
 from xaqueue.core.model.branch import Branch
 from xaqueue.core.model.change import Final
+from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.journal import Journal
 from xaqueue.message import MessageId
@@ -45,12 +46,14 @@ class Opening:
     """Of a space that is being opened; for reading only where ``space.read_only`` says why."""
 
     space: Any
-    journal: Journal | None
-    """Where steps are recorded, at the level that has one."""
     set_aside: Callable[[str, str], object]
     """What stands at a path is damaged or foreign, for a reason: quarantined, where anything may be changed."""
     note: Callable[[str], object]
     """What an operator is to know."""
+    journal: Journal | None = None
+    """Where steps are recorded, at the level that has one."""
+    reread: Callable[[], Definitions] | None = None
+    """What is defined by now, while nobody watches that yet. Raises InvalidArgument, OSError."""
 
 
 class Advice(NamedTuple):

@@ -262,6 +262,7 @@ def _open(
             room=room,
             waiting=waiting,
             on_branches=on_branches,
+            reread=lambda: usable_definitions(root)[0],
             lost=lock.lost,
             space_id=found.id,
             features=features,

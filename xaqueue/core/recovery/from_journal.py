@@ -191,7 +191,7 @@ def open_for_reading(space: Space, damage: JournalDamaged, kinds: RecordKinds, p
     space.log.end(ResourceFailed(f"the space is open for reading only: {damage}"))
     log.error("[read-only] the space is open for reading only: %s", damage)
     report.notes.append(str(damage))
-    opening = Opening(space, None, lambda path, reason: report.notes.append(f"{path}: {reason}"), report.notes.append)
+    opening = Opening(space, lambda path, reason: report.notes.append(f"{path}: {reason}"), report.notes.append)
     for kind in kinds:
         kind.begin(opening)
     messages = Load(space, opening.set_aside, opening.note)

@@ -47,6 +47,7 @@ def open_space(
     suspect: bool = False,
     is_shared: bool = False,
     on_branches: Callable[[Space], object] = lambda _: None,
+    reread: Callable[[], Definitions] | None = None,
     **options: Any,
 ) -> Space:
     """Opens the directories behind ``fs``, which must exist, and recovers; for reading only where the journal is
@@ -56,7 +57,7 @@ def open_space(
     in memory only, since a sync of it failed in this boot or may have; then it is written anew. is_shared: whoever had
     it before may come back; see ``Journal.start``. on_branches: called in the middle, once the branches are
     recovered: from then on sessions may use the verbs for those that are prepared or decided, while whoever adds, takes
-    or browses waits for the messages. options: see ``Space``.
+    or browses waits for the messages. reread: what is defined by now. options: see ``Space``.
     Raises OSError, SpaceError, and what the features raise.
     """
     definitions = definitions or Definitions()
@@ -74,7 +75,7 @@ def open_space(
     space = Space(fs, definitions, hardening=hardening, journal=journal, epoch=epoch, features=features, **options)
     remember(space, records)
     try:
-        _Recovery(space, journal, suspect and journal is None).run(progress, lambda: on_branches(space))
+        _Recovery(space, suspect and journal is None, journal, reread).run(progress, lambda: on_branches(space))
         space.report.notes[:0] = notes
         space.measure()
         space.serve()
@@ -90,10 +91,12 @@ def open_space(
 class _Recovery:
     """Brings directories and memory into one consistent state."""
 
-    def __init__(self, space: Space, journal: Journal | None, suspect: bool) -> None:
+    def __init__(
+        self, space: Space, suspect: bool, journal: Journal | None, reread: Callable[[], Definitions] | None
+    ) -> None:
         self.space = space
         self.kinds = (heuristics.KIND, *space.features.kinds)
-        self.opening = Opening(space, journal, self._set_aside, self._note)
+        self.opening = Opening(space, self._set_aside, self._note, journal, reread)
         self.fs = space.fs
         self.suspect = suspect
         self.report = space.report

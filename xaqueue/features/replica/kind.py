@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from xaqueue.core.engine.state import Space
-from xaqueue.core.model import definitions, layout
+from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.model.record_kinds import Advice, Opening, RecordKind
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.errors import InvalidArgument, ResourceFailed
@@ -25,7 +27,8 @@ class ReplicaKind(RecordKind):
         """Replicas may follow the journal from here on."""
         space, journal = opening.space, opening.journal
         if journal is not None and is_on(space.definitions):
-            space.shipping = shipping = Shipping(space.fs, journal, space.waiting, lambda: _policy_now(space))
+            policy = partial(_policy_now, space, opening.reread)
+            space.shipping = shipping = Shipping(space.fs, journal, space.waiting, policy)
             space.log.ship(shipping)
             space.log.when_fenced(shipping.stop)
 
@@ -49,10 +52,9 @@ class ReplicaKind(RecordKind):
         return {"replication": replicated.status(fs, time.time_ns() // 1000)}
 
 
-def _policy_now(space: Space) -> Replication:
-    """Until it is open nobody watches queues.toml, and an open that waits for a replica is to end once that says so."""
-    found = space.definitions
-    if not space.serving:
+def _policy_now(space: Space, reread: Callable[[], Definitions] | None) -> Replication:
+    """An open that waits for a replica is to end once queues.toml says so."""
+    if reread is not None and not space.serving:
         with suppress(OSError, UnicodeDecodeError, InvalidArgument):  # else what the open has found holds
-            found = definitions.parse(space.fs.read(layout.QUEUES, definitions.TEXT_LIMIT_BYTES).decode())
-    return policy_of(found)
+            return policy_of(reread())
+    return policy_of(space.definitions)
