@@ -21,7 +21,7 @@ from support.pair import free_ports
 from support.served import ServerThread
 from xaqueue.batch import BATCH_FORMAT_IDS, Batch
 from xaqueue.connection import Connection
-from xaqueue.core.owner.open import write_definitions
+from xaqueue.core.owner.definitions_file import write_definitions
 from xaqueue.core.storage.owner_file import OwnerFile
 from xaqueue.delivery import ACK, NACK, REJECT
 from xaqueue.errors import (

@@ -14,7 +14,7 @@ from support.forgetful import Crashed, ForgetfulFileSystem, Tree
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.model.definitions import Definitions, QueueDefinition, parse
-from xaqueue.core.owner import open
+from xaqueue.core.owner import definitions_file
 from xaqueue.errors import ResourceFailed, RetryLater
 from xaqueue.features.session import Session
 from xaqueue.message import Message, MessageId, Properties
@@ -39,8 +39,8 @@ def opened() -> Space:
 
 def undefine(root: Path, fs: ForgetfulFileSystem, space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(open, "DirectoryFileSystem", lambda _: fs)
-        open.QueuesFile(root, space).undefine("a")
+        patched.setattr(definitions_file, "DirectoryFileSystem", lambda _: fs)
+        definitions_file.QueuesFile(root, space).undefine("a")
 
 
 def test_the_file_is_the_old_one_or_the_new_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import pytest
 import xaqueue
 from xaqueue.core.model import layout
 from xaqueue.core.owner import open
-from xaqueue.core.owner.open import write_definitions
+from xaqueue.core.owner.definitions_file import write_definitions
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.features.opening import create

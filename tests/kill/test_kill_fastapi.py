@@ -26,7 +26,7 @@ import httpx
 
 import xaqueue
 from support import ROOT
-from xaqueue.core.owner.open import write_definitions
+from xaqueue.core.owner.definitions_file import write_definitions
 
 ORDERS = 40
 SERVICE_DIES, WORKER_DIES = (8, 21, 33), (13, 27)

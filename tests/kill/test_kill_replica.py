@@ -22,7 +22,7 @@ from support.pair import Client, Networks, judge, wait_for_work
 from support.replica_pair import ReplicatedPair
 from support.replicas import made, text
 from support.served import PATIENCE_S
-from xaqueue.core.owner.open import write_definitions
+from xaqueue.core.owner.definitions_file import write_definitions
 from xaqueue.offline.check import check
 from xaqueue.offline.findings import Severity
 

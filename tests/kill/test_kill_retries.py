@@ -24,7 +24,7 @@ import pytest
 
 from support import SUPPORT
 from support.retries_child import holds
-from xaqueue.core.owner import open
+from xaqueue.core.owner import definitions_file
 from xaqueue.features import opening
 from xaqueue.features.session import attach
 from xaqueue.offline.check import check
@@ -308,7 +308,7 @@ def test_each_message_is_in_one_place_whatever_is_killed(tmp_path: Path, campaig
     sys.stdout.write(f"seed: XAQUEUE_KILL_SEED={seed}\n")
     dice, space, model, worked = random.Random(f"{seed}/{campaign}"), tmp_path / "space", Model(), 0
     opening.create(space)
-    open.write_definitions(space, DEFINED)
+    definitions_file.write_definitions(space, DEFINED)
     for number in range(KILLS):
         life = Life(space, SYNC[(number + campaign) % len(SYNC)], f"{seed}/{campaign}/{number}", dice)
         sys.stdout.write(f"life {number}: {life.told}\n")

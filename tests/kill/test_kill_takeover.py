@@ -20,7 +20,7 @@ import xaqueue
 from support.booking import Booking
 from support.pair import FENCED, Client, Networks, Pair, judge, wait_for_work
 from support.served import PATIENCE_S
-from xaqueue.core.owner.open import write_definitions
+from xaqueue.core.owner.definitions_file import write_definitions
 from xaqueue.features.opening import create
 from xaqueue.offline.check import check
 from xaqueue.offline.findings import Severity

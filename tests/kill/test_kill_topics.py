@@ -15,7 +15,7 @@ import pytest
 import xaqueue
 from support import SUPPORT
 from support.topic_child import SUBSCRIBERS, TOPIC
-from xaqueue.core.owner.open import write_definitions
+from xaqueue.core.owner.definitions_file import write_definitions
 from xaqueue.features.opening import create
 from xaqueue.offline.check import check
 from xaqueue.offline.findings import Severity

@@ -20,9 +20,11 @@ import xaqueue
 from support.contract_connection import PATIENCE_S, QUEUES, block_files, bodies, put
 from support.served import ServerThread
 from xaqueue.connection import Connection
+from xaqueue.core.owner import definitions_file
 from xaqueue.core.owner import open as attach_room
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.errors import ConnectionLost, Error, OutcomeUnknown, RolledBack
+from xaqueue.features.opening import create
 from xaqueue.rpc import wire
 from xaqueue.rpc.server.peer import Limits
 from xaqueue.xa import Code, Outcome
@@ -63,8 +65,8 @@ Start = Callable[..., Process]
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     made = tmp_path / "space"
-    attach_room.create(made)
-    attach_room.write_definitions(made, QUEUES)
+    create(made)
+    definitions_file.write_definitions(made, QUEUES)
     return made
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.doubtful import RUN, leave_in_doubt, listed, run
-from xaqueue.core.owner.open import write_definitions
+from xaqueue.core.owner.definitions_file import write_definitions
 from xaqueue.features.opening import create
 from xaqueue.xid import Xid
 

@@ -19,7 +19,7 @@ from support.contract_batches import batch, prepared
 from xaqueue.cli.main import app
 from xaqueue.core.engine import heuristics
 from xaqueue.core.model import layout
-from xaqueue.core.owner import open
+from xaqueue.core.owner import definitions_file, open
 from xaqueue.core.storage import modes as modes_of
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.modes import BY_UMASK, PRIVATE, Modes, for_group, heir_of
@@ -177,7 +177,7 @@ def test_a_space_is_private(tmp_path: Path, sync: str, umask: int) -> None:
 def test_a_space_is_open_to_its_group(tmp_path: Path, sync: str, umask: int) -> None:
     root = tmp_path / "space"
     opening.create(root)
-    open.write_definitions(root, f"{open.ANY_QUEUE}\n[access]\ngroup = '{GROUP}'\n")
+    definitions_file.write_definitions(root, f"{open.ANY_QUEUE}\n[access]\ngroup = '{GROUP}'\n")
     seen = live(root, sync, 0o640, full=sync == JOURNAL and umask == 0o077)
     assert seen.odd(0o640, 0o2750) == {}
     assert seen.groups == {GROUP}

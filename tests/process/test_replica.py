@@ -20,7 +20,7 @@ from support.served import PATIENCE_S, RUN, ServerThread
 from xaqueue.connection import Connection
 from xaqueue.core.model import format, layout, records
 from xaqueue.core.model.block import decode
-from xaqueue.core.owner.open import write_definitions
+from xaqueue.core.owner.definitions_file import write_definitions
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.errors import ConnectionLost, OutcomeUnknown, ResourceFailed, RolledBack, SpaceError, SpaceInUse
 from xaqueue.features.replica import follower, replicated

@@ -24,7 +24,7 @@ from support.served import RUN, Process, ServerThread
 from xaqueue.connection import Connection
 from xaqueue.core.model import layout
 from xaqueue.core.owner import open as open_room
-from xaqueue.core.owner.open import write_definitions
+from xaqueue.core.owner.definitions_file import write_definitions
 from xaqueue.core.recovery.load import Load, Progress
 from xaqueue.core.storage import journal, journal_files
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem

@@ -19,7 +19,7 @@ from xaqueue.core.engine import heuristics, journal_log, timeouts
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import definitions, layout
 from xaqueue.core.model.definitions import Definitions
-from xaqueue.core.owner import open as owner
+from xaqueue.core.owner import definitions_file
 from xaqueue.core.storage.ids import _fresh as fresh
 from xaqueue.features.counters import counters
 from xaqueue.features.dedup import dedup
@@ -74,7 +74,7 @@ def redefine(space: Space, new: Definitions) -> None:
 
 def undefine(space: Space, queue: str, new: Definitions) -> None:
     """As an owner does, whose file this is then."""
-    space.redefine(new, partial(owner.check_empty, space, queue))
+    space.redefine(new, partial(definitions_file.check_empty, space, queue))
 
 
 def counted(space: Space, queue: str) -> tuple[int, int]:

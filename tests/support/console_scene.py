@@ -14,7 +14,7 @@ from support.served import ServerThread
 from support.tm_left import Left, leave
 from xaqueue.cli import advise
 from xaqueue.connection import Connection
-from xaqueue.core.owner import open as attach_room
+from xaqueue.core.owner import definitions_file
 from xaqueue.rpc.client.manager import remote_manager
 from xaqueue.web.front import HttpConfig, HttpFront
 from xaqueue.xid import Xid
@@ -102,7 +102,7 @@ def filled(connection: Connection) -> None:
 @contextmanager
 def served(root: Path, fill: Callable[[Connection], None] = filled) -> Iterator[Console]:
     left = leave(root, "decided")
-    attach_room.write_definitions(left.queue, DEFINED)
+    definitions_file.write_definitions(left.queue, DEFINED)
     tm = left.configure((left.log / "participants.toml").read_text())
     with HttpFront(HttpConfig("127.0.0.1:0"), partial(advise.document, tm)) as front:
         server = ServerThread(left.queue, root / "socket")

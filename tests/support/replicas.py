@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from support.served import PATIENCE_S, ServerThread
-from xaqueue.core.owner.open import write_definitions
+from xaqueue.core.owner.definitions_file import write_definitions
 from xaqueue.features.opening import create
 from xaqueue.features.replica.follower import Follower, owned
 from xaqueue.features.replica.shipping import shipping_of

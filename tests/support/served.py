@@ -17,9 +17,11 @@ from support.contract_connection import QUEUES
 from xaqueue.connection import Connection
 from xaqueue.core.engine import heuristics
 from xaqueue.core.engine.state import Space
+from xaqueue.core.owner import definitions_file
 from xaqueue.core.owner import open as attach_room
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.core.storage.owner_file import OwnerFile
+from xaqueue.features.opening import create
 from xaqueue.rpc.client.manager import remote_manager
 from xaqueue.rpc.server.listeners import ListenConfig
 from xaqueue.rpc.server.peer import Limits
@@ -151,8 +153,8 @@ class RemoteHost:
         self._connections: list[Connection] = []
         self._server: ServerThread | None = None
         self._guard = threading.Lock()
-        attach_room.create(root)
-        attach_room.write_definitions(root, QUEUES)
+        create(root)
+        definitions_file.write_definitions(root, QUEUES)
 
     @property
     def server(self) -> ServerThread:
@@ -233,8 +235,8 @@ class EmbeddedHost:
         self.root = root
         self.sync = sync
         self._connections: list[Connection] = []
-        attach_room.create(root)
-        attach_room.write_definitions(root, QUEUES)
+        create(root)
+        definitions_file.write_definitions(root, QUEUES)
 
     def connect(self) -> Connection:
         connection = xaqueue.connect(self.root, sync=self.sync)

@@ -19,7 +19,7 @@ from xaqueue.cli.location import JsonOption, SpaceOption, location_of, no_url, r
 from xaqueue.core.model import definition_edits, definitions, layout
 from xaqueue.core.model import options as takes
 from xaqueue.core.model.order import Order
-from xaqueue.core.owner import open
+from xaqueue.core.owner import definitions_file
 from xaqueue.core.storage.hardening import DEFAULT, GRAMMAR, Hardening
 from xaqueue.errors import AccessDenied, ConnectionLost, InvalidArgument
 from xaqueue.features import opening
@@ -53,7 +53,7 @@ def init(
         return
     if default is not None:
         text = definitions.read(directory)
-        open.write_definitions(directory, definition_edits.with_default(text, default.value))
+        definitions_file.write_definitions(directory, definition_edits.with_default(text, default.value))
     hardening = Hardening.parse(sync) if sync is not None else DEFAULT
     typer.echo(f"{directory} is queue space {written.name} now")
     typer.echo(f"sync {hardening}: a commit {hardening.promise}")
@@ -208,7 +208,7 @@ def define(
     if url := served_at(location):  # which has it in force when it answers
         with suppress(ConnectionLost, AccessDenied), remote(url) as manager:
             manager.define(queue, given, table)
-    defined = open.define(location.directory, queue, given, table)
+    defined = definitions_file.define(location.directory, queue, given, table)
     if topic:
         typer.echo(f"topic {queue} is defined")
         return

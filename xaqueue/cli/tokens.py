@@ -14,8 +14,7 @@ from xaqueue.access import token_name
 from xaqueue.cli.location import DirectoryOption, directory_of
 from xaqueue.cli.replacing import replacing
 from xaqueue.core.model.definition_edits import with_member
-from xaqueue.core.owner.definitions_file import usable_definitions
-from xaqueue.core.owner.open import edit_definitions
+from xaqueue.core.owner.definitions_file import edit_definitions, usable_definitions
 from xaqueue.errors import InvalidArgument
 from xaqueue.rpc.credentials import read_token
 

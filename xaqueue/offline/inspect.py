@@ -23,8 +23,7 @@ from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.core.model.format import Format, read_format
 from xaqueue.core.model.layout import JOURNAL
 from xaqueue.core.model.order import Order
-from xaqueue.core.owner.definitions_file import read_definitions, usable_definitions
-from xaqueue.core.owner.open import hardening_of
+from xaqueue.core.owner.definitions_file import hardening_of, read_definitions, usable_definitions
 from xaqueue.core.owner.record import Owner
 from xaqueue.core.recovery import prepared
 from xaqueue.core.recovery.prepared import Verdict

@@ -25,8 +25,8 @@ from xaqueue.core.model.block import FORMAT_VERSION
 from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.model.definitions import parse as parse_definitions
 from xaqueue.core.model.format import check_committed, parse, read_format
-from xaqueue.core.owner.definitions_file import usable_definitions
-from xaqueue.core.owner.open import hardening_of, is_owned
+from xaqueue.core.owner.definitions_file import hardening_of, usable_definitions
+from xaqueue.core.owner.open import is_owned
 from xaqueue.core.owner.record import Owner, find_group, format_owner, in_use, next_owner, open_to, read_owner
 from xaqueue.core.recovery.load import Progress
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem

@@ -26,7 +26,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from xaqueue.batch import NUMBER_LIMIT, Batch, Decision, Plan
 from xaqueue.core.model.format import read_format
-from xaqueue.core.owner.open import read_definitions
+from xaqueue.core.owner.definitions_file import read_definitions
 from xaqueue.endpoint import parse as parse_url
 from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.message import check_queue_name

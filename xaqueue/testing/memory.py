@@ -25,7 +25,7 @@ from xaqueue.core.model import definition_edits, layout
 from xaqueue.core.model import definitions as definitions_of
 from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.owner.chores import Chores
-from xaqueue.core.owner.open import check_empty, hardening_of
+from xaqueue.core.owner.definitions_file import check_empty, hardening_of
 from xaqueue.core.owner.threads import TimeLimits
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.core.storage.ids import fresh_id

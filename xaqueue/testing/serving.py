@@ -12,7 +12,7 @@ from pathlib import Path
 
 import xaqueue
 from xaqueue.core.model import definitions
-from xaqueue.core.owner import open
+from xaqueue.core.owner import definitions_file
 from xaqueue.errors import OperationalError
 from xaqueue.features import opening
 from xaqueue.testing.memory import Queues, text_of
@@ -36,7 +36,7 @@ def served(queues: Queues = (), *, sync: str | None = None) -> Iterator[str]:
         text = text_of(queues)
         definitions.parse(text)
         opening.create(space)
-        open.write_definitions(space, text)
+        definitions_file.write_definitions(space, text)
         command = [sys.executable, "-P", "-m", "xaqueue", "serve", "--space", space, "--unix", socket]
         command += ["--sync", sync] if sync is not None else []
         server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=printed, stderr=subprocess.STDOUT)

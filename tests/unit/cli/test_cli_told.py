@@ -19,7 +19,7 @@ from support.doubtful import XID, fails, leave_in_doubt, listed, run
 from support.served import ServerThread
 from xaqueue.cli import output
 from xaqueue.cli.exit_codes import ExitCode
-from xaqueue.core.owner.open import write_definitions
+from xaqueue.core.owner.definitions_file import write_definitions
 from xaqueue.features.opening import create
 from xaqueue.offline import inspect_branches
 from xaqueue.rpc.methods.service import RemoteOperator

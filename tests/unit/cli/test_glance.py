@@ -26,7 +26,7 @@ from xaqueue.cli import glance, output, top
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.location import Location, remote
 from xaqueue.cli.main import app
-from xaqueue.core.owner.open import write_definitions
+from xaqueue.core.owner.definitions_file import write_definitions
 from xaqueue.errors import AccessDenied
 from xaqueue.features.counters.values import Counters
 from xaqueue.features.opening import create

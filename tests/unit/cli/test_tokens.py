@@ -17,7 +17,7 @@ from xaqueue.access import Identity, token_name
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.core.model import definitions
-from xaqueue.core.owner.open import write_definitions
+from xaqueue.core.owner.definitions_file import write_definitions
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 
 TEXT = """\

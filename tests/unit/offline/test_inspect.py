@@ -14,7 +14,7 @@ import pytest
 import xaqueue
 from xaqueue.core.engine.heuristics import decide
 from xaqueue.core.model import layout
-from xaqueue.core.owner.open import write_definitions
+from xaqueue.core.owner.definitions_file import write_definitions
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import SpaceError, UnknownQueue
 from xaqueue.features.opening import create

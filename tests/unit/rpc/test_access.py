@@ -26,9 +26,11 @@ from support.raw_client import HungUp, RawClient, Refused
 from support.served import ServerThread
 from xaqueue.access import Identity
 from xaqueue.connection import Connection
+from xaqueue.core.owner import definitions_file
 from xaqueue.core.owner import open as attach_room
 from xaqueue.endpoint import parse
 from xaqueue.errors import AccessDenied, ConnectionLost, Error, InvalidArgument, RolledBack
+from xaqueue.features.opening import create
 from xaqueue.message import Message, MessageId, Origin, Properties
 from xaqueue.rpc.client.manager import RemoteManager, context_of, dial
 from xaqueue.rpc.server.listeners import ListenConfig
@@ -82,7 +84,7 @@ def other_token(files: Path) -> Path:
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     made = tmp_path / "space"
-    attach_room.create(made)
+    create(made)
     return made
 
 
@@ -91,7 +93,7 @@ def start(root: Path, tmp_path: Path) -> Iterator[Start]:
     made: list[ServerThread] = []
 
     def begin(roles: str = ROLES, limits: Limits | None = None, **listen: object) -> ServerThread:
-        attach_room.write_definitions(root, QUEUES + roles)
+        definitions_file.write_definitions(root, QUEUES + roles)
         given = ListenConfig(**listen)  # type: ignore[arg-type]
         made.append(ServerThread(root, tmp_path / "socket", sync="NONE", limits=limits, listen=given))
         return made[-1]
@@ -468,7 +470,7 @@ if os.geteuid() == 0 and SETRESUID:  # or nobody else can be
         ],
     )
     def test_another_user_is_known_by_the_kernel(root: Path, roles: str, mode: int, told: str) -> None:
-        attach_room.write_definitions(root, QUEUES + roles)
+        definitions_file.write_definitions(root, QUEUES + roles)
         path = Path(f"/tmp/xaqueue-test-{os.getpid()}.socket")  # nobody can go through pytest's directories
         server = ServerThread(root, path, sync="NONE", listen=ListenConfig(unix_mode=mode))
         try:
@@ -630,7 +632,7 @@ def test_the_table_may_change_while_sessions_are_open(
     as_user(monkeypatch, "www")
     with closing_of(xaqueue.connect(server.url)) as www:
         refused(lambda: www.dequeue("orders"))
-        attach_room.write_definitions(root, QUEUES + ROLES + 'consume = ["orders"]\n')
+        definitions_file.write_definitions(root, QUEUES + ROLES + 'consume = ["orders"]\n')
 
         def consumes() -> bool:
             try:
@@ -639,7 +641,7 @@ def test_the_table_may_change_while_sessions_are_open(
                 return False
 
         until(consumes)
-        attach_room.write_definitions(root, QUEUES + "[access]\n")
+        definitions_file.write_definitions(root, QUEUES + "[access]\n")
         until(lambda: not consumes())
     assert "member of no role" in refused(lambda: xaqueue.connect(server.url))
 

@@ -13,16 +13,17 @@ import xaqueue
 from support.awaited import Held, bodies, cancelled, told
 from support.contract_connection import PATIENCE_S, QUEUES
 from support.served import ServerThread
-from xaqueue.core.owner import open as attach_room
+from xaqueue.core.owner import definitions_file
 from xaqueue.errors import ConnectionLost, OutcomeUnknown, RolledBack
+from xaqueue.features.opening import create
 from xaqueue.xa import Code, Outcome
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     made = tmp_path / "space"
-    attach_room.create(made)
-    attach_room.write_definitions(made, QUEUES)
+    create(made)
+    definitions_file.write_definitions(made, QUEUES)
     return made
 
 

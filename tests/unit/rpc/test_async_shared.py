@@ -13,8 +13,9 @@ import xaqueue
 from support.awaited import Held, bodies
 from support.contract_connection import PATIENCE_S
 from support.served import ServerThread
-from xaqueue.core.owner import open as attach_room
+from xaqueue.core.owner import definitions_file
 from xaqueue.errors import ConnectionLost, InterfaceError, LeaseExpired, OutcomeUnknown
+from xaqueue.features.opening import create
 from xaqueue.rpc.client.asyncio import AsyncConnection, AsyncDelivery
 from xaqueue.rpc.client.lanes import Turn
 
@@ -31,8 +32,8 @@ failure_queue = "failed"
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[ServerThread]:
     root = tmp_path / "space"
-    attach_room.create(root)
-    attach_room.write_definitions(root, QUEUES)
+    create(root)
+    definitions_file.write_definitions(root, QUEUES)
     made = ServerThread(root, tmp_path / "socket", sync="NONE")
     yield made
     made.stop()

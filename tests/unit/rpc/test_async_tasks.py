@@ -14,8 +14,9 @@ from support.awaited import Held, bodies
 from support.certificates import Authority
 from support.contract_connection import PATIENCE_S, QUEUES
 from support.served import ServerThread
-from xaqueue.core.owner import open as attach_room
+from xaqueue.core.owner import definitions_file
 from xaqueue.errors import ConnectionLost, InterfaceError, InvalidArgument, UnknownQueue
+from xaqueue.features.opening import create
 from xaqueue.message import Message
 from xaqueue.rpc.server.listeners import ListenConfig
 
@@ -23,8 +24,8 @@ from xaqueue.rpc.server.listeners import ListenConfig
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     made = tmp_path / "space"
-    attach_room.create(made)
-    attach_room.write_definitions(made, QUEUES)
+    create(made)
+    definitions_file.write_definitions(made, QUEUES)
     return made
 
 

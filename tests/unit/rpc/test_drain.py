@@ -17,8 +17,9 @@ from support.served import ServerThread
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.connection import Connection
-from xaqueue.core.owner import open as attach_room
+from xaqueue.core.owner import definitions_file
 from xaqueue.errors import DuplicateXid, InvalidArgument, RolledBack
+from xaqueue.features.opening import create
 from xaqueue.message import Message
 from xaqueue.rpc.client.manager import RemoteManager, remote_manager
 from xaqueue.xa import Code, Flag
@@ -31,8 +32,8 @@ OTHER = Xid(1, b"other", b"")
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[ServerThread]:
     root = tmp_path / "space"
-    attach_room.create(root)
-    attach_room.write_definitions(root, QUEUES)
+    create(root)
+    definitions_file.write_definitions(root, QUEUES)
     made = ServerThread(root, tmp_path / "socket", sync="NONE")
     yield made
     made.stop()
@@ -197,7 +198,7 @@ def test_the_command_finds_the_server_of_a_directory(served: ServerThread) -> No
 
 
 def test_a_directory_that_nobody_serves_cannot_be_drained(tmp_path: Path) -> None:
-    attach_room.create(tmp_path / "space")
+    create(tmp_path / "space")
     result = CliRunner().invoke(app, ["drain", "--space", str(tmp_path / "space")])
     assert result.exit_code == ExitCode.USAGE
     assert "is not being served" in result.stderr

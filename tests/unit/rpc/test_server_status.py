@@ -21,8 +21,9 @@ from xaqueue.cli.main import app
 from xaqueue.connection import Connection
 from xaqueue.core.engine import heuristics
 from xaqueue.core.model.branch import Branch
-from xaqueue.core.owner import open as attach_room
+from xaqueue.core.owner import definitions_file
 from xaqueue.features.counters import counters as counter_files
+from xaqueue.features.opening import create
 from xaqueue.offline import inspect
 from xaqueue.rpc.client.manager import remote_manager
 from xaqueue.rpc.methods import service
@@ -37,8 +38,8 @@ CHANGING = {"free_bytes", "free_inodes"}
 @pytest.fixture(params=["FDATASYNC;DSYNC", "JOURNAL"])
 def served(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[ServerThread]:
     root = tmp_path / "space"
-    attach_room.create(root)
-    attach_room.write_definitions(root, QUEUES)
+    create(root)
+    definitions_file.write_definitions(root, QUEUES)
     made = ServerThread(root, tmp_path / "socket", sync=request.param)
     yield made
     made.stop()
@@ -121,7 +122,7 @@ def test_it_counts_sessions_and_branches(served: ServerThread, connection: Conne
 
 
 def test_a_wrong_edit_of_the_definitions_is_told(served: ServerThread) -> None:
-    attach_room.write_definitions(served.root, "[queues.orders]\norder = 'sideways'\n")
+    definitions_file.write_definitions(served.root, "[queues.orders]\norder = 'sideways'\n")
     assert "sideways" in told(served)["complaint"]
 
 

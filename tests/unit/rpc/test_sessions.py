@@ -15,7 +15,7 @@ from support.contract_connection import PATIENCE_S, QUEUES, put
 from support.served import ServerThread
 from xaqueue.access import Identity
 from xaqueue.connection import Connection
-from xaqueue.core.owner.open import write_definitions
+from xaqueue.core.owner.definitions_file import write_definitions
 from xaqueue.errors import UnknownQueue
 from xaqueue.features.opening import create
 from xaqueue.features.session import Session

@@ -15,8 +15,9 @@ import xaqueue
 from support.served import ServerThread
 from xaqueue.access import CONSUME, Identity
 from xaqueue.core.engine.session import Session as CoreSession
-from xaqueue.core.owner import open as attach_room
+from xaqueue.core.owner import definitions_file
 from xaqueue.errors import AccessDenied, InvalidArgument
+from xaqueue.features.opening import create
 from xaqueue.features.session import VERBS, Session, Verbs, attach
 from xaqueue.rpc.client.manager import RemoteManager, remote_manager
 from xaqueue.rpc.server.listeners import ListenConfig
@@ -75,8 +76,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    attach_room.create(tmp_path / "space")
-    attach_room.write_definitions(tmp_path / "space", QUEUES)
+    create(tmp_path / "space")
+    definitions_file.write_definitions(tmp_path / "space", QUEUES)
     with xaqueue.connect(tmp_path / "space", sync="NONE") as connection:
         connection.enqueue("orders", b"x")
         connection.enqueue("secret", b"y")

@@ -23,7 +23,7 @@ import xaqueue
 from support.certificates import Authority
 from support.served import ServerThread
 from xaqueue.access import Identity
-from xaqueue.core.owner.open import write_definitions
+from xaqueue.core.owner.definitions_file import write_definitions
 from xaqueue.errors import AccessDenied, InvalidArgument
 from xaqueue.features.opening import create
 from xaqueue.rpc.server import scheduler

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from support.served import ServerThread
-from xaqueue.core.owner.open import write_definitions
+from xaqueue.core.owner.definitions_file import write_definitions
 from xaqueue.features.opening import create
 from xaqueue.web import slowing
 from xaqueue.web.front import HttpConfig, HttpFront

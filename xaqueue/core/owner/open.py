@@ -9,14 +9,12 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import stat
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
-from contextlib import closing, suppress
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
@@ -25,14 +23,12 @@ from xaqueue.core.engine.disk_space import RoomLimit
 from xaqueue.core.engine.features import Features, Guard
 from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
-from xaqueue.core.model import definition_edits, layout
-from xaqueue.core.model import definitions as definitions_of
+from xaqueue.core.model import layout
 from xaqueue.core.model.block import FORMAT_VERSION
-from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.model.format import Format, check_committed, check_new, checked_name, read_format
 from xaqueue.core.model.record_kinds import RecordKinds
 from xaqueue.core.owner.chores import Chores, begin
-from xaqueue.core.owner.definitions_file import editing, keep_good, read_good, usable_definitions
+from xaqueue.core.owner.definitions_file import QueuesFile, hardening_of, keep_good, usable_definitions, write_durably
 from xaqueue.core.owner.definitions_file import read_definitions as read_definitions
 from xaqueue.core.owner.record import (
     READ_ONLY,
@@ -52,7 +48,7 @@ from xaqueue.core.owner.threads import Checkpoints, Follower, TimeLimits, Watchd
 from xaqueue.core.recovery.load import Progress
 from xaqueue.core.recovery.recover import open_space
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
-from xaqueue.core.storage.hardening import DEFAULT, NOTHING, Hardening
+from xaqueue.core.storage.hardening import NOTHING, Hardening
 from xaqueue.core.storage.journal_files import headers
 from xaqueue.core.storage.layers import OwnerFileSystem
 from xaqueue.core.storage.modes import PRIVATE
@@ -66,7 +62,6 @@ from xaqueue.errors import Error, InvalidArgument, ResourceFailed, RetryLater, S
 if TYPE_CHECKING:
     from xaqueue.core.owner.watches import DefinitionsWatch
 
-FLAGS_VARIABLE = "XAQUEUE_FLAGS"
 NEW_QUEUES = """\
 # The queues of this space. xaqueue(5) describes every key; changes take effect at once.
 """
@@ -137,7 +132,7 @@ def create(
             _define(root, wanted, any_queue)
             for kind in kinds:
                 kind.made(files, time.time_ns() // 1000)
-        _write_durably(root, layout.FORMAT, f"{written.line}\n")
+        write_durably(root, layout.FORMAT, f"{written.line}\n")
     except (FileExistsError, NotADirectoryError) as error:
         raise SpaceError(f"{root} cannot be made a queue space: {error.filename} is a file, and no directory") from None
     except OSError as error:
@@ -157,13 +152,7 @@ def _define(root: Path, wanted: Hardening | None, any_queue: bool) -> None:
     text = NEW_QUEUES + (ANY_QUEUE if any_queue else "")
     if wanted is not None:
         text += f'\n[space]\nsync = "{wanted}"\n'
-    _write_durably(root, layout.QUEUES, text)
-
-
-def hardening_of(flags: str | None, definitions: Definitions) -> Hardening:
-    """By these flags; without any XAQUEUE_FLAGS, then queues.toml, then the default hold. Raises InvalidArgument."""
-    asked = flags if flags is not None else os.environ.get(FLAGS_VARIABLE)
-    return Hardening.parse(asked) if asked is not None else definitions.sync or DEFAULT
+    write_durably(root, layout.QUEUES, text)
 
 
 def attach(
@@ -390,126 +379,6 @@ def _reason(error: OSError) -> str:
 def is_attached(path: str | os.PathLike[str]) -> bool:
     """Whether this process has the space open."""
     return Path(path).resolve() in _attached
-
-
-def _write_durably(root: Path, name: str, text: str) -> None:
-    """What is replaced hands on whose it is and who may read it."""
-    fs = DirectoryFileSystem(root)
-    temporary = f".{name}.new"
-    if fs.exists(temporary):
-        fs.unlink(temporary)
-    try:
-        fs.create(temporary, [text.encode()])
-        with suppress(FileNotFoundError):
-            before = (root / name).stat()
-            with suppress(PermissionError):
-                os.chown(root / temporary, before.st_uid, before.st_gid)
-            (root / temporary).chmod(stat.S_IMODE(before.st_mode))
-        fs.sync_file(temporary)
-        fs.rename(temporary, name)
-        fs.sync_dir("")
-    except OSError as error:
-        raise OSError(error.errno, f"cannot be written: {error.strerror}", str(root / name)) from error
-    finally:
-        fs.close()
-
-
-def write_definitions(path: str | os.PathLike[str], text: str) -> None:
-    """Replaces queues.toml as a whole, durably. The caller has parsed ``text``."""
-    _write_durably(Path(path), layout.QUEUES, text)
-
-
-def define(
-    path: str | os.PathLike[str],
-    name: str,
-    settings: Mapping[str, object],
-    table: str = "queues",
-    hardening: Hardening | None = None,
-) -> Definitions:
-    """Edits queues.toml, durably; an owner that watches it takes that. Returns what it says then.
-
-    settings: keys of its table; None takes one away. table: see ``with_queue``. hardening: of the space, where that is
-    open. Raises InvalidArgument, RetryLater, and nothing was changed; OSError.
-    """
-
-    def edit(text: str) -> str:
-        changed = definition_edits.with_queue(text, name, settings, table)
-        parsed = definitions_of.parse(changed)
-        parsed.check_sync(hardening or hardening_of(None, parsed))
-        return changed
-
-    return definitions_of.parse(edit_definitions(path, edit))
-
-
-def edit_definitions(path: str | os.PathLike[str], edit: Callable[[str], str]) -> str:
-    """Likewise, by any edit of its text, which is returned. Raises as that does, and then nothing was changed."""
-    with editing(path):
-        text = _read(path)
-        changed = edit(text)
-        if changed != text:
-            write_definitions(path, changed)
-    return changed
-
-
-def _read(path: str | os.PathLike[str]) -> str:
-    """Of queues.toml, or where that is gone of its last good copy, so that an edit loses nothing."""
-    if (Path(path) / layout.QUEUES).exists():
-        return definitions_of.read(path)
-    return read_good(path) if (Path(path) / layout.GOOD_QUEUES).exists() else ""
-
-
-class QueuesFile:
-    """What a space is defined by, as ``Definer``."""
-
-    def __init__(self, root: Path, space: Space) -> None:
-        self._root = root
-        self._space = space
-
-    def define(self, name: str, settings: Mapping[str, object], table: str) -> None:
-        """Holds at once, also where nobody watches the file."""
-        space = self._space
-        space.check_owner()
-        try:
-            with space.defining:
-                space.redefine(define(self._root, name, settings, table, space.hardening))
-                with suppress(InvalidArgument):  # somebody edits it just now
-                    keep_good(self._root)
-        except (OSError, UnicodeDecodeError) as error:
-            raise RetryLater(f"queues.toml cannot be changed ({error}): nothing was defined") from error
-        space.has_consumed()  # a new limit may be one that some messages have reached
-
-    def undefine(self, queue: str) -> None:
-        """It holds in memory first, so that nobody adds a message while the file is replaced: a crash before that
-        leaves an empty queue with its definition."""
-        space = self._space
-        space.check_owner()
-        try:
-            with space.defining, editing(self._root):
-                changed, before = definition_edits.without_queue(_read(self._root), queue), space.definitions
-                space.redefine(definitions_of.parse(changed), partial(check_empty, space, queue))
-                try:
-                    write_definitions(self._root, changed)
-                except BaseException:
-                    space.redefine(before)
-                    raise
-        except (OSError, UnicodeDecodeError) as error:
-            raise RetryLater(f"queues.toml cannot be changed ({error}): nothing was changed") from error
-
-
-def check_empty(space: Space, name: str) -> None:
-    """Called with the lock held. Raises RetryLater, QueueReserved, QueueWaiting."""
-    queue = space.queue(name)
-    if queue.keeper is not None:
-        raise queue.keeper.refusal()
-    why = space.why_shut(name)
-    if why is not None:
-        raise why
-    there, adding = len(queue.index), len(queue.pending)
-    if there or adding:
-        raise RetryLater(
-            f"queue {name} stays defined: it has {there:,} messages ({queue.index.locked:,} held, or leaving), and "
-            f"transactions are adding {adding:,}. Take, move or `xaqueue purge` them first"
-        )
 
 
 def _after_fork() -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from xaqueue.core.model import layout
 from xaqueue.core.model.format import read_format
-from xaqueue.core.owner.open import hardening_of, read_definitions
+from xaqueue.core.owner.definitions_file import hardening_of, read_definitions
 from xaqueue.core.owner.record import read_owner
 from xaqueue.core.storage.owner_file import OwnerFile, read_owner_file
 from xaqueue.core.storage.regular import READ

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, TypeVar
 from xaqueue.core.model.format import check_recovered, read_format, why_behind
 from xaqueue.core.model.layout import FORMAT
 from xaqueue.core.model.options import suggestion
-from xaqueue.core.owner.open import read_definitions
+from xaqueue.core.owner.definitions_file import read_definitions
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.errors import DamagedBlock, InvalidArgument, OperationalError, SpaceError, UnknownQueue
 from xaqueue.features.streams.record import StreamRecord, read_stream, stream_path

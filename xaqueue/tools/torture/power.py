@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from xaqueue.core.owner import open
+from xaqueue.core.owner import definitions_file, open
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.errors import DiskFull, Error
@@ -60,7 +60,7 @@ def _lose_power(place: Path, flags: str, dice: random.Random, outcome: CrashTall
     """One play, cut off, and everything that is looked at after it."""
     with made(place):
         opening.create(place / "space")
-        open.write_definitions(place / "space", DEFINITIONS)
+        definitions_file.write_definitions(place / "space", DEFINITIONS)
         play = _Play(place / "space", Hardening.parse(flags), dice)
         play.run()
         outcome.branches += play.ledger.heard["acked"]
@@ -76,7 +76,7 @@ class _Play:
 
     def __init__(self, root: Path, hardening: Hardening, dice: random.Random) -> None:
         self.port = RecordingFileSystem(root, keep_unsynced=bool(hardening.content) and not hardening.journal)
-        self.space = open_space(self.port, open.read_definitions(root), hardening=hardening)
+        self.space = open_space(self.port, definitions_file.read_definitions(root), hardening=hardening)
         self.ledger = Ledger()
         self.full: DiskFull | None = None
         seed = f"{dice.random()}"

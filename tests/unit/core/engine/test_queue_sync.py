@@ -14,9 +14,11 @@ from support.batch_story import xid as batch_xid
 from support.journal_of import journal_log
 from xaqueue.core.engine.log import HELD_BYTES
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
+from xaqueue.core.owner import definitions_file
 from xaqueue.core.owner import open as opening
 from xaqueue.core.storage.hardening import NOTHING
 from xaqueue.errors import InvalidArgument
+from xaqueue.features.opening import create
 from xaqueue.features.session import Session, attach
 from xaqueue.offline.reader import QueueReader
 from xaqueue.xa import Flag
@@ -139,7 +141,7 @@ def test_what_the_space_does_not_have_is_refused(
 ) -> None:
     """By ``define``, by an edit of the file, and by the next open."""
     root = tmp_path / "s"
-    opening.create(root, sync=level)
+    create(root, sync=level)
     session = attach(root)
     before = (root / "queues.toml").read_text()
     try:
@@ -147,7 +149,7 @@ def test_what_the_space_does_not_have_is_refused(
             session.define("a", {"sync": sync})
         if complaint:
             assert (root / "queues.toml").read_text() == before
-            opening.write_definitions(root, f'{before}[queues.a]\nsync = "{sync}"\n')
+            definitions_file.write_definitions(root, f'{before}[queues.a]\nsync = "{sync}"\n')
             watch = opening._attached[root.resolve()].watch
             assert watch is not None
             watch.reload()
@@ -155,7 +157,7 @@ def test_what_the_space_does_not_have_is_refused(
     finally:
         session.close()
     with refused(complaint):
-        opening.define(root, "b", {"order": "lifo"})
+        definitions_file.define(root, "b", {"order": "lifo"})
     with refused(complaint):
         attach(root).close()
 

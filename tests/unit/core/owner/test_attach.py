@@ -23,7 +23,8 @@ from support.forgetful import Crashed, Tree
 from xaqueue.core.model import layout
 from xaqueue.core.model.format import read_format, why_behind
 from xaqueue.core.owner import open as attach_room
-from xaqueue.core.owner.open import announce, is_owned, read_definitions
+from xaqueue.core.owner.definitions_file import read_definitions
+from xaqueue.core.owner.open import announce, is_owned
 from xaqueue.core.owner.record import read_owner
 from xaqueue.core.storage import owner_file
 from xaqueue.core.storage.fs import FileSystem, replace_file

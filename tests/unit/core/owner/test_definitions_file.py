@@ -31,7 +31,7 @@ def root(tmp_path: Path) -> Path:
     """A space that was open once, with one queue and a message."""
     root = tmp_path / "space"
     opening.create(root, sync="NONE")
-    open.write_definitions(root, TEXT)
+    definitions_file.write_definitions(root, TEXT)
     with xaqueue.connect(root, sync="NONE") as connection:
         connection.enqueue("orders", b"first")
     return root
@@ -57,7 +57,7 @@ def test_the_last_good_copy_holds(root: Path, damage: object, caplog: pytest.Log
     assert "its last good copy holds" in caplog.text
     assert "its last good copy holds" in inspect.status(root).complaint
     assert (root / layout.GOOD_QUEUES).read_text() == TEXT
-    open.write_definitions(root, "[queues.other]\n")
+    definitions_file.write_definitions(root, "[queues.other]\n")
     assert list(usable_definitions(root)[0].queues) == ["other"]
 
 
@@ -78,14 +78,14 @@ def test_what_somebody_wrote_wrong_is_refused(root: Path) -> None:
 
 def test_an_edit_of_what_is_gone_begins_with_the_copy(root: Path) -> None:
     gone(root / layout.QUEUES)
-    open.define(root, "more", {})
+    definitions_file.define(root, "more", {})
     assert list(open.read_definitions(root).queues) == ["orders", "more"]
 
 
 def test_a_copy_that_cannot_be_written_is_told(
     root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    open.write_definitions(root, "[queues.new]\n")
+    definitions_file.write_definitions(root, "[queues.new]\n")
     fs = Tree({layout.GOOD_QUEUES: TEXT.encode()}).open()
     fs.fail_after = 0
     monkeypatch.setattr(definitions_file, "DirectoryFileSystem", lambda *_, **_modes: fs)
@@ -94,7 +94,7 @@ def test_a_copy_that_cannot_be_written_is_told(
 
 
 def test_a_crash_leaves_one_copy_or_the_other(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    open.write_definitions(root, "[queues.new]\n")
+    definitions_file.write_definitions(root, "[queues.new]\n")
     seen = set()
     for crash_after in itertools.count():
         fs = Tree({layout.GOOD_QUEUES: TEXT.encode()}).open(crash_after)
@@ -122,9 +122,9 @@ def test_what_is_defined_is_in_the_copy_at_once(root: Path) -> None:
 def test_an_edit_waits_for_that_of_another_process(root: Path) -> None:
     other = os.open(root, os.O_RDONLY)
     fcntl.flock(other, fcntl.LOCK_EX)
-    editing = threading.Thread(target=open.define, args=(root, "mine", {}), name="editing")
+    editing = threading.Thread(target=definitions_file.define, args=(root, "mine", {}), name="editing")
     editing.start()
-    open.write_definitions(root, f"{TEXT}[queues.theirs]\n")
+    definitions_file.write_definitions(root, f"{TEXT}[queues.theirs]\n")
     os.close(other)
     editing.join()
     assert sorted(open.read_definitions(root).queues) == ["mine", "orders", "theirs"]
@@ -139,8 +139,8 @@ def test_no_edit_is_lost_to_another_process(root: Path, monkeypatch: pytest.Monk
         for call in (
             lambda: connection.define("later"),
             lambda: connection.undefine("orders"),
-            lambda: open.define(root, "later", {}),
-            lambda: open.edit_definitions(root, lambda text: text + "\n[queues.later]\n"),
+            lambda: definitions_file.define(root, "later", {}),
+            lambda: definitions_file.edit_definitions(root, lambda text: text + "\n[queues.later]\n"),
         ):
             with pytest.raises(RetryLater, match="by another process"):
                 call()
@@ -152,7 +152,7 @@ def test_no_edit_is_lost_to_another_process(root: Path, monkeypatch: pytest.Monk
         assert not other.acquire()
         return text
 
-    open.edit_definitions(root, edit)
+    definitions_file.edit_definitions(root, edit)
     assert other.acquire()
     other.release()
 
@@ -162,4 +162,4 @@ def test_where_no_directory_can_be_locked_it_is_edited(root: Path, monkeypatch: 
         raise OSError(errno.EBADF, "as NFS")
 
     monkeypatch.setattr(fcntl, "flock", refused)
-    assert list(open.define(root, "later", {}).queues) == ["orders", "later"]
+    assert list(definitions_file.define(root, "later", {}).queues) == ["orders", "later"]

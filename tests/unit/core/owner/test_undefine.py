@@ -10,7 +10,7 @@ import pytest
 
 import xaqueue
 from xaqueue.core.model.block import head_of
-from xaqueue.core.owner import open
+from xaqueue.core.owner import definitions_file
 from xaqueue.errors import QueueReserved, RetryLater, UnknownQueue
 from xaqueue.features import opening
 from xaqueue.features.session import attach
@@ -21,7 +21,7 @@ from xaqueue.rpc.methods.service import queue_list
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     opening.create(tmp_path / "space")
-    open.define(tmp_path / "space", "orders", {"order": "lifo"})
+    definitions_file.define(tmp_path / "space", "orders", {"order": "lifo"})
     return tmp_path / "space"
 
 
@@ -33,7 +33,7 @@ def test_a_queue_of_a_stream_stays(root: Path) -> None:
     session.release("orders")
     session.undefine("orders")
     session.close()
-    assert open.read_definitions(root).queues == {}
+    assert definitions_file.read_definitions(root).queues == {}
 
 
 def test_the_default_holds_for_what_is_not_defined_any_more(root: Path) -> None:
@@ -95,14 +95,14 @@ def test_nobody_adds_a_message_while_the_file_is_replaced(root: Path, monkeypatc
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(open, "write_definitions", fail)
+        patched.setattr(definitions_file, "write_definitions", fail)
         with pytest.raises(RetryLater, match="No space left on device"):
             session.undefine("orders")
     assert len(refused) == 1
     enqueue()
     assert len(refused) == 1, "it is known again"
     session.close()
-    assert list(open.read_definitions(root).queues) == ["orders"]
+    assert list(definitions_file.read_definitions(root).queues) == ["orders"]
 
 
 def test_a_message_that_was_on_its_way_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,8 +127,8 @@ def test_a_message_that_was_on_its_way_is_refused(root: Path, monkeypatch: pytes
 @pytest.mark.parametrize("queues", [["orders"], ["other", "orders"]])
 def test_who_waits_for_room_is_refused(root: Path, queues: list[str]) -> None:
     """The last message goes, and the queue with it."""
-    open.define(root, "orders", {"max_messages": 1, "when_full": "wait"})
-    open.define(root, "other", {})
+    definitions_file.define(root, "orders", {"max_messages": 1, "when_full": "wait"})
+    definitions_file.define(root, "other", {})
     session = attach(root)
     with xaqueue.connect(root) as connection, xaqueue.connect(root) as taker:
         taker.enqueue("orders", b"1")

@@ -18,7 +18,7 @@ from support.bare_space import DURABLE, BareSpace, bare_space
 from xaqueue.core.model import definitions, layout
 from xaqueue.core.model.order import Order
 from xaqueue.core.owner import open as attach_room
-from xaqueue.core.owner.open import write_definitions
+from xaqueue.core.owner.definitions_file import write_definitions
 from xaqueue.core.owner.watches import DefinitionsWatch
 from xaqueue.errors import UnknownQueue
 from xaqueue.features.session import Session, attach

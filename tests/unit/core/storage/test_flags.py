@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from xaqueue.core.owner.open import FLAGS_VARIABLE, write_definitions
+from xaqueue.core.owner.definitions_file import FLAGS_VARIABLE, write_definitions
 from xaqueue.core.storage.hardening import DEFAULT, GRAMMAR, Hardening
 from xaqueue.errors import InvalidArgument
 from xaqueue.features.opening import create

@@ -12,7 +12,7 @@ import pytest
 
 import xaqueue
 from xaqueue.core.model import layout
-from xaqueue.core.owner.open import write_definitions
+from xaqueue.core.owner.definitions_file import write_definitions
 from xaqueue.core.owner.record import read_owner
 from xaqueue.core.storage import owner_file
 from xaqueue.errors import InvalidArgument, ResourceFailed, SpaceError

@@ -17,7 +17,7 @@ from support.served import ServerThread
 from xaqueue.connection import Connection
 from xaqueue.core.model import layout
 from xaqueue.core.model.layout import RANGE_SIZE
-from xaqueue.core.owner import open
+from xaqueue.core.owner import definitions_file
 from xaqueue.errors import InvalidArgument, QueueReserved, UnknownQueue
 from xaqueue.features import opening
 from xaqueue.features.opening import open_space
@@ -41,7 +41,7 @@ class Host:
 
     def __init__(self, root: Path, sync: str, remote: bool) -> None:
         opening.create(root, sync=sync)
-        open.write_definitions(root, QUEUES)
+        definitions_file.write_definitions(root, QUEUES)
         self.root, self.sync, self.remote = root, sync, remote
         self._open: list[Connection | Session | RemoteManager] = []
         self._start()
