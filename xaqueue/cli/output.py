@@ -144,7 +144,8 @@ def as_json(value: object) -> None:
 
 def json_text(value: object) -> str:
     """Bytes in it are ids, and stand in hex."""
-    return json.dumps(value, ensure_ascii=False, default=bytes.hex)
+    text = json.dumps(value, ensure_ascii=False, default=bytes.hex)
+    return text.encode("utf-8", "backslashreplace").decode()  # in the name of a file that is no UTF-8
 
 
 def message_json(message: Message) -> dict[str, Any]:

@@ -8,6 +8,7 @@ full disk does, where the reason is logged instead: the space must start there, 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -19,6 +20,7 @@ from xaqueue.core.storage.fs import NO_ROOM, FileSystem, discard
 from xaqueue.xid import Xid
 
 _NAME_LIMIT = 240
+"""In bytes; with what may stand before and behind it, it is a name yet."""
 _RESOLVED = "resolved."
 _FOREIGN = "foreign."
 TWICE = "stands in its queue twice"
@@ -42,7 +44,7 @@ def move(fs: FileSystem, path: str, reason: str, now_us: int, *, foreign: bool =
     when = datetime.fromtimestamp(now_us / 1e6, UTC).isoformat(timespec="seconds")
     text = f"{reason}\n{_STOOD}{path}\nmoved here {when}\nThe file is as it was found; nothing reads it any more.\n"
     try:
-        fs.create(target + ".reason", [text.encode()])
+        fs.create(target + ".reason", [os.fsencode(text)])
         fs.sync_data(target + ".reason")
     except OSError as error:
         if error.errno not in NO_ROOM:
@@ -115,4 +117,7 @@ def resolve(fs: FileSystem, xid: Xid) -> None:
 def _name_of(path: str) -> str:
     """Under which it is set aside, the first time."""
     name = path.removeprefix(f"{layout.COMMITTED}/queue=").replace("/", ".")
-    return name if len(name) <= _NAME_LIMIT else f"{name[: _NAME_LIMIT - 9]}.{crc32(name.encode()):08x}"
+    in_bytes = os.fsencode(name)
+    if len(in_bytes) <= _NAME_LIMIT:
+        return name
+    return f"{in_bytes[: _NAME_LIMIT - 9].decode('utf-8', 'ignore')}.{crc32(in_bytes):08x}"
