@@ -7,8 +7,8 @@ gone through upwards, each once, and what is too old expires from there on as by
 consume it, and where it comes back it leaves. A message costs one look into its file in all, when it expires.
 
 A queue of which all is gone has nothing too old before another ``max_age_s`` are over, whatever comes. So an enqueue
-says nothing, and a dequeue compares two numbers. Where the clock was put back, what came behind may expire by so much
-later than it should, never sooner.
+says nothing, and a dequeue compares two numbers. What was committed while the clock was ahead, or behind that, has a
+time that is yet to come: it counts from when it was seen first, so it expires late, by one ``max_age_s`` at most.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from xaqueue.errors import DamagedBlock
 
 PIECE = 1024
 """So many numbers are gone through while the lock is held."""
+AGAIN_US = 1_000_000
+"""It looks again so long after it found a number whose message is to come yet."""
 
 
 class Ages:
@@ -36,7 +38,9 @@ class Ages:
         self.due = 0
         """Nothing becomes too old before; int microseconds UTC."""
         self._through = 0
-        """What has this number or a lower one is gone, or was told when it expires."""
+        """What has this number or a lower one is gone, or was told when it expires: none of them is to come yet."""
+        self._there = 0, 0
+        """A number, and when all up to that were committed already."""
 
     def strike(self, space: Space, queue: Queue, now: int) -> bool:
         """What is too old expires. False where there may be more. Called with the lock held.
@@ -45,7 +49,7 @@ class Ages:
         """
         if queue.keeper is not None or queue.is_wanted or not space.loaded:
             return True
-        due = now + self.limit_us
+        due, is_gap = now + self.limit_us, False
         for seq in islice(self._numbers(queue), PIECE):
             entry = queue.index.numbered(seq)
             if entry is not None:
@@ -56,9 +60,14 @@ class Ages:
                 if ends is not None:
                     queue.index.expire_at(entry, ends)
                     space.has_consumed()
-            self._through = seq
+            elif seq > queue.published:
+                is_gap = True  # its round is under way, and what waits for no sync is there sooner
+            if not is_gap:
+                self._through = seq
         else:
-            if next(self._numbers(queue), None) is not None:
+            if is_gap:
+                due = min(due, now + AGAIN_US)
+            elif next(self._numbers(queue), None) is not None:
                 return False
         self.due = due
         return True
@@ -83,7 +92,12 @@ class Ages:
         """
         path = layout.message_path(queue.name, entry.seq, entry.message_id, entry.tags)
         try:
-            ends = space.log.modified_us(path) + self.limit_us
+            when = space.log.modified_us(path)
+            if when > now:  # the clock was ahead then, of which every later commit has its time
+                if entry.seq > self._there[0]:
+                    self._there = max(queue.shown, queue.published), now
+                return min(when, self._there[1]) + self.limit_us
+            ends = when + self.limit_us
             if ends <= now and space.fs.exists(path):
                 ends = max(ends, read_head(space.fs, path).properties.enqueued_at + self.limit_us)
         except (FileNotFoundError, DamagedBlock):

@@ -19,9 +19,11 @@ class Expire(Chore):
         self._looked_by: object = None
         """The definitions as they were when it looked last."""
         self._due: float = 0
+        self._kept: list[Queue] = []
+        """Those of which something may be too old, and which a stream had when it looked."""
 
     def left_s(self) -> float:
-        if self._looked_by is not self.space.definitions:
+        if self._looked_by is not self.space.definitions or any(queue.keeper is None for queue in self._kept):
             return 0.0
         return (self._due - self.space.now_us()) / 1e6
 
@@ -29,7 +31,7 @@ class Expire(Chore):
         space = self.space
         self._looked_by = space.definitions
         with space.lock:
-            self._due = self._first_of_new()
+            self._due, self._kept = self._first_of_new(), []
             queues = [queue for queue in space.queues.values() if queue.index.clock is not None]
         for queue in queues:
             while not self._look(queue):
@@ -50,6 +52,9 @@ class Expire(Chore):
             self.space.check()
             clock, now = queue.index.clock, self.space.now_us()
             if clock is None:
+                return True
+            if clock.due <= now and queue.keeper is not None:
+                self._kept.append(queue)
                 return True
             if clock.due <= now and not clock.strike(self.space, queue, now):
                 return False

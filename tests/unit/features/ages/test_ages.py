@@ -546,3 +546,53 @@ def test_they_go_by_themselves_where_nobody_looks(tmp_path: Path, level: str, wa
     finally:
         if server is not None:
             server.stop()
+
+
+def test_one_that_comes_behind_a_later_one_is_not_passed_over(tmp_path: Path, clock: Clock) -> None:
+    """Its transaction works with another queue, too, and waits for the disk; the later one does not."""
+    with bare_space(tmp_path / "s", "JOURNAL", clock, parse(UNSYNCED + "[queues.plain]\n")) as bare:
+        taken: list[list[bytes]] = []
+
+        def meanwhile() -> None:
+            bare.put("q", b"2")
+            taken.append(bare.take("q"))
+
+        bare.fs.meanwhile["sync_data", "journal"] = meanwhile
+        with bare.connect() as connection:
+            connection.enqueue("q", b"1")
+            connection.enqueue("plain", b"x")
+            connection.commit()
+        assert taken == [[b"2"]]
+        assert bare.take("q") == [b"1", b"2"]
+        clock.on(AGE_S)
+        assert bare.take("q") == []
+
+
+def test_what_came_behind_a_clock_that_was_ahead_expires_one_limit_late_at_most(bare: BareSpace, clock: Clock) -> None:
+    """Also what came behind it in another queue: a later commit has no earlier time."""
+    clock.on(1000 * AGE_S)
+    put(bare, "plain", b"while it was ahead")
+    clock.on(-1000 * AGE_S)
+    put(bare, "q", b"1")
+    assert look(bare) <= AGE_S
+    put(bare, "q", b"2")
+    assert bare.take("q") == [b"1", b"2"]
+    clock.on(AGE_S)
+    assert bare.take("q") == [b"2"]
+    clock.on(AGE_S)
+    assert bare.take("q") == []
+
+
+def test_what_a_stream_gives_up_is_looked_at_at_once(bare: BareSpace, clock: Clock) -> None:
+    put(bare, "q", b"1")
+    session = Session(bare.space)
+    session.reserve("q", "stream", 0, 0)
+    clock.on(AGE_S)
+    made = Expire(bare.space)
+    made.run(Unhurried())
+    assert made.left_s() > 0
+    session.release("q")
+    assert made.left_s() <= 0
+    made.run(Unhurried())
+    assert cleanup.expire(bare.space)
+    assert bare.space.queues["q"].memory_of(Counters).expired == 1
