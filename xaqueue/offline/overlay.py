@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -23,6 +23,8 @@ class _File:
     """Its path there, unless it has a content of its own."""
     data: bytearray | None = None
     modified_ns: int | None = None
+    leads_to: _Directory | None = None
+    """What stands behind it, for who goes through it: below it is a link to a directory."""
 
 
 @dataclass(eq=False, slots=True)
@@ -36,8 +38,10 @@ class _Directory:
 class Overlay:
     """The port over another one, which is never changed. For one thread that changes something at a time."""
 
-    def __init__(self, fs: FileSystem) -> None:
+    def __init__(self, fs: FileSystem, may_change: Callable[[str], bool] = lambda _: True) -> None:
+        """may_change: whether names in this directory below may be, or this file."""
         self._fs = fs
+        self._may_change = may_change
         self._root = _Directory("")
         self.room = fs.room
         self.close = fs.close
@@ -51,6 +55,7 @@ class Overlay:
             self.create(path, ())
         file = self._file(path, owned=True)
         if file.data is None:
+            self._check(file.below)
             file.data = bytearray(self._fs.read(file.below))
         written = b"".join(chunks)
         file.data.extend(bytes(max(0, offset - len(file.data))))
@@ -77,9 +82,12 @@ class Overlay:
             node.modified_ns = when_ns
 
     def rename(self, source: str, target: str) -> None:
-        self._place(source)
+        self._check(self._place(source)[0].below)
         directory, name = self._place(target)
+        self._check(directory.below)
         node = self._owned(source)
+        if isinstance(node, _Directory):  # whose name of the one above it changes, too
+            self._check(node.below)
         there = self._child(directory, name)
         if there is node:
             return  # two names of one file both stay
@@ -141,12 +149,20 @@ class Overlay:
     def _node(self, path: str) -> _File | _Directory:
         node: _File | _Directory | None = self._root
         for name in path.split("/") if path else ():
-            if not isinstance(node, _Directory):
-                raise _error(errno.ENOTDIR, path)
-            node = self._child(node, name)
+            node = self._child(self._entered(node, path), name)
             if node is None:
                 raise _error(errno.ENOENT, path)
         assert node is not None
+        return node
+
+    def _entered(self, node: _File | _Directory | None, path: str) -> _Directory:
+        """The directory that this is, or that a link leads to."""
+        if isinstance(node, _File) and node.data is None:
+            if node.leads_to is None and _is_listed(self._fs, node.below):
+                node.leads_to = _Directory(node.below)
+            node = node.leads_to
+        if not isinstance(node, _Directory):
+            raise _error(errno.ENOTDIR, path)
         return node
 
     def _child(self, directory: _Directory, name: str) -> _File | _Directory | None:
@@ -155,7 +171,10 @@ class Overlay:
         below = f"{directory.below}/{name}".lstrip("/")
         if self._fs.is_dir(below):
             return directory.names.setdefault(name, _Directory(below))
-        return _File(below) if self._fs.exists(below) else None
+        if not self._fs.exists(below):
+            return None
+        file = _File(below)
+        return directory.names.setdefault(name, file) if _is_listed(self._fs, below) else file
 
     def _owned(self, path: str) -> _File | _Directory:
         """What stands there, which may get another name, or another content under all of its names."""
@@ -172,10 +191,7 @@ class Overlay:
         return node
 
     def _directory(self, path: str) -> _Directory:
-        node = self._node(path)
-        if not isinstance(node, _Directory):
-            raise _error(errno.ENOTDIR, path)
-        return node
+        return self._entered(self._node(path), path)
 
     def _place(self, path: str) -> tuple[_Directory, str]:
         above, _, name = path.rpartition("/")
@@ -185,11 +201,25 @@ class Overlay:
         directory, name = self._place(path)
         if self._child(directory, name) is not None:
             raise _error(errno.EEXIST, path)
+        self._check(directory.below)
         return directory, name
 
     def _take(self, path: str) -> None:
         directory, name = self._place(path)
+        self._check(directory.below)
         directory.names[name] = None
+
+    def _check(self, below: str | None) -> None:
+        if below is not None and not self._may_change(below):
+            raise _error(errno.EACCES, below)
+
+
+def _is_listed(fs: FileSystem, path: str) -> bool:
+    """Whether it is a directory, or leads to one."""
+    with suppress(OSError):
+        fs.list(path)
+        return True
+    return False
 
 
 def _error(number: int, path: str) -> OSError:

@@ -7,8 +7,10 @@ there is what they would do, and nothing of the space is changed, its lock neith
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -26,13 +28,13 @@ from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.model.definitions import parse as parse_definitions
 from xaqueue.core.model.format import check_committed, parse, read_format
 from xaqueue.core.owner.definitions_file import hardening_of, usable_definitions
-from xaqueue.core.owner.open import is_owned
+from xaqueue.core.owner.open import is_owned, reason_of
 from xaqueue.core.owner.record import Owner, find_group, format_owner, in_use, next_owner, open_to, read_owner
 from xaqueue.core.recovery.load import Progress
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.journal import SMALLEST_SEGMENT_BYTES
-from xaqueue.core.storage.owner_file import OwnerFile, read_owner_file
+from xaqueue.core.storage.owner_file import LOCK, OwnerFile, read_owner_file
 from xaqueue.core.storage.scheduling import THREADS
 from xaqueue.errors import InvalidArgument, ResourceFailed, SpaceError
 from xaqueue.features.opening import WHOLE, attach, open_space
@@ -180,7 +182,7 @@ class Rehearsal(Site):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path)
-        self._fs = Overlay(DirectoryFileSystem(self.root, keep_unsynced=False))
+        self._fs = Overlay(DirectoryFileSystem(self.root, keep_unsynced=False), self._may_change)
         self._owner: Owner | None = None
         """The last one here."""
 
@@ -193,7 +195,13 @@ class Rehearsal(Site):
     @contextmanager
     def opened(self, progress: Progress | None = None) -> Iterator[Session]:
         """As by ``open.attach``; see ``alone``."""
+        try:
+            _check_lock(self.root)
+        except OSError as error:
+            raise SpaceError(f"{self.root} cannot be opened for writing: {reason_of(error)}") from error
         with self.held() as fs:
+            if not self._may_change(""):
+                raise SpaceError(f"{self.root} cannot be opened as a queue space: its directory cannot be written to")
             try:
                 space, owner = self._recovered(fs, progress)
             except OSError as error:
@@ -206,6 +214,10 @@ class Rehearsal(Site):
             finally:
                 space.log.end(ResourceFailed("the rehearsal is over"))
 
+    def _may_change(self, path: str) -> bool:
+        mode = os.W_OK | os.X_OK if (self.root / path).is_dir() else os.W_OK
+        return os.access(self.root / path, mode, effective_ids=True)
+
     def _recovered(self, fs: FileSystem, progress: Progress | None) -> tuple[Space, Owner]:
         root, found = self.root, None
         with suppress(OSError):  # it may have been made here
@@ -213,6 +225,7 @@ class Rehearsal(Site):
         if found is None or found.version != FORMAT_VERSION:
             found = read_format(root)
         definitions = self._definitions()
+        find_group(definitions.readers)
         hardening = hardening_of(None, definitions)
         definitions.check_sync(hardening)
         WHOLE.check(root, definitions, hardening, THREADS)
@@ -247,6 +260,7 @@ class Rehearsal(Site):
     @contextmanager
     def held(self, *, keep_unsynced: bool = False) -> Iterator[FileSystem]:
         """Whoever opens it meanwhile changes what is looked at: then nothing is foretold."""
+        _check_lock(self.root)
         before = read_owner(self.root)
         for is_begun in (False, True):
             if is_owned(self.root) or read_owner(self.root) != before:
@@ -286,3 +300,21 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         log.removeFilter(is_of_another)
+
+
+def _check_lock(root: Path) -> None:
+    """Raises OSError where nobody could have the directory, as ``FileLock`` does, and makes nothing."""
+    path = root / LOCK
+    with suppress(FileNotFoundError):
+        mode = path.lstat().st_mode
+        if stat.S_ISDIR(mode):
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+        if stat.S_ISLNK(mode):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fspath(path))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "is no regular file", os.fspath(path))
+        if not os.access(path, os.R_OK | os.W_OK, effective_ids=True):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(path))
+        return
+    if not os.access(root, os.W_OK | os.X_OK, effective_ids=True):
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(root))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -82,3 +83,52 @@ def test_it_needs_a_space_that_nobody_has_open(tmp_path: Path, command: list[str
         assert result.exit_code == ExitCode.SPACE
         assert "is in use by process" in result.stderr
         assert tree(root) == before
+
+
+def no_lock(root: Path) -> None:
+    (root / "lock").unlink()
+    (root / "lock").mkdir()
+
+
+def no_group(root: Path) -> None:
+    with (root / "queues.toml").open("a") as file:
+        file.write('\n[access]\ngroup = "no such group"\n')
+
+
+@pytest.mark.parametrize("harm", [no_lock, no_group])
+def test_what_is_refused_is_refused_by_a_dry_run_too(tmp_path: Path, harm: Callable[[Path], None]) -> None:
+    root = harmed(tmp_path / "space")
+    harm(root)
+    for command in (["check", "--repair"], ["reconstruct"]):
+        foretold, done = (
+            CliRunner().invoke(app, [*command, *more, "--space", str(root)]) for more in (["--dry-run"], [])
+        )
+        assert (foretold.exit_code, foretold.stderr) == (done.exit_code, done.stderr) != (0, "")
+
+
+def test_it_goes_through_links_to_directories(tmp_path: Path) -> None:
+    """As the run does: snapshots may stand on another disk."""
+    root = replaceable(tmp_path / "space")
+    (root / "snapshots").rename(tmp_path / "elsewhere")
+    (root / "snapshots").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "old" / "20200101T000000Z").mkdir(parents=True)
+    (tmp_path / "old" / "20200101T000000Z" / "file").write_bytes(b"old")
+    (root / "removed").symlink_to(tmp_path / "old")
+    for command in (["clean", "--older-than", "365d", "--yes"], ["restore", "--yes"]):
+        before = tree(root)
+        (code, foretold), _ = said(root, *command, "--dry-run"), tree(root) == before or pytest.fail("it is changed")
+        done_code, done = said(root, *command)
+        del foretold["dry_run"], done["dry_run"]
+        assert (code, foretold) == (done_code, done) != (done_code, {})
+        assert done["plan"]
+
+
+@pytest.mark.usefixtures("quiet")  # of such a name pytest-xdist cannot tell the log
+@pytest.mark.parametrize("name", [b"caf\xe9", "é".encode() * 125], ids=["no UTF-8", "long"])
+def test_a_file_of_any_name_is_set_aside(tmp_path: Path, name: bytes) -> None:
+    root = harmed(tmp_path / "space")
+    (root / "prepared" / os.fsdecode(name)).write_bytes(b"junk")
+    code, foretold = said(root, "check", "--repair", "--dry-run")
+    done_code, done = said(root, "check", "--repair")
+    assert (code, foretold["plan"]) == (done_code, done["plan"])
+    xaqueue.connect(root).close()

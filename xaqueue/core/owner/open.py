@@ -215,7 +215,7 @@ def _open(
     try:
         lock = taken or OwnerFile(root)
     except OSError as error:
-        raise SpaceError(f"{root} cannot be opened for writing: {_reason(error)}") from error
+        raise SpaceError(f"{root} cannot be opened for writing: {reason_of(error)}") from error
     fs: DirectoryFileSystem | None = None
     try:
         guard = features.guard(root, lock, hardening, is_taken=taken is not None)
@@ -300,10 +300,9 @@ def _refusal(root: Path, error: BaseException, taken: OwnerFile | None) -> Error
         return ResourceFailed(f"{root} was taken over while it was opened: {lost}")
     if not isinstance(error, OSError | ResourceFailed | RetryLater):
         return None
-    told = isinstance(error, OSError) and error.errno in (errno.ELOOP, errno.EACCES, errno.EINVAL)
-    return SpaceError(
-        f"{root} cannot be opened as a queue space: {_reason(error) if told and isinstance(error, OSError) else error}"
-    )
+    is_known = isinstance(error, OSError) and error.errno in (errno.ELOOP, errno.EACCES, errno.EINVAL)
+    reason = reason_of(error) if is_known and isinstance(error, OSError) else error
+    return SpaceError(f"{root} cannot be opened as a queue space: {reason}")
 
 
 def start_background(space: Space, *, lasting: bool = False) -> list[Background]:
@@ -366,7 +365,7 @@ def announce(root: Path, endpoint: str, *, awaited: bool = False) -> None:
         write_owner(attached.files, attached.lock, attached.owner)
 
 
-def _reason(error: OSError) -> str:
+def reason_of(error: OSError) -> str:
     if error.errno == errno.ELOOP:
         return f"{error.filename} is a symbolic link: put a file in its place"
     if error.errno == errno.EACCES:
