@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import permutations
+from functools import partial
+from itertools import combinations, permutations
 from typing import ClassVar
 
 from sim import doors
@@ -65,7 +66,10 @@ class Batches(Rules):
         batch = Batch("query", self.number)
         for number in branches_of(world.model, ACTIVE):
             end(world, number, "rollback")
-        world.attempt(lambda: doors.session(world.space).rollback_all(batch), roll_back)
+        mine = branches_of(world.model, IN_DOUBT)
+        # Nothing decides that it is undone: cut off, it has come to some of its branches.
+        some = [partial(roll_back, chosen) for size in range(1, len(mine)) for chosen in combinations(mine, size)]
+        world.attempt(lambda: doors.session(world.space).rollback_all(batch), partial(roll_back, mine), None, some)
 
     def _commit(self, world: World, batch: Batch) -> None:
         for number in branches_of(world.model, ACTIVE):
@@ -86,8 +90,8 @@ class Batches(Rules):
         world.attempt(lambda: doors.session(world.space).commit_all(batch, xids), orders[0], None, orders[1:])
 
 
-def roll_back(model: Model) -> None:
-    for number in branches_of(model, IN_DOUBT):
+def roll_back(numbers: Sequence[int], model: Model) -> None:
+    for number in numbers:
         model.rollback(number)
 
 
