@@ -30,7 +30,7 @@ from sim.rules.retries import Retries
 from sim.rules.streams import Streams
 from sim.rules.topics import Topics
 from sim.rules.undefine import Undefine
-from sim.world import STEPS, World
+from sim.world import STEPS, World, dice
 
 FEATURES: tuple[type[Rules], ...] = (
     *(Retries, Limits, ByteLimits, Dedup, Groups, Delays, Leases, Topics),
@@ -43,20 +43,17 @@ def play(seed: int, steps: Sequence[int] | None = None, kinds: Sequence[type[Rul
     """Raises what the world fails with. steps: which of them; all, where nothing is said. kinds: rules that it has, and
     others rarely.
     """
-    dice = random.Random(seed)
     share = 0.1 if kinds else 0.6
-    drawn = [Core(), *(each() for each in FEATURES if dice.random() < share or each in kinds)]
+    drawn = [Core(), *(each() for each in FEATURES if dice(seed, each.__name__).random() < share or each in kinds)]
     rules = [each for each in drawn if any(map(each.holds_at, doors.LEVELS))]
-    seeds = [dice.getrandbits(64) for _ in range(STEPS)]
-    own = random.Random(dice.getrandbits(64))
     doors.forget_ids()
-    with doors.ids(random.Random(dice.getrandbits(64))), doors.large(dice.choice((None, None, 1000, 5000))):
-        world = World(own, Model(tuple(rules), doors.NOON_US))
+    with doors.ids(dice(seed, "ids")), doors.large(dice(seed, "large").choice((None, None, 1000, 5000))):
+        world = World(seed, Model(tuple(rules), doors.NOON_US))
         with mock.patch("time.monotonic", world.monotonic):
             try:
                 for at in range(STEPS) if steps is None else steps:
                     world.trace.append(f"step {at}:")
-                    world.step(seeds[at])
+                    world.step(at)
             except BaseException as error:
                 error.add_note("\n".join(world.trace))
                 raise

@@ -1,9 +1,9 @@
 """One world: a disk that forgets, a clock, sessions in the space's process and over a wire; and the model of it all.
 
-A run is a seed and the numbers of its steps. Each step has dice of its own, thrown from the seed's, so that a run of
-fewer steps is drawn as before: this is how a failure gets short. What may go wrong is drawn with the step: the power
-goes, or the process, at a call within it or behind it; a sync fails; the disk is full; a request or an answer
-gets lost.
+A run is a seed and the numbers of its steps. Each step has dice of its own, and so has each feature, and each verb
+when the next one is drawn: a run of fewer steps is drawn as before, which is how a failure gets short, and so are most
+steps where a feature comes or goes. What may go wrong is drawn with the step: the power goes, or the process, at a call
+within it or behind it; a sync fails; the disk is full; a request or an answer gets lost.
 """
 
 from __future__ import annotations
@@ -69,11 +69,17 @@ class Seat:
     is_near: bool
 
 
+def dice(*of: object) -> random.Random:
+    """Always the same of the same: a seed, and what they are for."""
+    return random.Random(" ".join(map(str, of)))
+
+
 @dataclass
 class World:
-    dice: random.Random
-    """Of the step of now."""
+    seed: int
     model: Model
+    dice: random.Random = field(init=False)
+    """Of the step of now."""
     fs: FailingFileSystem = field(init=False)
     space: Space = field(init=False)
     server: Server = field(init=False)
@@ -100,6 +106,7 @@ class World:
     """What a database has, which is asked whenever the space is opened."""
 
     def __post_init__(self) -> None:
+        self.dice = dice(self.seed)
         self.level = self.dice.choice(self.levels)
         self.fs = doors.new(self.level)
         self._open()
@@ -435,10 +442,9 @@ class World:
 
     # Steps
 
-    def step(self, seed: int) -> None:
-        self.dice.seed(seed)
-        verbs = [(each, name) for each in self.model.rules for name in each.weights]
-        rules, name = self.dice.choices(verbs, [each.weights[name] for each, name in verbs])[0]
+    def step(self, at: int) -> None:
+        rules, name = self._drawn(at)
+        self.dice = dice(self.seed, at)
         before = {(one.queue, one.number): one.tries for one in self.model.known}
         self._arm()
         self.trace.append(f"{name}{f', {self.fault}' if self.fault else ''}")
@@ -448,6 +454,15 @@ class World:
         self.check()
         if self.dice.random() < LOOKS:
             self.look()
+
+    def _drawn(self, at: int) -> tuple[Rules, str]:
+        """The verb of this step: the likelier a verb, the earlier its turn comes, by dice of its own."""
+        turns = {
+            (each, name): dice(self.seed, at, type(each).__name__, name).expovariate(weight)
+            for each in self.model.rules
+            for name, weight in each.weights.items()
+        }
+        return min(turns, key=turns.__getitem__)
 
 
 def listed_in(model: Model) -> dict[Xid, Outcome]:
