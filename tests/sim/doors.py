@@ -103,6 +103,11 @@ def due_us(space: Space, queue: str, message_id: bytes) -> int:
     return entry.not_before or 0
 
 
+def unhardened(space: Space) -> dict[str, int]:
+    """By queue the lowest number that a message has whose commit a crash may undo."""
+    return space.log.unhardened()
+
+
 def files(fs: FailingFileSystem, queue: str) -> Iterator[MessageId]:
     """The ids of all messages that the queue has a file of, or the archive."""
     for path in fs.tree_after_kill().nodes:

@@ -265,12 +265,15 @@ class World:
     def _adopt(self) -> None:
         """How often each was tried, and what it is put off for: with the power, that may go."""
         contents, highest = self._seen()[0], dict(self.model.highest)
+        unhardened = doors.unhardened(self.space)
         for one in self.model.all_shown():
             seq, tries = contents[one.queue][one.number]
-            assert one.seq or seq > highest.get(one.queue, 0), f"{one} has a number that was another's"
-            self.model.highest[one.queue] = max(self.model.highest.get(one.queue, 0), seq)
+            if seq < unhardened.get(one.queue, seq + 1):  # else it may be delivered anew, by another number
+                assert one.seq or seq > highest.get(one.queue, 0), f"{one} has a number that was another's"
+                self.model.highest[one.queue] = max(self.model.highest.get(one.queue, 0), seq)
+                one.seq = seq
             one.is_owed = one.is_owed and tries <= one.tries
-            one.seq, one.tries, one.least, one.most = seq, tries, tries, tries
+            one.tries = one.least = one.most = tries
             one.due_us = doors.due_us(self.space, one.queue, id_of(one.number))
 
     # Crashes
