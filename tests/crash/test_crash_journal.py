@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 
 from support.forgetful import Crashed
-from support.journal_story import Story, cut, judge_every_crash
+from support.journal_story import Story, cut, judge_every_crash, judge_two_openings
 from support.journals import found
 
 
@@ -33,3 +33,8 @@ def test_crashes_one_after_the_other(seed: int) -> None:
             with suppress(Crashed):
                 story.play(6)
             tree, may_be = story.fs.tree_by_chance(dice), story.may_be()
+
+
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_the_power_goes_in_the_opening_behind_one_that_was_killed(first: int) -> None:
+    judge_two_openings(60 + first)

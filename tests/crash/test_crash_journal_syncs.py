@@ -23,7 +23,7 @@ from support.crash_ways import (
     power_loss,
     recovery_cut_off,
 )
-from support.journal_story import judge_every_crash
+from support.journal_story import judge_every_crash, judge_two_openings
 from xaqueue.errors import JournalDamaged
 from xaqueue.features.session import Session
 
@@ -47,6 +47,11 @@ def writer(name: str, level: Level) -> None:
     judge_every_crash(0)
 
 
+def two_openings(name: str, level: Level) -> None:
+    """The journal alone, begun anew behind a kill of who began it anew."""
+    judge_two_openings(60)
+
+
 LONG = "put decided_commit, take forgotten_rollback, take two_phase"
 
 NOTICED: dict[str, tuple[Way, Level, str]] = {
@@ -58,6 +63,7 @@ NOTICED: dict[str, tuple[Way, Level, str]] = {
     "_recycled: content segment": (writer, JOURNAL, ""),
     "_recycled: names journal": (writer, JOURNAL, ""),
     "harden: content segment": (recovery_cut_off, LAGGING, "puts in new queues: one_phase"),
+    "harden: names journal": (two_openings, JOURNAL, ""),
     "open_journal: all root": (recovery_cut_off, LAGGING, "put: one_phase"),
     "checkpoint: all root": (power_loss, CHECKPOINTS, "put: one_phase"),
     "prepare: all root": (power_loss, MOVING, "put: prepared"),

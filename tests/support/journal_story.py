@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from support.forgetful import Crashed, ForgetfulFileSystem, Tree
-from support.journals import entry, found, journal_of, numbers, started, write
+from support.journals import begun_anew, entry, found, journal_of, numbers, started, write
 from xaqueue.core.storage.journal import Journal
 
 EMPTY = Tree({"journal": None})
@@ -77,3 +77,27 @@ def judge_every_crash(first: int, step: int = 4) -> None:
         if not story.fs.crashed:
             assert crash_after > 80
             return
+
+
+def judge_two_openings(crash_after: int) -> None:
+    """Behind a writer that was cut off two openings begin a new journal. The first one is killed: what it has done is
+    seen, and no disk has it. In the second one the power goes.
+    """
+    story = cut(24, crash_after)
+    for killed_at in count(1):
+        killed = story.fs.copy()
+        killed.survive_kill(killed.calls + killed_at)
+        with suppress(Crashed):
+            begun_anew(killed)
+        if not killed.crashed:
+            assert killed_at > 8
+            return
+        for cut_at in count(1):
+            again = killed.copy()
+            again.survive_kill(again.calls + cut_at)
+            with suppress(Crashed):
+                begun_anew(again)
+            for tree in again.trees_after_crash(limit=12, seed=cut_at):
+                assert found(tree.open()) in story.may_be()
+            if not again.crashed:
+                break

@@ -48,6 +48,15 @@ def started(fs: FileSystem, segment_bytes: int = SMALLEST_SEGMENT_BYTES) -> Jour
     return journal
 
 
+def begun_anew(fs: FileSystem) -> Journal:
+    """A new journal with all that the one before it has, as who may have lost what was read begins it."""
+    journal = journal_of(fs)
+    records = [Entry(record.kind, record.meta, [bytes(record.body)]) for record in journal.replay]
+    journal.harden()
+    journal.start(records)
+    return journal
+
+
 def write(journal: Journal, *entries: Entry) -> None:
     """One round, or as many as the segments make of it."""
     left = list(entries)

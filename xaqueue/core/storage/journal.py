@@ -119,9 +119,12 @@ class Journal:
         """The directory into which segments go that nothing needs any more; empty where they are used again."""
 
     def harden(self) -> None:
-        """What was read is on disk: after a kill it may be in memory only, and nobody acts on that. Raises OSError."""
+        """What was read is on disk, and so is every name: after a kill both may be in memory only, and nobody acts on
+        that, as by removing the segments that a newer one covers. Raises OSError."""
         for segment in self._segments:
             self._sync(self._path(segment.name))
+        if self._segments:
+            synced(self._fs.sync_dir, self._directory)
 
     def tidy(self) -> None:
         """Removes what a crash has left of segments that were being made or used again. Raises OSError."""
