@@ -255,15 +255,15 @@ class World:
     def _explain(self, allowed: Sequence[Model]) -> None:
         """One of the models shows what the space does."""
         self.model = self._explained(allowed)
-        self._adopt()
+        self.adopt()
 
     def _explained(self, allowed: Sequence[Model]) -> Model:
         explained = next((model for model in allowed if self._shows(model)), None)
         assert explained is not None, f"{self._seen()} is none of {[self._wanted(model) for model in allowed]}"
         return explained
 
-    def _adopt(self) -> None:
-        """How often each was tried, and what it is put off for: with the power, that may go."""
+    def adopt(self) -> None:
+        """What numbers they have; how often each was tried, and what it is put off for: with the power, that may go."""
         contents, highest = self._seen()[0], dict(self.model.highest)
         unhardened = doors.unhardened(self.space)
         for one in self.model.all_shown():
@@ -441,7 +441,7 @@ class World:
         self.model.expect()
         self.is_new = False
         assert self._shows(self.model), f"{self._seen()} is not {self._wanted(self.model)}"
-        self._adopt()
+        self.adopt()
 
     # Steps
 

@@ -52,12 +52,13 @@ class Streams(Rules):
         raise AssertionError("a queue was reserved twice")
 
     def consume(self, world: World) -> None:
-        there, archives = world.model.queue("feed"), world.dice.random() < 0.4
-        if not self.stream or not there:
+        archives, session = world.dice.random() < 0.4, doors.session(world.space)
+        if not self.stream or not world.model.queue("feed"):
             raise Over
-        upto, stream, session = world.dice.choice(there).seq, self.stream, doors.session(world.space)
-
         world.attempt(session.harden)
+        world.adopt()
+        there, stream = world.model.queue("feed"), world.model.of(Streams).stream
+        upto = world.dice.choice(there).seq
 
         def effect(model: Model) -> None:
             mine = model.of(Streams)
