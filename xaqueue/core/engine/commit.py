@@ -163,7 +163,7 @@ def commit_change(space: Space, branch: Branch, step: IntEnum) -> Change:
         if branch.branch_block.path != marker:
             point = ((MOVE, branch.branch_block.path, marker, 0),)
         rest.append((DROP, marker))
-    return Change(step, branch.name, ops + removals if removals else ops, point, rest, arrivals)
+    return Change(step, branch.name, ops + removals if removals else ops, point, rest, arrivals, commits=True)
 
 
 def forget_numbers(space: Space, branch: Branch) -> None:

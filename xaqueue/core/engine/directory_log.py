@@ -25,10 +25,10 @@ from typing import NamedTuple
 
 from xaqueue.core.engine.log import NEVER, STEP_FILES, CommitPending, Copying, Owner, Register
 from xaqueue.core.model import layout
-from xaqueue.core.model.block import Kind as BlockKind
+from xaqueue.core.model.block import Kind
 from xaqueue.core.model.block_files import make_twin, read_block
 from xaqueue.core.model.branch import Branch, Written
-from xaqueue.core.model.change import DROP, MOVE, PUT, Change, Kind, Op
+from xaqueue.core.model.change import DROP, MOVE, PUT, Change, Op
 from xaqueue.core.model.layout import ACTIVE, COMMITTED, PREPARED, RANGE_BITS
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage.fs import NO_ROOM, FileSystem, discard, remove_all
@@ -137,7 +137,7 @@ class DirectoryLog(GroupCommit):
             complete()
             self.harden(branch)
             self.sync_names((ACTIVE,))  # else a crash could keep .commit and lose a block that it lists
-        elif branch.to_harden and branch.blocks[0].kind is BlockKind.ENQUEUE:
+        elif branch.to_harden and branch.blocks[0].kind is Kind.ENQUEUE:
             self.harden(branch)
 
     def discard(self, paths: Iterable[str]) -> None:
@@ -435,7 +435,6 @@ def staged_path(path: str) -> str:
 
 def no_room_error(change: Change, error: OSError, *, is_decided: bool) -> RetryLater:
     step = change.kind.name.lower().replace("_", " ")
-    adds = change.arrivals and change.kind is not Kind.ROLLBACK  # which may add them to another queue
-    again = "commit" if adds or change.kind in (Kind.COMMIT, Kind.ONE_PHASE) else "try"
+    again = "commit" if change.commits else "try"
     what, kind = ("", CommitPending) if is_decided else ("nothing was done, ", RetryLater)
     return kind(f"{step} of {change.name} found no room ({error.strerror}): {what}free some and {again} again")

@@ -64,6 +64,8 @@ class Change(NamedTuple):
     rest: Sequence[Op] = ()
     arrivals: Sequence[tuple[str, int]] = ()
     """Queue and sequence number of each message that enters ``committed/``."""
+    commits: bool = False
+    """It is what a branch was committed for: where there is no room for it, that is to be done again."""
 
 
 def step_name(kind: int) -> str:

@@ -99,7 +99,7 @@ def _commit(space: Space, gtrid: bytes, branches: Sequence[Branch]) -> None:
         ops.sort(key=lambda op: op[0] == DROP)  # where there is no room, moves are taken back
         rest = [op for change in changes for op in change.rest]
         arrivals = [one for change in changes for one in change.arrivals]
-        return Change(BatchStep.BATCH, _name(gtrid), ops, rest=rest, arrivals=arrivals)
+        return Change(BatchStep.BATCH, _name(gtrid), ops, rest=rest, arrivals=arrivals, commits=True)
 
     def publish() -> None:
         for branch in branches:

@@ -140,6 +140,23 @@ def test_what_became_of_a_batch_is_told_from_its_record(
         flushed(bare)
 
 
+def test_one_that_only_takes_finds_no_room_and_says_commit(strict: BareSpace) -> None:
+    """Whether its branches add anything or not: it is decided, and a commit completes it."""
+    session = Session(strict.space)
+    strict.put("orders", b"1")
+    xid = Xid(ONE_SPACE, batch().gtrid, b"a")
+    session.start(xid)
+    assert session.dequeue("orders") is not None
+    session.end(xid)
+    session.prepare(xid)
+    strict.fs.faults["unlink", "committed/queue=orders/range="] = errno.ENOSPC
+    with pytest.raises(RetryLater, match="free some and commit again"):
+        session.commit_all(batch(), [xid])
+    strict.fs.faults.clear()
+    session.commit_all(batch(), [xid])
+    assert strict.messages("orders") == []
+
+
 def test_a_branch_that_waits_for_room_is_finished_by_a_commit_of_its_own(strict: BareSpace) -> None:
     session = Session(strict.space)
     a, b, _ = three(session)
