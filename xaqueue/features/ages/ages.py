@@ -38,7 +38,9 @@ class Ages:
         self.due = 0
         """Nothing becomes too old before; int microseconds UTC."""
         self._through = 0
-        """What has this number or a lower one is gone, or was told when it expires: none of them is to come yet."""
+        """What has this number or a lower one is gone, or was told when it expires, or is to come yet."""
+        self._gap = 0
+        """The first number of this look whose message is to come yet, to which the next one goes back; 0 for none."""
         self._there = 0, 0
         """A number, and when all up to that were committed already."""
 
@@ -49,7 +51,7 @@ class Ages:
         """
         if queue.keeper is not None or queue.is_wanted or not space.loaded:
             return True
-        due, is_gap = now + self.limit_us, False
+        due = now + self.limit_us
         for seq in islice(self._numbers(queue), PIECE):
             entry = queue.index.numbered(seq)
             if entry is not None:
@@ -60,15 +62,14 @@ class Ages:
                 if ends is not None:
                     queue.index.expire_at(entry, ends)
                     space.has_consumed()
-            elif seq > queue.published:
-                is_gap = True  # its round is under way, and what waits for no sync is there sooner
-            if not is_gap:
-                self._through = seq
+            elif seq > queue.published:  # its round is under way, and what waits for no sync is there sooner
+                self._gap = self._gap or seq
+            self._through = seq
         else:
-            if is_gap:
-                due = min(due, now + AGAIN_US)
-            elif next(self._numbers(queue), None) is not None:
+            if next(self._numbers(queue), None) is not None:
                 return False
+        if self._gap:
+            due, self._through, self._gap = min(due, now + AGAIN_US), self._gap - 1, 0
         self.due = due
         return True
 

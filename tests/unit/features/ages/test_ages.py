@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -548,6 +548,15 @@ def test_they_go_by_themselves_where_nobody_looks(tmp_path: Path, level: str, wa
             server.stop()
 
 
+def behind_a_gap(bare: BareSpace, meanwhile: Callable[[], None]) -> None:
+    """A message waits for the disk, and meanwhile others of higher numbers are there."""
+    bare.fs.meanwhile["sync_data", "journal"] = meanwhile
+    with bare.connect() as connection:
+        connection.enqueue("q", b"1")
+        connection.enqueue("plain", b"x")
+        connection.commit()
+
+
 def test_one_that_comes_behind_a_later_one_is_not_passed_over(tmp_path: Path, clock: Clock) -> None:
     """Its transaction works with another queue, too, and waits for the disk; the later one does not."""
     with bare_space(tmp_path / "s", "JOURNAL", clock, parse(UNSYNCED + "[queues.plain]\n")) as bare:
@@ -557,15 +566,43 @@ def test_one_that_comes_behind_a_later_one_is_not_passed_over(tmp_path: Path, cl
             bare.put("q", b"2")
             taken.append(bare.take("q"))
 
-        bare.fs.meanwhile["sync_data", "journal"] = meanwhile
-        with bare.connect() as connection:
-            connection.enqueue("q", b"1")
-            connection.enqueue("plain", b"x")
-            connection.commit()
+        behind_a_gap(bare, meanwhile)
         assert taken == [[b"2"]]
         assert bare.take("q") == [b"1", b"2"]
         clock.on(AGE_S)
         assert bare.take("q") == []
+
+
+def test_many_behind_one_that_is_to_come_are_looked_at(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ages, "PIECE", 3)
+    with bare_space(tmp_path / "s", "JOURNAL", clock, parse(UNSYNCED + "[queues.plain]\n")) as bare:
+        taken: list[list[bytes]] = []
+
+        def meanwhile() -> None:
+            for number in range(10):
+                bare.put("q", b"%d" % number)
+            clock.on(AGE_S)
+            taken.append(bare.take("q"))
+
+        behind_a_gap(bare, meanwhile)
+        assert taken == [[]]
+        clock.on(1)
+        assert bare.take("q") == []
+
+
+def test_one_that_is_to_come_may_be_too_old_before_those_behind_it(tmp_path: Path, clock: Clock) -> None:
+    with bare_space(tmp_path / "s", "JOURNAL", clock, parse(UNSYNCED + "[queues.plain]\n")) as bare:
+
+        def meanwhile() -> None:
+            clock.on(50)
+            bare.put("q", b"2")
+            assert bare.take("q") == [b"2"]
+
+        behind_a_gap(bare, meanwhile)
+        clock.on(AGE_S - 50)
+        assert bare.take("q") == [b"2"]
 
 
 def test_what_came_behind_a_clock_that_was_ahead_expires_one_limit_late_at_most(bare: BareSpace, clock: Clock) -> None:
