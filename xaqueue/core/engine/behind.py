@@ -51,7 +51,7 @@ class Behind:
         self.files = 0
         """How many operations they have."""
         self.held: dict[str, Op] = {}
-        """By path, the PUT of what the directories lack."""
+        """By path, the PUT of what the directories lack, with the time that it has there."""
         self.cached: OrderedDict[str, Op] = OrderedDict()
         """By path, the PUT of a message that they have, the oldest first."""
         self._cached_bytes = 0
@@ -64,14 +64,16 @@ class Behind:
         for op in ops:
             code = op[0]
             if code == PUT:
-                path, head, body = op[1], op[2], op[3]
+                _, path, head, body, _ = op
                 if path in self.cached:
                     self._let_go(path)
                 held[path] = op
                 self.size_bytes += len(head) + len(body)
             elif code == MOVE:
-                if op[1] in held:
-                    held[op[2]] = held.pop(op[1])
+                _, source, target, when_us = op
+                put = held.pop(source, None)
+                if put is not None:
+                    held[target] = (*put[:4], when_us)
             else:
                 self.dropped[op[1]] += 1
                 if op[1] in held:

@@ -261,8 +261,9 @@ class JournalLog(JournalCommit):
         for step in group:
             if step.error is None:
                 step.publish()
-                if type(step.planned) is Change:
-                    ops = [*step.planned.point, *step.planned.ops, *step.planned.rest]
+                planned = step.planned
+                if type(planned) is Change:
+                    ops = [*planned.point, *planned.ops, *planned.rest]
                     if not step.done:  # else it was shown when it began to ride
                         behind.show(ops)
                     behind.changes.append(ops)
@@ -328,6 +329,9 @@ class JournalLog(JournalCommit):
         try:
             return self.fs.modified_ns(path) // 1000
         except FileNotFoundError:
+            put = self.behind.held.get(path)
+            if put is not None:
+                return int(put[-1])
             riding = [(*one.ops, *one.rest) for step in self.riding if type(one := step.planned) is Change]
             for op in chain.from_iterable((*self.behind.changes, *riding)):
                 if (op[2] if op[0] == MOVE else op[1]) == path and op[0] != DROP:

@@ -15,6 +15,7 @@ from support.bare_space import BareSpace, bare_space, wall_clock
 from support.crash_level import NOON_US
 from support.served import ServerThread
 from xaqueue.core.model.definitions import Definitions, QueueDefinition, parse
+from xaqueue.core.model.layout import message_path
 from xaqueue.core.model.order import Order
 from xaqueue.core.owner import open
 from xaqueue.core.owner.chores import NEVER, Chores
@@ -409,6 +410,24 @@ def test_it_holds_for_what_the_directories_have_not_followed_yet(tmp_path: Path,
         assert cleanup.expire(bare.space)
         bare.space.settle()
         assert bare.messages("q") == []
+
+
+@pytest.mark.parametrize("is_prepared", [True, False])
+def test_the_time_of_what_is_not_followed_is_found_at_once(tmp_path: Path, clock: Clock, is_prepared: bool) -> None:
+    """However much waits for the directories: by its name, and not by going through all of that."""
+    with bare_space(tmp_path / "s", "JOURNAL", clock, DEFINED) as bare:
+        if is_prepared:
+            xid = bare.prepare("slow", add=[("q", b"1")])
+            clock.on(50)
+            with bare.connect() as connection:
+                connection.tpc_commit(xid)
+        else:
+            put(bare, "q", b"1")
+        committed_us = clock.now_us
+        (entry,) = bare.space.queues["q"].index.entries(clock.now_us)
+        path = message_path("q", entry.seq, entry.message_id, entry.tags)
+        bare.space.log.behind.changes = []  # type: ignore[attr-defined]
+        assert bare.space.log.modified_us(path) == committed_us
 
 
 def test_it_holds_for_what_waits_for_no_sync(tmp_path: Path, clock: Clock) -> None:
