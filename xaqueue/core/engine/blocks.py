@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import lru_cache, partial
 from operator import attrgetter
 
-from xaqueue.core.engine.busy import Busy
-from xaqueue.core.engine.state import Space
+from xaqueue.core.engine.state import Busy, Space
 from xaqueue.core.model.block import (
     NO_MESSAGE,
     NO_TRY,

@@ -15,8 +15,7 @@ from typing import Any, Unpack
 
 from xaqueue.core.engine import commit, heuristics, messages
 from xaqueue.core.engine.association import Association
-from xaqueue.core.engine.busy import Busy, leave
-from xaqueue.core.engine.state import Space
+from xaqueue.core.engine.state import Busy, Space, leave
 from xaqueue.core.model import branch as states
 from xaqueue.core.model.branch import (
     ALLOWED_NEXT,

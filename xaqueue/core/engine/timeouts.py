@@ -19,8 +19,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from xaqueue.core.engine import commit
-from xaqueue.core.engine.busy import Busy
-from xaqueue.core.engine.state import Space
+from xaqueue.core.engine.state import Busy, Space
 from xaqueue.core.model.branch import Branch, State
 from xaqueue.errors import RetryLater, RolledBack
 from xaqueue.xa import Code, Outcome

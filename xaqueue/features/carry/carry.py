@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from xaqueue.batch import is_of_a_batch
 from xaqueue.carried import CarriedChange, CarrierState, CarrierStatus, Pruned, decode
 from xaqueue.core.engine import commit
-from xaqueue.core.engine.busy import Busy
-from xaqueue.core.engine.state import Space
+from xaqueue.core.engine.state import Busy, Space
 from xaqueue.core.model.block import Kind, decode_head
 from xaqueue.core.model.branch import Branch, Call, Rider, State, Written
 from xaqueue.core.model.change import Change, Op

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from xaqueue import carried
 from xaqueue.access import CONSUME, EITHER, PRODUCE, RESOLVE, TRANSACT
 from xaqueue.carried import CarriedChange, Carriers, CarrierStatus, Pruned, checked_carrier
-from xaqueue.core.engine.busy import leave
 from xaqueue.core.engine.session import Session
+from xaqueue.core.engine.state import leave
 from xaqueue.core.model.block import decode_head
 from xaqueue.core.model.branch import Call
 from xaqueue.errors import InvalidArgument

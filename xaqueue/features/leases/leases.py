@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 from xaqueue.access import CONSUME
 from xaqueue.core.engine import commit, messages
-from xaqueue.core.engine.busy import leave
 from xaqueue.core.engine.session import Session
+from xaqueue.core.engine.state import leave
 from xaqueue.core.model.branch import Branch, Rider, State
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.delivery import ACK, LEASE_S, NACK, REJECT, Detail, checked_count, checked_lease_s

@@ -12,9 +12,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from xaqueue.core.engine import commit, messages
-from xaqueue.core.engine.busy import Busy
 from xaqueue.core.engine.log import CommitPending
-from xaqueue.core.engine.state import Space
+from xaqueue.core.engine.state import Busy, Space
 from xaqueue.core.model.block import PROPERTIES_LIMIT_BYTES, Kind, head_of, pack_properties
 from xaqueue.core.model.branch import Branch, Rider, State, Written
 from xaqueue.core.model.entry import Entry, Retry

@@ -42,7 +42,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr("xaqueue.core.engine.association.time", made)
     monkeypatch.setattr("xaqueue.core.engine.session.time", made)
-    monkeypatch.setattr("xaqueue.core.engine.busy.time", made)
+    monkeypatch.setattr("xaqueue.core.engine.state.time", made)
     return made
 
 
