@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from xaqueue.core.model import delays, packed_index
 from xaqueue.core.model import order as order_module
+from xaqueue.core.model import packed_index
 from xaqueue.core.model.entry import Entry, Retry
 from xaqueue.core.model.index import QueueIndex
 from xaqueue.core.model.message_name import correlation_hash, tags_of
@@ -304,7 +304,7 @@ class IndexAgainstList(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(delays, "SECOND_US", 1)
+        self.patch.setattr(order_module, "SECOND_US", 1)
         self.index = made()
         self.order = Order.FIFO
         self.known: dict[int, Known] = {}
