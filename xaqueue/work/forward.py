@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 from xaqueue.connection import Connection
 from xaqueue.errors import AccessDenied, InvalidArgument, UnknownQueue
 from xaqueue.message import EnqueueOptions, Message, Origin, check_queue_name
-from xaqueue.work.loop import Loop, Turn, log
+from xaqueue.work.loop import Loop, RunOutcome, log
 
 if TYPE_CHECKING:
     from xaqueue.tm.manager import TransactionManager
@@ -43,7 +43,7 @@ class Forwarder(Loop):
             raise InvalidArgument(f"queue {to} is where the messages are: name another, or another space")
         self._size = BATCH
 
-    def _turn(self, connection: Connection | None) -> Turn:
+    def _run_once(self, connection: Connection | None) -> RunOutcome:
         taken: list[Message] = []
         try:
             with self._begun(connection, SOURCE, TARGET) as (_, (source, target)):
@@ -59,9 +59,9 @@ class Forwarder(Loop):
                 return self._failed(taken[0], f"cannot be forwarded to queue {self._to}", error)
             log.warning("[forward-singly] messages of queue %s are tried one by one: %s", self._queue, error)
             self._size = 1
-            return Turn.DONE
+            return RunOutcome.DONE
         self._size = min(2 * self._size, BATCH)
-        return self._succeeded(len(taken)) if taken else Turn.EMPTY
+        return self._succeeded(len(taken)) if taken else RunOutcome.EMPTY
 
     def _take(self, source: Connection, taken: list[Message]) -> None:
         size_bytes, wait_s = 0, self._wait_s

@@ -47,7 +47,7 @@ LAST_TRIES = 5
 log = logging.getLogger("xaqueue")
 
 
-class Turn(Enum):
+class RunOutcome(Enum):
     """What came of one."""
 
     DONE = "done"
@@ -81,7 +81,7 @@ class Loop:
         name = f"xaqueue-work-{queue}"
         self._threads = [threading.Thread(target=self._work, name=name, daemon=True) for _ in range(threads)]
 
-    def _turn(self, connection: Connection | None) -> Turn:
+    def _run_once(self, connection: Connection | None) -> RunOutcome:
         """One transaction. connection: where there is no transaction manager. Raises where no message is to blame."""
         raise NotImplementedError
 
@@ -153,13 +153,13 @@ class Loop:
     def _work(self) -> None:
         try:
             with ExitStack() as stack:
-                self._take_turns(stack)
+                self._run_until_stopped(stack)
         except BaseException as error:
             with self._mutex:
                 self._failure = self._failure or error
             self._stopping.set()
 
-    def _take_turns(self, stack: ExitStack) -> None:
+    def _run_until_stopped(self, stack: ExitStack) -> None:
         connection: Connection | None = None
         trouble = 0
         """Turns in a row that could not be, or that failed with the same message."""
@@ -169,7 +169,7 @@ class Loop:
                     connection = reach.connect(self._target, pause=self._wait_for_server)
                     stack.callback(connection.close)  # which commits nothing that could not be rolled back
                     self._is_embedded = connection.is_embedded
-                turn = self._turn(connection)
+                outcome = self._run_once(connection)
             except OperationalError as error:
                 if not self._may_pass(error, trouble):
                     raise
@@ -179,11 +179,11 @@ class Loop:
                     connection = None  # it is connected to whoever has the space then
                 if not trouble:
                     log.warning("[worker-waits] queue %s is tried again later: %s", self._queue, error)
-                turn = Turn.AGAIN
+                outcome = RunOutcome.AGAIN
             else:
-                if self.is_until_empty and turn is not Turn.DONE:
+                if self.is_until_empty and outcome is not RunOutcome.DONE:
                     return
-            if turn is not Turn.AGAIN:
+            if outcome is not RunOutcome.AGAIN:
                 trouble = 0
                 continue
             self._pause(trouble)
@@ -228,7 +228,7 @@ class Loop:
             else:
                 return
 
-    def _failed(self, message: Message, what: str, error: Exception) -> Turn:
+    def _failed(self, message: Message, what: str, error: Exception) -> RunOutcome:
         """A delivery of this message was rolled back."""
         with self._mutex:
             self.failed += 1
@@ -237,12 +237,12 @@ class Loop:
         log.error(
             "[message-failed] message %s of queue %s %s", message.message_id.hex(), self._queue, what, exc_info=error
         )
-        return Turn.AGAIN if is_again else Turn.DONE
+        return RunOutcome.AGAIN if is_again else RunOutcome.DONE
 
-    def _succeeded(self, count: int) -> Turn:
+    def _succeeded(self, count: int) -> RunOutcome:
         with self._mutex:
             self.done += count
-        return Turn.DONE
+        return RunOutcome.DONE
 
     def _pause(self, trouble: int) -> None:
         self._stopping.wait(min(PAUSE_S * 2 ** min(trouble, 10), PAUSE_MOST_S))

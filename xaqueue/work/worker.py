@@ -20,7 +20,7 @@ from xaqueue.connection import Connection
 from xaqueue.errors import InvalidArgument
 from xaqueue.message import Message, check_queue_name
 from xaqueue.spans import Tracing, process
-from xaqueue.work.loop import Loop, Turn
+from xaqueue.work.loop import Loop, RunOutcome
 
 if TYPE_CHECKING:
     from xaqueue.tm.manager import TransactionManager
@@ -53,13 +53,13 @@ class Worker(Loop):
         self._handler = checked(handler)
         self._tracing = Tracing.of_process()
 
-    def _turn(self, connection: Connection | None) -> Turn:
+    def _run_once(self, connection: Connection | None) -> RunOutcome:
         message = None
         try:
             with self._begun(connection, self._target) as (tx, (queue,)):
                 message = queue.dequeue(self._queue, wait_s=self._wait_s)
                 if message is None:
-                    return Turn.EMPTY
+                    return RunOutcome.EMPTY
                 with process(self._tracing, message):
                     self._handle(message, tx)
         except Exception as error:

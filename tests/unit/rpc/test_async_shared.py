@@ -17,7 +17,7 @@ from xaqueue.core.owner import definitions_file
 from xaqueue.errors import ConnectionLost, InterfaceError, LeaseExpired, OutcomeUnknown
 from xaqueue.features.opening import create
 from xaqueue.rpc.client.asyncio import AsyncConnection, AsyncDelivery
-from xaqueue.rpc.client.lanes import Turn
+from xaqueue.rpc.client.lanes import FairLock
 
 QUEUES = """
 [queues.jobs]
@@ -315,21 +315,21 @@ def test_who_waits_is_told_while_another_one_has_the_turn(runner: asyncio.Runner
     """Whose call may hang on a server that answers nobody: that is no reason to."""
 
     async def scene() -> None:
-        turn = Turn()
+        lock = FairLock()
 
         async def wait() -> None:
-            async with turn:
+            async with lock:
                 pytest.fail("it is not its turn")
 
-        async with turn:
+        async with lock:
             waiting = [asyncio.create_task(wait()) for _ in range(2)]
             await asyncio.sleep(0)
-            turn.tell(ConnectionLost("no server answers"))
+            lock.tell(ConnectionLost("no server answers"))
             told = await ended(*waiting)
             assert [str(one) for one in told] == 2 * [
                 "no server answers (this call waited for its turn: nothing was asked of it)"
             ]
-        assert not turn.is_taken
+        assert not lock.is_taken
 
     runner.run(scene())
 

@@ -43,7 +43,7 @@ def test_a_batch_ends_with_its_number_or_its_bytes(space: Path, monkeypatch: pyt
     sizes: list[int] = []
     succeeded = Forwarder._succeeded
 
-    def noted(self: Forwarder, count: int) -> loop.Turn:
+    def noted(self: Forwarder, count: int) -> loop.RunOutcome:
         sizes.append(count)
         return succeeded(self, count)
 

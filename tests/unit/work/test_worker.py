@@ -295,16 +295,16 @@ def test_a_connection_that_is_lost_is_not_kept(space: Path, monkeypatch: pytest.
     """However often the server goes away."""
     known: list[weakref.ref[Connection]] = []
 
-    def turn(self: loop.Loop, connection: Connection) -> loop.Turn:
+    def outcome(self: loop.Loop, connection: Connection) -> loop.RunOutcome:
         known.append(weakref.ref(connection))
         if len(known) < 4:
             raise ConnectionLost("the server is gone")
         self._stopping.set()
         gc.collect()
         assert [one() is not None for one in known] == [False, False, False, True]
-        return loop.Turn.DONE
+        return loop.RunOutcome.DONE
 
-    monkeypatch.setattr(xaqueue.Worker, "_turn", turn)
+    monkeypatch.setattr(xaqueue.Worker, "_turn", outcome)
     monkeypatch.setattr(loop.log, "warning", lambda *_: None)  # which would keep the error, and so the connection
     with xaqueue.Worker(space, "orders", pack) as worker:
         assert worker.join(PATIENCE_S)

@@ -38,7 +38,7 @@ from xaqueue.delivery import LEASE_S, Delivery
 from xaqueue.endpoint import EXAMPLES, Endpoint, Scheme, is_url, parse
 from xaqueue.errors import ConnectionLost, InterfaceError, InvalidArgument, OutcomeUnknown
 from xaqueue.message import Message
-from xaqueue.rpc.client.lanes import Lane, Lanes, Owner, Turn, lost
+from xaqueue.rpc.client.lanes import FairLock, Lane, Lanes, Owner, lost
 from xaqueue.rpc.client.link import keep_alive
 from xaqueue.rpc.client.manager import RemoteManager, connect_s_of, dialer, hello_of
 from xaqueue.spans import connection
@@ -101,7 +101,7 @@ class AsyncConnection:
     def __init__(self, lane: Lane, make: Callable[[], Lane]) -> None:
         """lane: for its transaction. make: another session with the same server, within ``carried``."""
         self._connection = lane.connection
-        self._main, self._turn = lane, Turn()
+        self._main, self._lock = lane, FairLock()
         self._lanes = Lanes(make)
         self._loop = asyncio.get_running_loop()
         self._owner: Owner | None = None
@@ -233,7 +233,7 @@ class AsyncConnection:
         """A call that belongs to the transaction. is_own: only of the task whose it is. tells: it is not done while the
         last one's unknown outcome is to be raised."""
         self._check(is_own)
-        async with self._turn:
+        async with self._lock:
             self._check_owner(is_own)  # another one may have begun meanwhile
             if tells and self._unknown is not None:
                 unknown, self._unknown = self._unknown, None
@@ -249,9 +249,9 @@ class AsyncConnection:
         """A short call that belongs to no transaction: on its session only where no other task's work may be lost with
         it, should this one be cancelled."""
         self._check_loop()
-        async with self._lanes.turn:
-            if not (self._turn.is_taken or (self._owner and self._owner.task is not asyncio.current_task())):
-                async with self._turn:
+        async with self._lanes.lock:
+            if not (self._lock.is_taken or (self._owner and self._owner.task is not asyncio.current_task())):
+                async with self._lock:
                     return await self._run(self._main, call)
             return await self._ask_alone(call)
 
@@ -268,8 +268,8 @@ class AsyncConnection:
             return await carried(lambda: call(lane.connection), lost, partial(self._cut_off, within))
         except (ConnectionLost, OutcomeUnknown) as error:
             if lane.manager.is_unreached:
-                self._turn.tell(error)
-                self._lanes.turn.tell(error)
+                self._lock.tell(error)
+                self._lanes.lock.tell(error)
             raise
         except BaseException as error:
             lane.is_cut |= not isinstance(error, Exception)
@@ -281,7 +281,7 @@ class AsyncConnection:
 
     def _check(self, is_own: bool) -> None:
         self._check_loop()
-        if self._turn.is_held and self._connection.in_transaction:
+        if self._lock.is_held and self._connection.in_transaction:
             raise InterfaceError(
                 "another task waits for an answer in the transaction of this connection: open one for each task that "
                 "has a transaction"

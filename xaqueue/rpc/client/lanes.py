@@ -38,7 +38,7 @@ def lost(_: BaseException) -> Exception:
     return ConnectionLost("the connection to the server is lost: the call that waited for an answer was cancelled")
 
 
-class Turn:
+class FairLock:
     """For ``async with``: one at a time, in the order in which they came. It is handed on: nobody gets between."""
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class Lanes:
         self._all: list[Lane] = []
         self._idle: list[Lane] = []
         self._is_closed = False
-        self.turn = Turn()
+        self.lock = FairLock()
         """Of the short calls."""
 
     @asynccontextmanager
@@ -127,7 +127,7 @@ class Lanes:
         try:
             made = await carried(self._make, lost)
         except ConnectionLost as unreached:
-            self.turn.tell(unreached)
+            self.lock.tell(unreached)
             raise
         self._all.append(made)
         if self._is_closed:  # meanwhile

@@ -39,7 +39,7 @@ BACKLOG = 256
 UNIX_MODE = 0o600
 LOCK_TRIES, LOCK_PAUSE_S = 100, 0.05
 _CREDENTIALS = struct.Struct("3i")
-TURNS = 4
+LOOP_ROUNDS = 4
 """Of the loop, from a socket that was accepted to its protocol."""
 
 
@@ -125,19 +125,21 @@ class Listeners:
 
     async def close(self) -> None:
         """Nobody new comes in, and the Unix sockets are gone."""
-        await self._turn()  # asyncio loses a connection that it accepts in the very turn in which its server closes
+        await (
+            self._yield_to_loop()
+        )  # asyncio loses a connection that it accepts in the very turn in which its server closes
         for listening in self._closing:
             listening.close()
         for path, made in self._made:
             remove_unix(path, made)
-        await self._turn()  # who was accepted just now is told, or begins its handshake
+        await self._yield_to_loop()  # who was accepted just now is told, or begins its handshake
         for layer in list(self._handshakes):
             layer.abort()
-        await self._turn()
+        await self._yield_to_loop()
 
     @staticmethod
-    async def _turn() -> None:
-        for _ in range(TURNS):
+    async def _yield_to_loop() -> None:
+        for _ in range(LOOP_ROUNDS):
             await asyncio.sleep(0)
 
     def identify(self, transport: asyncio.BaseTransport) -> Identity:
