@@ -21,7 +21,7 @@ HOME_DIGITS = 12
 """Of the id of the space that decides, at the end of the bqual of a branch over several spaces."""
 OFFSETS_LIMIT = 64 * 1024
 """Characters of a plan's offsets. A longer text is left out: the digest alone tells it from another."""
-TOLD = 1000
+MAX_CHARACTERS = 1000
 """Of these, in an error."""
 
 QUERY_LIMIT = 200
@@ -81,8 +81,8 @@ class Plan:
 
     def __str__(self) -> str:
         if self.offsets:
-            cut = " ..." if len(self.offsets) > TOLD else ""
-            return f"made from {self.offsets[:TOLD]}{cut}"
+            cut = " ..." if len(self.offsets) > MAX_CHARACTERS else ""
+            return f"made from {self.offsets[:MAX_CHARACTERS]}{cut}"
         return f"made from offsets of digest {self.digest[:12]}" if self.digest else "made from offsets unknown here"
 
 

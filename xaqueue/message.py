@@ -233,8 +233,8 @@ class Message:
             return None
         try:
             known = {field.name for field in fields(Origin)}
-            told = {name: value for name, value in json.loads(self.properties.origin).items() if name in known}
-            return Origin(**{"queue": "", "reason": "", **told})
+            known_fields = {name: value for name, value in json.loads(self.properties.origin).items() if name in known}
+            return Origin(**{"queue": "", "reason": "", **known_fields})
         except (ValueError, AttributeError):  # another's words
             return Origin("", self.properties.origin)
 

@@ -205,8 +205,8 @@ class SpaceCollector:
             yield self._histogram(found)
         replication = found.replication
         if replication is not None and replication.role in (SOURCE, REPLICA):
-            for name, kind, meaning, told in OF_REPLICATION:
-                yield _family(name, kind, meaning, [(own, told(replication))])
+            for name, kind, meaning, value_of in OF_REPLICATION:
+                yield _family(name, kind, meaning, [(own, value_of(replication))])
         yield from self._of_queues(rows)
 
     def _of_queues(self, rows: list[QueueRow]) -> Iterator[Metric]:

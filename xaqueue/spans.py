@@ -165,8 +165,8 @@ class Tracing:
 
     def step(self, name: str, gtrid: str, participants: Sequence[str]) -> AbstractContextManager[None]:
         """Around a step of a transaction manager."""
-        told = {"xaqueue.gtrid": gtrid, "xaqueue.participants": list(participants)}
-        return self._around(lambda: self._tracer.start_span(f"xaqueue {name}", attributes=told))
+        attributes = {"xaqueue.gtrid": gtrid, "xaqueue.participants": list(participants)}
+        return self._around(lambda: self._tracer.start_span(f"xaqueue {name}", attributes=attributes))
 
     # Inside
 
@@ -187,19 +187,19 @@ class Tracing:
         context: Context | None = None,
         of: Message | None = None,
     ) -> Span:
-        told: dict[str, Any] = {
+        attributes: dict[str, Any] = {
             "messaging.system": "xaqueue",
             "messaging.operation.type": operation,
             "messaging.operation.name": name or operation,
         }
         if queue:
-            told["messaging.destination.name"] = queue
+            attributes["messaging.destination.name"] = queue
         if count > 1:
-            told["messaging.batch.message_count"] = count
+            attributes["messaging.batch.message_count"] = count
         if of is not None:
-            told["messaging.message.id"] = of.message_id.hex()
+            attributes["messaging.message.id"] = of.message_id.hex()
         title = f"{name or operation} {queue}".rstrip()
-        return self._tracer.start_span(title, context, kind, told, None, start_time)
+        return self._tracer.start_span(title, context, kind, attributes, None, start_time)
 
     @contextmanager
     def _around(self, begin: Callable[[], Span]) -> Iterator[None]:

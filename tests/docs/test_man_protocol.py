@@ -77,7 +77,7 @@ def test_numbers_and_words(section: str) -> None:
         f"has at most {wire.PAGE} messages",
         f"pass {wire.PAGE_BYTES} bytes",
         f"at most {messages.CURSORS} browses open",
-        f"more than {session.CALLS_AHEAD} requests or {session.BYTES_AHEAD} bytes of them waiting",
+        f"more than {session.MAX_PIPELINED_CALLS} requests or {session.MAX_PIPELINED_BYTES} bytes of them waiting",
         f"at most {service.LISTED} maps",
         *(f".Dq {word.value}" for word in (*Outcome, *Vote)),
     ):

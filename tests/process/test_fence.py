@@ -301,7 +301,7 @@ def test_one_that_hangs_ends_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyP
     xaqueue.connect(tmp_path / "space", create=True).close()
     server = ServerThread(tmp_path / "space", tmp_path / "socket", limits=Limits(stop_s=0.05))
     hung, ended = threading.Event(), Ending()
-    server.server.give_up_late = ended
+    server.server.on_stop_overdue = ended
     server.server.loop.call_soon_threadsafe(hung.wait)
     server.space.fence(OSError(errno.EIO, "Input/output error"))
     assert ended.wait()
@@ -329,7 +329,7 @@ def test_one_whose_session_waits_for_a_call_that_hangs_ends_as_well(
             remote_manager(server.url).call("metrics")
 
     monkeypatch.setattr(os, "statvfs", hangs)
-    server.server.give_up_late = ended
+    server.server.on_stop_overdue = ended
     asking = threading.Thread(target=ask)
     asking.start()
     try:

@@ -144,7 +144,7 @@ def test_a_server_that_is_opened_anew_is_not_ended(
     monkeypatch.setattr(server_room, "HANG_S", 0.2)
     source = serve(made(tmp_path / "source", "replica", timeout_s=0.1), opens=False, limits=Limits(stop_s=0.1))
     ended: list[bool] = []
-    source.server.give_up_late = ended.append
+    source.server.on_stop_overdue = ended.append
     replica = follow(tmp_path / "replica", source.url)
     until(lambda: source.space.loaded)
     replica.stop()

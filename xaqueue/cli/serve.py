@@ -158,7 +158,7 @@ def serve(
                 notify=notify,
                 stand_by=partial(_stand_by, directory, takeover_after, sync) if standby else None,
                 show=(lambda _: None) if front is None else front.show,
-                give_up_late=lambda is_fenced: _end_without(ExitCode.FENCED if is_fenced else ExitCode.OK),
+                on_stop_overdue=lambda is_fenced: _end_without(ExitCode.FENCED if is_fenced else ExitCode.OK),
                 ready=lambda urls: _print_ready(directory, urls, front),
             )
     except ResourceFailed as fenced:

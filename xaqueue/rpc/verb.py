@@ -77,7 +77,7 @@ class Verb(Generic[P, T]):
     ) -> None:
         self.name, self.need, self.perform = name or perform.__name__, need, perform
         self.method = method(need, perform, self.name)
-        self.ask: Callable[Concatenate[Link, P], T] = self._asker(how, waits_s)
+        self.ask: Callable[Concatenate[Link, P], T] = self._call_of(how, waits_s)
 
     def server(self, call: Callable[..., Any]) -> None:
         """What a server does instead, for a Caller and with parameters of any type."""
@@ -95,7 +95,7 @@ class Verb(Generic[P, T]):
     def __get__(self, session: Any, owner: type | None = None) -> Callable[P, T]:
         return MethodType(self, session)
 
-    def _asker(self, how: How, waits_s: float) -> Callable[Concatenate[Link, P], T]:
+    def _call_of(self, how: How, waits_s: float) -> Callable[Concatenate[Link, P], T]:
         """Asks for the method of this name, and makes of the answer what the function says that it returns."""
 
         def ask(link: Link, /, *arguments: P.args, **options: P.kwargs) -> T:

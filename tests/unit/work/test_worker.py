@@ -304,7 +304,7 @@ def test_a_connection_that_is_lost_is_not_kept(space: Path, monkeypatch: pytest.
         assert [one() is not None for one in known] == [False, False, False, True]
         return loop.RunOutcome.DONE
 
-    monkeypatch.setattr(xaqueue.Worker, "_turn", outcome)
+    monkeypatch.setattr(xaqueue.Worker, "_run_once", outcome)
     monkeypatch.setattr(loop.log, "warning", lambda *_: None)  # which would keep the error, and so the connection
     with xaqueue.Worker(space, "orders", pack) as worker:
         assert worker.join(PATIENCE_S)

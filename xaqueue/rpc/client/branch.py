@@ -92,7 +92,7 @@ class RemoteBranch:
     sends: int = -1
     """How often its connection had sent anything when it began; as long as it is so often, no server knows of it."""
 
-    def begin_anew(self, begun_by: bytes | None) -> None:
+    def begin_again(self, begun_by: bytes | None) -> None:
         """On a connection that was made instead of a lost one."""
         self.progress, self.why, self.begun_by, self.sends = BranchProgress.OPEN, None, begun_by, -1
 

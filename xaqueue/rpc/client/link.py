@@ -125,7 +125,7 @@ class ClientSocket:
         """What is pipelined: all of a branch, up to its next request."""
         self.sends = 0
         """How often anything was sent."""
-        self._late: list[bytes] = []
+        self._notifications: list[bytes] = []
         self._poll: select.poll | None = None
         self.requests = 0
         """How many it has sent, as far as they are counted: modulo 2**32."""
@@ -146,7 +146,7 @@ class ClientSocket:
         later: nothing is sent now, and nothing else touched; the collector may come by in the middle of another call.
         """
         if later:
-            self._late.append(msgpack.packb((wire.NOTIFICATION, method, params)))
+            self._notifications.append(msgpack.packb((wire.NOTIFICATION, method, params)))
             return
         self.unsent += self._pack((wire.NOTIFICATION, method, params))
         if len(self.unsent) > PIPELINED_BYTES:
@@ -190,8 +190,8 @@ class ClientSocket:
         try:
             packed, self.unsent = self.unsent, bytearray()
             self.sends += 1
-            while self._late:
-                packed[:0] = self._late.pop()
+            while self._notifications:
+                packed[:0] = self._notifications.pop()
             if len(packed) > PIPELINED_BYTES:
                 self._pack = msgpack.Packer().pack  # the other one keeps room for the largest that it has seen
             self._socket.settimeout(self._timeout_s)

@@ -169,7 +169,7 @@ class Finder:
     def __init__(self, directory: str, limit_s: float) -> None:
         """limit_s: how long one that hangs may take to answer, within bounds."""
         self._directory, self._limit_s = directory, limit_s
-        self._has_found = self._has_told = False
+        self._has_found = self._has_reported = False
         self._since: float | None = None
         """It is waited for."""
 
@@ -185,7 +185,7 @@ class Finder:
             raise
         if owner.awaited:
             _led.add(os.path.realpath(self._directory))
-        self._has_found, self._has_told, self._since = True, False, None
+        self._has_found, self._has_reported, self._since = True, False, None
         return made
 
     def _server(self) -> Owner:
@@ -206,8 +206,8 @@ class Finder:
         now = time.monotonic()
         if self._since is None:
             self._since = now
-        if now - self._since > SAY_S and not self._has_told:
-            self._has_told = True
+        if now - self._since > SAY_S and not self._has_reported:
+            self._has_reported = True
             log.warning("[server-awaited] the server is waited for, and the directory left alone: %s", lost)
 
 

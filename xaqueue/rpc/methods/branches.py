@@ -132,7 +132,7 @@ def _decide(self: Link, verb: BranchCall, xid: Xid, flags: Flag, *, undone: bool
         unsent = self._socket.unsent if self._socket is not None and self._socket.sends == branch.sends else b""
         self._reconnect()
         if own and unsent and self._socket is not None:  # no server knows of it: it begins there, with the same ids
-            branch.begin_anew(self._key)
+            branch.begin_again(self._key)
             self._socket.unsent += unsent
     before = asked = branch.progress
     if own:

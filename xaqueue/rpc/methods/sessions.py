@@ -88,13 +88,13 @@ def with_work(space: Space, found: Iterable[tuple[SessionStatus, Session]]) -> l
                         held[at].append(HeldBranch(branch.xid, state, since, len(branch.blocks)))
     return [
         replace(
-            told,
+            reported,
             waits_for=queue,
             waits_since=_wall(space, began),
             holds=len(holds),
             branches=sorted(holds, key=lambda one: one.since)[:LISTED],
         )
-        for (told, _), (queue, began), holds in zip(known, waits, held, strict=True)
+        for (reported, _), (queue, began), holds in zip(known, waits, held, strict=True)
     ]
 
 

@@ -185,13 +185,13 @@ class Server:
         self._housekeeping: Housekeeping
         self.notifier = Notifier({})
         """Whom it tells that it is ready, and that it stops."""
-        self.give_up_late: Callable[[bool], object] = lambda is_fenced: None
+        self.on_stop_overdue: Callable[[bool], object] = lambda is_fenced: None
         """Called where it does not end: its disk may hang."""
-        self.is_told = False
+        self.is_stop_requested = False
         """To stop, and not to open the space anew."""
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
-        self._late: threading.Timer | None = None
+        self._stop_timer: threading.Timer | None = None
 
     # What sessions ask
 
@@ -298,7 +298,7 @@ class Server:
             owner = await self._opening
         except (SpaceError, ResourceFailed):  # it may have waited for its replica
             await self._close(None)
-            if self.is_told:
+            if self.is_stop_requested:
                 return
             raise
         announce(self.root, self.endpoint, awaited=self.limits.idle_exit_s >= NEVER_S)
@@ -335,7 +335,7 @@ class Server:
             self._cut_off()
         else:
             log.info("[stopping] no new work is taken, and active branches are rolled back")
-        self.is_told = True
+        self.is_stop_requested = True
         if self.space.shipping is not None and self.space.shipping.refusal:  # it is being opened
             self._stop_waiting()
         self._stopping.set()
@@ -346,9 +346,9 @@ class Server:
 
     def _leave_fenced(self) -> None:
         """In any thread. A loop that hangs in the kernel, or a close that does, does not keep the server."""
-        self._late = threading.Timer(self.limits.stop_s + HANG_S, self._hangs)
-        self._late.daemon = True
-        self._late.start()
+        self._stop_timer = threading.Timer(self.limits.stop_s + HANG_S, self._hangs)
+        self._stop_timer.daemon = True
+        self._stop_timer.start()
         with suppress(RuntimeError):  # the loop is over
             self.loop.call_soon_threadsafe(self._stopping.set)
 
@@ -374,12 +374,12 @@ class Server:
         finally:
             close.cancel()
             self.scheduler.close()
-            if self._late is not None:
-                self._late.cancel()
+            if self._stop_timer is not None:
+                self._stop_timer.cancel()
 
     def _hangs(self, is_closing: bool = False) -> None:
         """is_closing: it is the disk, and what it has not taken is in the journal."""
-        self.give_up_late(is_closing or self.space.log.fenced)
+        self.on_stop_overdue(is_closing or self.space.log.fenced)
 
     async def _end(self, sessions: list[ServerSession]) -> None:
         for session in sessions:
@@ -403,13 +403,13 @@ def run(
     notify: bool = False,
     stand_by: Callable[[Callable[[], None]], OwnerFile] | None = None,
     show: Callable[[Server | None], None] = lambda _: None,
-    give_up_late: Callable[[bool], object] = lambda is_fenced: None,
+    on_stop_overdue: Callable[[bool], object] = lambda is_fenced: None,
     ready: Callable[[list[str]], None] = lambda _: None,
 ) -> None:
     """Serves the space there until SIGTERM, SIGINT or SIGHUP. Raises ResourceFailed once it is fenced.
 
     notify: whether systemd is told how far it is. stand_by: waits until the space is free, and calls what it is given
-    now and then; see ``standby.wait``. give_up_late: ends the process of a server that hangs, fenced or not. ready:
+    now and then; see ``standby.wait``. on_stop_overdue: ends the process of a server that hangs, fenced or not. ready:
     is given the URLs. show: is given the server when it listens, to ``admit`` guests, and None when it ends.
     """
 
@@ -422,7 +422,7 @@ def run(
     async def main() -> bool:
         """Whether to open the space anew: its replica did not answer, and it waits for that one then."""
         server = Server(root, sync=sync, limits=limits, lock=lock)
-        server.give_up_late = give_up_late
+        server.on_stop_overdue = on_stop_overdue
         server.notifier = notifier
         alive = server.loop.create_task(
             notifier.stay_alive(lambda: lock is not None)
@@ -439,7 +439,7 @@ def run(
         try:
             await server.serve(lambda: ready(server.listeners.urls))
         except ResourceFailed:
-            if lock is None and not server.is_told and isinstance(server.space.failure, Unacknowledged):
+            if lock is None and not server.is_stop_requested and isinstance(server.space.failure, Unacknowledged):
                 log.warning("[reopened] what was not acknowledged is shown once the replica has it")
                 return True
             raise
@@ -447,11 +447,11 @@ def run(
             show(None)
         return False
 
-    is_anew = True
-    while is_anew:
+    is_reopened = True
+    while is_reopened:
         try:
             import uvloop
         except ModuleNotFoundError:
-            is_anew = asyncio.run(main())
+            is_reopened = asyncio.run(main())
         else:
-            is_anew = uvloop.run(main())
+            is_reopened = uvloop.run(main())

@@ -33,9 +33,9 @@ from xaqueue.rpc.server.scheduler import Scheduler
 from xaqueue.rpc.wire import CallFrame, MalformedFrame
 from xaqueue.xa import Code
 
-CALLS_AHEAD = 256
+MAX_PIPELINED_CALLS = 256
 """So many calls of one session may wait; then no more are read until half of them are done."""
-BYTES_AHEAD = 1024 * 1024
+MAX_PIPELINED_BYTES = 1024 * 1024
 """What was received may hold so much beside the calls that wait; then no more is read until none waits."""
 
 log = logging.getLogger("xaqueue.server")
@@ -174,7 +174,7 @@ class ServerSession(asyncio.Protocol):
         self._timeouts.hear(self._loop.time(), whole=len(calls) > waiting)
         if self._idle:
             self._task.switch()
-        if calls and not self._paused and not self._few(CALLS_AHEAD):
+        if calls and not self._paused and not self._few(MAX_PIPELINED_CALLS):
             self._paused = True
             self._transport.pause_reading()
         if self._received_bytes - self._begun_bytes > UNAUTHENTICATED_BYTES:
@@ -205,7 +205,7 @@ class ServerSession(asyncio.Protocol):
         return 0 if self._transport.is_closing() else self._received_bytes - self._begun_bytes
 
     def _few(self, calls: int) -> bool:
-        return len(self._calls) <= calls and self._received_bytes - self._begun_bytes <= BYTES_AHEAD
+        return len(self._calls) <= calls and self._received_bytes - self._begun_bytes <= MAX_PIPELINED_BYTES
 
     def refuse_memory(self, limit_bytes: int) -> None:
         """There is no room for the rest of its request: the client is told, and the session is over."""
@@ -295,7 +295,7 @@ class ServerSession(asyncio.Protocol):
                 self._pipelined_error = failed if number is None else None
                 if number is not None and not self._lost:
                     self._transport.write(wire.response(number, failed, result))
-                if self._paused and (not self._calls or self._few(CALLS_AHEAD // 2)):
+                if self._paused and (not self._calls or self._few(MAX_PIPELINED_CALLS // 2)):
                     self._paused = False
                     if not self._lost:
                         self._transport.resume_reading()
