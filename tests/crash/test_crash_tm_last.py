@@ -107,7 +107,7 @@ class Scene:
 def scene_of(fault: str = "", *, has_two_phases: bool = True, read_only: str = "", late: str = "b") -> Scene:
     world = World()
     for name in NAMES:
-        Bank(world, name, votes_read_only=name in read_only, is_late=name in late)
+        Bank(world, name, votes_read_only=name in read_only, is_deferred=name in late)
     return Scene(world, Ledger(world, has_two_phases, fault_of=lambda: fault))
 
 
@@ -150,7 +150,7 @@ def test_dead_while_rows_are_removed(late: str) -> None:
         fs = mortal(STARTED, scene.world)
         rig = scene.rig(fs)
         scene.play(rig, 2)
-        assert [bank.late for bank in scene.world.banks.values() if bank.is_late] != []
+        assert [bank.late for bank in scene.world.banks.values() if bank.is_deferred] != []
         scene.world.points, scene.world.die_at = 0, die_at
         with contextlib.suppress(Crashed):
             for _ in range(2):

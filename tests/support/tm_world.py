@@ -80,7 +80,7 @@ class Bank:
     name: str
     tells: bool = False
     votes_read_only: bool = False
-    is_late: bool = False
+    is_deferred: bool = False
     """A commit that may be late is lost with the process, unless it was hardened."""
     late: list[Xid] = field(default_factory=list)
     branches: dict[Xid, str] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class Bank:
         if self.is_down:
             raise OperationalError(f"{self.name} is down")
         self.opened += 1
-        if self.is_late:
+        if self.is_deferred:
             return LateConnection(self)
         return TellingConnection(self) if self.tells else BankConnection(self)
 

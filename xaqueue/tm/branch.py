@@ -78,7 +78,7 @@ class EnlistedBranch:
         """Whether a thread is at it now."""
         self._asked = False
         """Whether it may be prepared."""
-        self.is_late = False
+        self.is_deferred = False
         self.can_carry = (
             self.may_decide and source.may_carry and driver.dialect_of(connection) in last_resource.CARRYING
         )
@@ -138,13 +138,13 @@ class EnlistedBranch:
         return Reply.READ_ONLY
 
     def commit(self) -> Reply:
-        if not self.is_late:
+        if not self.is_deferred:
             return self._second_phase(self.connection.tpc_commit)
         return self._second_phase(partial(self.connection.tpc_commit, late=True))
 
-    def be_late(self) -> None:
+    def defer(self) -> None:
         """Its commit is decided in a database that is asked again after a crash: it need not wait for the disk."""
-        self.is_late = driver.offers(self.connection, "harden")
+        self.is_deferred = driver.offers(self.connection, "harden")
 
     def explain(self, error: BaseException) -> None:
         """Why it is going to be rolled back, for a queue, whose message remembers it."""

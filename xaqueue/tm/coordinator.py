@@ -121,7 +121,7 @@ class Coordinator:
         self._ready: set[str] = set()
         """Participants whose databases may decide in this life: they have the table, and the log says so."""
         self._undecided: dict[bytes, Undecided] = {}
-        self._late: set[str] = set()
+        self._deferred: set[str] = set()
         """Participants that have committed something which they have not hardened yet."""
         self.trouble: dict[str, str] = {}
         """Why a participant could not be recovered at last, by name."""
@@ -206,11 +206,11 @@ class Coordinator:
         decision: Outcome,
         participants: Mapping[str, ParticipantOutcome],
         details: Mapping[str, str],
-        late: Collection[str] = (),
+        deferred: Collection[str] = (),
     ) -> list[Heuristic]:
         """Records what these participants did, and that it is done once all have; returns the heuristics.
 
-        details: in the participants' words. late: those that have not hardened it. Raises DecisionLogError where a
+        details: in the participants' words. deferred: those that have not hardened it. Raises DecisionLogError where a
         heuristic could not be recorded.
         """
         noted = [
@@ -221,10 +221,10 @@ class Coordinator:
         for heuristic in noted:
             self.log.note(heuristic)
         for name, outcome in participants.items():
-            if name in late and outcome is ParticipantOutcome.COMMITTED:
-                self.log.committed_late(gtrid, name)
+            if name in deferred and outcome is ParticipantOutcome.COMMITTED:
+                self.log.committed_deferred(gtrid, name)
                 with self._mutex:
-                    self._late.add(name)
+                    self._deferred.add(name)
             elif outcome is not ParticipantOutcome.PENDING and self.log.acknowledged(gtrid, name):
                 with self._mutex:
                     self._remember(gtrid, decision)
@@ -307,11 +307,11 @@ class Coordinator:
             found = [(gtrid, one) for gtrid, one in self._undecided.items() if name is None or name in one.unasked]
         return [gtrid for gtrid, _ in found if snapshot.is_over(gtrid) and self.log.decision_on(gtrid) is None]
 
-    def take_late(self) -> set[str]:
+    def take_deferred(self) -> set[str]:
         """Participants that are to harden what they have committed; taken once."""
         with self._mutex:
-            late, self._late = self._late, set()
-        return late
+            deferred, self._deferred = self._deferred, set()
+        return deferred
 
     def _remember(self, gtrid: bytes, outcome: Outcome) -> None:
         self._finished[gtrid] = outcome
@@ -334,7 +334,7 @@ class Coordinator:
     def outstanding(self, participant: str, snapshot: LogSnapshot) -> dict[bytes, bool]:
         """Decisions that this participant has not acknowledged, and whether it has committed, and not hardened that."""
         return {
-            made.gtrid: participant in made.late
+            made.gtrid: participant in made.deferred
             for made in self.unfinished(snapshot)
             if participant in made.outstanding
         }
@@ -369,7 +369,7 @@ class Coordinator:
 
     def in_doubt(self) -> list[InDoubtTransaction]:
         """What is not over, without live ones, oldest first."""
-        unfinished = [made for made in self.unfinished(self.snapshot()) if made.outstanding != made.late]
+        unfinished = [made for made in self.unfinished(self.snapshot()) if made.outstanding != made.deferred]
         undecided = self.undecided()
         with self.log.lock:
             heuristics = list(self.log.table.heuristics.values())

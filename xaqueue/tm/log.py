@@ -174,7 +174,7 @@ class DecisionLog:
         with self.lock:
             return self._done_rows.pop(last, [])
 
-    def put_back_done_rows(self, last: str, gtrids: list[bytes]) -> None:
+    def restore_done_rows(self, last: str, gtrids: list[bytes]) -> None:
         """They could not be removed."""
         with self.lock:
             self._done_rows.setdefault(last, []).extend(gtrids)
@@ -184,10 +184,10 @@ class DecisionLog:
         """Those with decisions that nobody needs any more."""
         return list(self._done_rows)
 
-    def committed_late(self, gtrid: bytes, participant: str) -> None:
+    def committed_deferred(self, gtrid: bytes, participant: str) -> None:
         """It has done what was decided, and is going to harden that: it has not acknowledged it yet."""
         with self.lock:
-            self.table.open[gtrid].late.add(participant)
+            self.table.open[gtrid].deferred.add(participant)
 
     def acknowledged(self, gtrid: bytes, participant: str) -> bool:
         """A participant has done what was decided; returns whether it was the last one that had to."""

@@ -287,7 +287,7 @@ class TransactionManager:
         while not self._stopped.wait(HOUSEKEEPING_S):
             for transaction in self._coordinator.live():
                 transaction.interrupt_if_expired()
-            self._wake(self._coordinator.take_late())
+            self._wake(self._coordinator.take_deferred())
             if has_failed or self._stopped.is_set():
                 continue
             try:
@@ -315,7 +315,7 @@ class TransactionManager:
         _open.discard(self)
         self._coordinator.close(CLOSE_PATIENCE_S)
         deadline = time.monotonic() + CLOSE_PATIENCE_S
-        self._recover_at(self._coordinator.take_late(), RecoveryResult(), deadline)
+        self._recover_at(self._coordinator.take_deferred(), RecoveryResult(), deadline)
         self._recover_at(self._log.has_done_rows, RecoveryResult(), deadline)
         for recovery in self._recoveries.values():
             recovery.stop(max(0.0, deadline - time.monotonic()))

@@ -63,7 +63,7 @@ class OpenDecision:
     """Participants that have not acknowledged."""
     spaces: Mapping[str, str] = field(default_factory=dict)
     """By participant, the id of the space that voted; of those that have one."""
-    late: set[str] = field(default_factory=set)
+    deferred: set[str] = field(default_factory=set)
     """Outstanding ones that have committed, and lose that with a crash until they harden it."""
 
 

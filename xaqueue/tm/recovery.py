@@ -374,7 +374,7 @@ class RecoveryThread:
             carried = {gtrid: (row.space, row.carrier, row.number) for gtrid, row in known.items()}
             last_resource.delete_rows(self._connection, done, carried)
         except BaseException:
-            decisions.put_back_done_rows(self._name, done)
+            decisions.restore_done_rows(self._name, done)
             raise
         for gtrid in carried:
             del rows[gtrid]

@@ -351,7 +351,7 @@ class Transaction:
             coordinator.carriages.refused(prepared[0], name)
         coordinator.step(TraceStep.COMMITTED_LAST, self.gtrid, name)
         for other in prepared:
-            self._branches[other].be_late()
+            self._branches[other].defer()
         if reply is not Reply.LOST:
             outcome = Outcome.COMMITTED if reply is Reply.DONE else Outcome.ROLLED_BACK
             coordinator.take_row(row._replace(outcome=outcome), name)
@@ -387,12 +387,12 @@ class Transaction:
         unrecorded: Exception | None = None
         try:
             if result.outcome in (Outcome.COMMITTED, Outcome.ROLLED_BACK):
-                late = [name for name, branch in self._branches.items() if branch.is_late]
+                deferred = [name for name, branch in self._branches.items() if branch.is_deferred]
                 settle = partial(self._coordinator.settle, self.gtrid, result.outcome, result.participants, details)
                 if any(one.is_heuristic for one in result.participants.values()):
-                    self._coordinator.loop.in_thread(partial(settle, late), must_end=True)
+                    self._coordinator.loop.in_thread(partial(settle, deferred), must_end=True)
                 else:
-                    settle(late)
+                    settle(deferred)
         except (DecisionLogError, RetryLater) as failed:  # it is not acknowledged either, so recovery notes it again
             unrecorded = failed
         except BaseException:
