@@ -120,7 +120,7 @@ def test_it_stops_while_a_commit_waits(tmp_path: Path, serve: Serve, follow: Fol
     source.stop()
     waiting.join(60)
     assert not waiting.is_alive()
-    assert source.server.is_told, "it would be opened anew"
+    assert source.server.is_stop_requested, "it would be opened anew"
 
 
 def test_a_stop_acknowledges_by_the_replica(tmp_path: Path, serve: Serve, follow: Follow) -> None:

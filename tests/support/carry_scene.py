@@ -143,13 +143,13 @@ class Scene:
 
     def make_ready(self, names: Sequence[str] = ()) -> None:
         """These databases, or all, may carry from here on."""
-        carriages = self.rig.coordinator.carriages
+        deciding = self.rig.coordinator.deciding
         wanted = names or list(self.ledgers)
         for name in wanted:
-            carriages.is_ready(QUEUE, name)
+            deciding.is_ready(QUEUE, name)
         for _ in range(ROUNDS):
             self.rig.recover()
-        assert not self.world.alive or all(carriages.is_ready(QUEUE, name) for name in wanted)
+        assert not self.world.alive or all(deciding.is_ready(QUEUE, name) for name in wanted)
 
     def lose(self, name: str, fault: str) -> None:
         """The next commit of this database goes wrong, and it is away from then on."""

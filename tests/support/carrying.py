@@ -26,7 +26,7 @@ def small(database: str, queue: str) -> Callable[[Any], object]:
 
 def carries(manager: TransactionManager, database: str = "ledger", queue: str = "queue") -> bool:
     """Whether a transaction over both would have its change carried, if it began now."""
-    return manager._coordinator.carriages.is_ready(queue, database)
+    return manager._coordinator.deciding.is_ready(queue, database)
 
 
 def wait_until_it_carries(manager: TransactionManager, database: str = "ledger", queue: str = "queue") -> None:

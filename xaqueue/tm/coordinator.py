@@ -19,7 +19,7 @@ from xaqueue.errors import InterfaceError
 from xaqueue.spans import Tracing
 from xaqueue.tm import last_resource
 from xaqueue.tm.awaiting import Loop
-from xaqueue.tm.carriage import Carriages
+from xaqueue.tm.deciding import DecidingDatabases
 from xaqueue.tm.gtrid import Gtrid
 from xaqueue.tm.last_resource import DecisionRow
 from xaqueue.tm.log import DecisionLog
@@ -116,7 +116,7 @@ class Coordinator:
         self.step: OnStep = on_step or (lambda step, gtrid, participant: None)
         self.wake: Callable[[Iterable[str]], None] = lambda _: None
         """Tells recovery that these participants have something to finish."""
-        self.carriages = Carriages(log.node)
+        self.deciding = DecidingDatabases(log.node)
         self.tracing = Tracing.of_process()
         self._ready: set[str] = set()
         """Participants whose databases may decide in this life: they have the table, and the log says so."""
@@ -255,8 +255,8 @@ class Coordinator:
 
     def carrier_for(self, queue: str, database: str) -> str:
         """The carrier by which this database may carry the work of this queue now; empty where it has to prepare."""
-        if self.carriages.is_ready(queue, database, lambda: self.wake([queue])):
-            return self.carriages.name(database)
+        if self.deciding.is_ready(queue, database, lambda: self.wake([queue])):
+            return self.deciding.name(database)
         return ""
 
     def join_loop(self) -> None:
@@ -285,10 +285,10 @@ class Coordinator:
         """This is what stands in that participant's database, for good."""
         is_committed = row.outcome is Outcome.COMMITTED
         if is_committed:
-            self.carriages.add_row(row)
+            self.deciding.add_row(row)
             self.log.add_row(row.gtrid, row.participants, name, row.spaces)
         else:
-            self.carriages.rows.pop(row.gtrid, None)
+            self.deciding.rows.pop(row.gtrid, None)
         with self._mutex:
             undecided = self._undecided.get(row.gtrid)
             if undecided is None:

@@ -203,7 +203,7 @@ class TransactionManager:
         for names in (lasts, others):
             self._recover_at(names, result, deadline)
         for _ in range(2):  # who carries for whom is arranged in two steps
-            if not (self._coordinator.undecided() or self._coordinator.carriages.is_waiting):
+            if not (self._coordinator.undecided() or self._coordinator.deciding.is_waiting):
                 break
             for names in (lasts, others):
                 self._recover_at(names, result, deadline)
@@ -268,7 +268,7 @@ class TransactionManager:
             with source.opened() as connection:
                 if offers(connection, "carriers") and connection.carriers().space == space:
                     raise ProtocolError(f"participant {source.name!r} has space {space}: recovery hands it what is its")
-        waiting = [(gtrid, row.queue) for gtrid, row in self._coordinator.carriages.rows.items() if row.space == space]
+        waiting = [(gtrid, row.queue) for gtrid, row in self._coordinator.deciding.rows.items() if row.space == space]
         with self._log.lock:
             for made in self._log.table.open.values():
                 waiting += [(made.gtrid, name) for name in made.outstanding if made.spaces.get(name) == space]

@@ -206,7 +206,7 @@ class RecoveryThread:
         before = self._coordinator.snapshot()
         outstanding = self._coordinator.outstanding(self._name, before)
         carriers = self._connection.carriers() if driver.offers(self._connection, "carriers") else None
-        if any(outstanding.values()) or not self._coordinator.carriages.rows.keys().isdisjoint(outstanding):
+        if any(outstanding.values()) or not self._coordinator.deciding.rows.keys().isdisjoint(outstanding):
             self._connection.harden()
         found = [branch for branch in map(parse_listed, self._connection.tpc_recover()) if branch is not None]
         own = [branch for branch in found if branch.gtrid.node == self._coordinator.log.node]
@@ -224,7 +224,7 @@ class RecoveryThread:
         for gtrid in sorted(outstanding.keys() - {bytes(branch.gtrid) for branch in mine}):
             if self._stopped:
                 return
-            if gtrid in self._coordinator.carriages.rows:
+            if gtrid in self._coordinator.deciding.rows:
                 self._settle_carried(gtrid, carriers, report)
                 continue
             voted = self._coordinator.log.space_of(gtrid, self._name)
@@ -257,27 +257,27 @@ class RecoveryThread:
 
     def _settle_carried(self, gtrid: bytes, carriers: Carriers | None, report: ScanReport) -> None:
         """Its branch is not there any more: it was applied, which is hardened now, or its space is to be told of it."""
-        row = self._coordinator.carriages.rows[gtrid]
+        row = self._coordinator.deciding.rows[gtrid]
         noted = carriers.get(row.carrier) if carriers is not None else None
         if carriers is None or carriers.space != row.space:
             report.carrying = f"the change of {gtrid.decode()} is for {_gone(row.space)}"
         elif noted is None or not noted.has_applied(row.number):
-            self._coordinator.carriages.want(row)
+            self._coordinator.deciding.want(row)
         elif self._connection.carriers().life == carriers.life:
             self._coordinator.settle(gtrid, Outcome.COMMITTED, {self._name: ParticipantOutcome.COMMITTED}, {})
 
     def _carry(self, carriers: Carriers, report: ScanReport) -> None:
-        """Arranges which databases carry for its space; see ``carriage``."""
-        coordinator, carriages = self._coordinator, self._coordinator.carriages
+        """Arranges which databases carry for its space; see ``deciding``."""
+        coordinator, deciding = self._coordinator, self._coordinator.deciding
         others = [source for source in coordinator.sources.values() if source.name != self._name]
-        databases = [one.name for one in others if one.may_decide or carriers.get(carriages.name(one.name))]
-        coordinator.wake(carriages.ask(self._name, carriers, databases))
-        is_taken, trouble = carriages.deliver(self._name, carriers, self._connection, databases)
+        databases = [one.name for one in others if one.may_decide or carriers.get(deciding.name(one.name))]
+        coordinator.wake(deciding.ask(self._name, carriers, databases))
+        is_taken, trouble = deciding.deliver(self._name, carriers, self._connection, databases)
         report.carrying = report.carrying or trouble
         if is_taken:
             carriers = self._connection.carriers()
             coordinator.wake([self._name])  # what was waited for can be settled
-        mine = [one for one in carriers.carriers if one.carrier.startswith(f"{carriages.node}.")]
+        mine = [one for one in carriers.carriers if one.carrier.startswith(f"{deciding.node}.")]
         report.is_awaited = any(one.is_awaited for one in mine)
 
     def _strangers(self, own: Iterable[ListedBranch]) -> Iterable[str]:
@@ -349,7 +349,7 @@ class RecoveryThread:
         """
         coordinator, decisions = self._coordinator, self._coordinator.log
         if self._name not in decisions.table.lasts:
-            if not coordinator.carriages.is_asked(self._name):
+            if not coordinator.deciding.is_asked(self._name):
                 return
             coordinator.make_ready(self._name)
         if not self._has_read:
@@ -369,7 +369,7 @@ class RecoveryThread:
             coordinator.wake(row.participants or coordinator.sources)
         done = decisions.take_done_rows(self._name)
         try:
-            rows = coordinator.carriages.rows
+            rows = coordinator.deciding.rows
             known = {gtrid: rows[gtrid] for gtrid in done if gtrid in rows}
             carried = {gtrid: (row.space, row.carrier, row.number) for gtrid, row in known.items()}
             last_resource.delete_rows(self._connection, done, carried)
@@ -378,7 +378,7 @@ class RecoveryThread:
             raise
         for gtrid in carried:
             del rows[gtrid]
-        coordinator.wake(coordinator.carriages.begin(self._name, self._connection))
+        coordinator.wake(coordinator.deciding.begin(self._name, self._connection))
 
 
 def _gone(space: str) -> str:

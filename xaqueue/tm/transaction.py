@@ -32,8 +32,8 @@ from xaqueue.errors import (
 from xaqueue.tm import driver, voting
 from xaqueue.tm.async_transaction import AsyncTransaction
 from xaqueue.tm.branch import EnlistedBranch, enlist
-from xaqueue.tm.carriage import CarriedRow
 from xaqueue.tm.coordinator import Coordinator, TraceStep
+from xaqueue.tm.deciding import CarriedRow
 from xaqueue.tm.gtrid import FORMAT_ID
 from xaqueue.tm.last_resource import DecisionRow, LifeOver
 from xaqueue.tm.voting import DECISION, Command, ParticipantOutcome, Replies, Reply, TransactionResult, Verb, Voting
@@ -342,13 +342,13 @@ class Transaction:
         coordinator.expect_row(self.gtrid, name, prepared)
         change = self._branches[prepared[0]].carried
         if change is not None:
-            coordinator.carriages.rows[self.gtrid] = CarriedRow(
+            coordinator.deciding.rows[self.gtrid] = CarriedRow(
                 prepared[0], change.carrier, change.life.space, change.number
             )
         row = DecisionRow(self.gtrid, Outcome.COMMITTED, tuple(prepared), spaces=self._spaces_of(prepared))
         reply = last.commit_last(row, coordinator.log.check, change)
         if change is not None and isinstance(last.error, LifeOver):
-            coordinator.carriages.refused(prepared[0], name)
+            coordinator.deciding.refused(prepared[0], name)
         coordinator.step(TraceStep.COMMITTED_LAST, self.gtrid, name)
         for other in prepared:
             self._branches[other].defer()

@@ -12,7 +12,7 @@ import pytest
 from xaqueue.carried import CarriedChange, Carriers, CarrierState, CarrierStatus, Life, Pruned, checked_carrier
 from xaqueue.errors import OperationalError
 from xaqueue.tm import last_resource
-from xaqueue.tm.carriage import Carriages, CarriedRow
+from xaqueue.tm.deciding import CarriedRow, DecidingDatabases
 from xaqueue.tm.gtrid import Gtrid
 from xaqueue.tm.last_resource import DecisionRow, LifeOver
 from xaqueue.xa import Outcome
@@ -64,77 +64,77 @@ def row(number: int, life: Life = FIRST, carrier: str = NAME) -> DecisionRow:
 
 
 def test_only_who_is_wanted_or_waited_for_is_asked() -> None:
-    carriages = Carriages(NODE)
-    assert carriages.ask("queue", of(FIRST), ["ledger"]) == []
-    assert carriages.ask("queue", of(FIRST, pending=True), ["ledger", "other"]) == ["ledger"]
-    assert not carriages.is_ready("queue", "other")
-    assert carriages.ask("queue", of(FIRST), ["other"]) == ["other"]
-    assert carriages.is_asked("other")
-    assert not carriages.is_asked("third")
-    assert carriages.is_waiting
+    deciding = DecidingDatabases(NODE)
+    assert deciding.ask("queue", of(FIRST), ["ledger"]) == []
+    assert deciding.ask("queue", of(FIRST, pending=True), ["ledger", "other"]) == ["ledger"]
+    assert not deciding.is_ready("queue", "other")
+    assert deciding.ask("queue", of(FIRST), ["other"]) == ["other"]
+    assert deciding.is_asked("other")
+    assert not deciding.is_asked("third")
+    assert deciding.is_waiting
 
 
 def test_from_the_first_wish_to_a_database_that_carries(database: sqlite3.Connection, queue: Queue) -> None:
-    carriages = Carriages(NODE)
-    assert not carriages.is_ready("queue", "ledger")
-    assert carriages.ask("queue", of(FIRST), ["ledger"]) == ["ledger"]
-    assert carriages.begin("ledger", database) == ["queue"]
-    assert not carriages.is_ready("queue", "ledger")
-    assert carriages.deliver("queue", of(FIRST), queue, ["ledger"]) == (True, "")
+    deciding = DecidingDatabases(NODE)
+    assert not deciding.is_ready("queue", "ledger")
+    assert deciding.ask("queue", of(FIRST), ["ledger"]) == ["ledger"]
+    assert deciding.begin("ledger", database) == ["queue"]
+    assert not deciding.is_ready("queue", "ledger")
+    assert deciding.deliver("queue", of(FIRST), queue, ["ledger"]) == (True, "")
     assert queue.delivered == [(NAME, [], Pruned())]
-    assert carriages.is_ready("queue", "ledger")
-    assert not carriages.is_waiting
-    assert carriages.ask("queue", of(FIRST), ["ledger"]) == []
-    assert carriages.deliver("queue", of(FIRST), queue, ["ledger"]) == (False, "")
+    assert deciding.is_ready("queue", "ledger")
+    assert not deciding.is_waiting
+    assert deciding.ask("queue", of(FIRST), ["ledger"]) == []
+    assert deciding.deliver("queue", of(FIRST), queue, ["ledger"]) == (False, "")
     last_resource.insert_carried(database, row(1), FIRST)
 
 
 def test_what_is_not_taken_is_delivered_again(database: sqlite3.Connection, queue: Queue) -> None:
     """Another carrier of the queue has not delivered yet."""
-    carriages = Carriages(NODE)
-    carriages.ask("queue", of(FIRST, pending=True), ["ledger"])
-    carriages.begin("ledger", database)
+    deciding = DecidingDatabases(NODE)
+    deciding.ask("queue", of(FIRST, pending=True), ["ledger"])
+    deciding.begin("ledger", database)
     queue.is_taken = False
     for _ in range(2):
-        taken, trouble = carriages.deliver("queue", of(FIRST), queue, ["ledger"])
+        taken, trouble = deciding.deliver("queue", of(FIRST), queue, ["ledger"])
         assert not taken
         assert "waits for other databases" in trouble
-        assert not carriages.is_ready("queue", "ledger")
-        assert carriages.ask("queue", of(FIRST, pending=True), ["ledger"]) == []
+        assert not deciding.is_ready("queue", "ledger")
+        assert deciding.ask("queue", of(FIRST, pending=True), ["ledger"]) == []
     queue.is_taken = True
-    assert carriages.deliver("queue", of(FIRST), queue, ["ledger"]) == (True, "")
+    assert deciding.deliver("queue", of(FIRST), queue, ["ledger"]) == (True, "")
     assert len(queue.delivered) == 3
 
 
 def test_a_life_that_changes_before_the_delivery_is_asked_for_anew(database: sqlite3.Connection, queue: Queue) -> None:
     """What was found for the earlier one is not delivered: more may have been committed until the next began."""
-    carriages = Carriages(NODE)
-    carriages.ask("queue", of(FIRST, pending=True), ["ledger"])
-    carriages.begin("ledger", database)
+    deciding = DecidingDatabases(NODE)
+    deciding.ask("queue", of(FIRST, pending=True), ["ledger"])
+    deciding.begin("ledger", database)
     last_resource.insert_carried(database, row(1), FIRST)
     database.commit()
-    assert carriages.deliver("queue", of(SECOND), queue, ["ledger"]) == (False, "")
+    assert deciding.deliver("queue", of(SECOND), queue, ["ledger"]) == (False, "")
     assert queue.delivered == []
-    assert carriages.ask("queue", of(SECOND, pending=True), ["ledger"]) == ["ledger"]
-    assert carriages.begin("ledger", database) == ["queue"]
-    assert carriages.deliver("queue", of(SECOND), queue, ["ledger"]) == (True, "")
+    assert deciding.ask("queue", of(SECOND, pending=True), ["ledger"]) == ["ledger"]
+    assert deciding.begin("ledger", database) == ["queue"]
+    assert deciding.deliver("queue", of(SECOND), queue, ["ledger"]) == (True, "")
     assert queue.delivered == [(NAME, [row(1).carried], Pruned())]
     with pytest.raises(LifeOver, match="opened anew"):
         last_resource.insert_carried(database, row(2), FIRST)
 
 
 def test_a_life_that_ends_takes_the_readiness_with_it(database: sqlite3.Connection, queue: Queue) -> None:
-    carriages = Carriages(NODE)
-    carriages.ask("queue", of(FIRST, pending=True), ["ledger"])
-    carriages.begin("ledger", database)
-    carriages.deliver("queue", of(FIRST), queue, ["ledger"])
-    assert carriages.ask("queue", of(SECOND), ["ledger"]) == []
-    assert not carriages.is_ready("queue", "ledger")
-    assert carriages.ask("queue", of(SECOND), ["ledger"]) == ["ledger"], "now it is wanted again"
-    carriages.begin("ledger", database)
-    carriages.deliver("queue", of(SECOND), queue, ["ledger"])
-    carriages.refused("queue", "ledger")
-    assert not carriages.is_ready("queue", "ledger")
+    deciding = DecidingDatabases(NODE)
+    deciding.ask("queue", of(FIRST, pending=True), ["ledger"])
+    deciding.begin("ledger", database)
+    deciding.deliver("queue", of(FIRST), queue, ["ledger"])
+    assert deciding.ask("queue", of(SECOND), ["ledger"]) == []
+    assert not deciding.is_ready("queue", "ledger")
+    assert deciding.ask("queue", of(SECOND), ["ledger"]) == ["ledger"], "now it is wanted again"
+    deciding.begin("ledger", database)
+    deciding.deliver("queue", of(SECOND), queue, ["ledger"])
+    deciding.refused("queue", "ledger")
+    assert not deciding.is_ready("queue", "ledger")
 
 
 def test_a_life_that_is_older_than_the_databases_is_not_begun(database: sqlite3.Connection) -> None:
@@ -162,17 +162,17 @@ def test_a_database_tells_what_it_has_of_this_carrier_and_space(database: sqlite
 
 
 def test_rows_that_are_found_are_remembered() -> None:
-    carriages = Carriages(NODE)
-    carriages.add_row(row(7))
-    carriages.add_row(DecisionRow(bytes(Gtrid(NODE, 1, 8)), Outcome.ROLLED_BACK))
-    carriages.add_row(DecisionRow(bytes(Gtrid(NODE, 1, 9)), Outcome.COMMITTED, ("queue",)))
-    assert carriages.rows == {row(7).gtrid: CarriedRow("queue", NAME, SPACE, 7)}
+    deciding = DecidingDatabases(NODE)
+    deciding.add_row(row(7))
+    deciding.add_row(DecisionRow(bytes(Gtrid(NODE, 1, 8)), Outcome.ROLLED_BACK))
+    deciding.add_row(DecisionRow(bytes(Gtrid(NODE, 1, 9)), Outcome.COMMITTED, ("queue",)))
+    assert deciding.rows == {row(7).gtrid: CarriedRow("queue", NAME, SPACE, 7)}
 
 
 def test_any_name_of_a_participant_makes_a_carrier(database: sqlite3.Connection, queue: Queue) -> None:
     """Also one that could be no name of a file."""
-    carriages = Carriages(NODE)
+    deciding = DecidingDatabases(NODE)
     for name in ("pg/main", "..", "%2F", "x" * 64, "/" * 64):
-        assert decode_carrier(carriages.name(name)) == name
-        carriages.want(CarriedRow("queue", carriages.name(name), SPACE, 1))
-        assert carriages.ask("queue", of(FIRST), [name]) == [name]
+        assert decode_carrier(deciding.name(name)) == name
+        deciding.want(CarriedRow("queue", deciding.name(name), SPACE, 1))
+        assert deciding.ask("queue", of(FIRST), [name]) == [name]

@@ -32,7 +32,7 @@ class CarriedRow:
 
 
 @dataclass(slots=True)
-class Carriage:
+class DecidingDatabase:
     """Of one queue by one database."""
 
     is_wanted: bool = False
@@ -48,13 +48,13 @@ class Carriage:
     """The life in which it may carry."""
 
 
-class Carriages:
+class DecidingDatabases:
     """Of one transaction manager. Safe for threads."""
 
     def __init__(self, node: str) -> None:
         self.node = node
         self._mutex = threading.Lock()
-        self._all: dict[tuple[str, str], Carriage] = {}
+        self._all: dict[tuple[str, str], DecidingDatabase] = {}
         """By queue and database."""
         self.rows: dict[bytes, CarriedRow] = {}
         """By gtrid, those that were committed, or may have been, and are not removed."""
@@ -66,10 +66,10 @@ class Carriages:
     def is_ready(self, queue: str, database: str, wake: Callable[[], object] = lambda: None) -> bool:
         """Whether that database may carry; where not, it is wanted from here on, and whoever arranges that is woken."""
         with self._mutex:
-            carriage = self._of(queue, database)
-            if carriage.ready is not None:
+            deciding = self._of(queue, database)
+            if deciding.ready is not None:
                 return True
-            was_wanted, carriage.is_wanted = carriage.is_wanted, True
+            was_wanted, deciding.is_wanted = deciding.is_wanted, True
         if not was_wanted:  # and not at each transaction: what goes wrong is tried again in its own time
             wake()
         return False
@@ -103,13 +103,13 @@ class Carriages:
         asked = []
         with self._mutex:
             for database in databases:
-                carriage, life = self._of(queue, database), carriers.life
+                deciding, life = self._of(queue, database), carriers.life
                 noted = carriers.get(self.name(database))
-                if carriage.ready not in (None, life):
-                    carriage.ready = None
-                is_known = carriage.ready is not None or (carriage.found is not None and carriage.found[0] == life)
-                if not is_known and (carriage.is_wanted or (noted is not None and noted.pending)):
-                    carriage.asked, carriage.noted, carriage.found = life, noted, None
+                if deciding.ready not in (None, life):
+                    deciding.ready = None
+                is_known = deciding.ready is not None or (deciding.found is not None and deciding.found[0] == life)
+                if not is_known and (deciding.is_wanted or (noted is not None and noted.pending)):
+                    deciding.asked, deciding.noted, deciding.found = life, noted, None
                     asked.append(database)
         return asked
 
@@ -118,8 +118,8 @@ class Carriages:
         is_taken, troubles = False, []
         for database in databases:
             with self._mutex:
-                carriage = self._of(queue, database)
-                found, trouble = carriage.found, carriage.trouble
+                deciding = self._of(queue, database)
+                found, trouble = deciding.found, deciding.trouble
             if found is None or found[0] != carriers.life:
                 troubles += [f"{database} does not carry for {queue}: {trouble}"] if trouble else []
                 continue
@@ -133,7 +133,7 @@ class Carriages:
                 troubles.append(f"what {database} has carried waits for other databases that carry for these queues")
                 continue
             with self._mutex:
-                carriage.ready, carriage.found, carriage.is_wanted = life, None, False
+                deciding.ready, deciding.found, deciding.is_wanted = life, None, False
             is_taken = True
         return is_taken, "; ".join(troubles)
 
@@ -166,15 +166,15 @@ class Carriages:
                 trouble = f"{type(error).__name__}: {error}"
                 connection.rollback()
             with self._mutex:
-                carriage = self._of(queue, database)
-                if carriage.asked == life:
-                    if found is not None or trouble != carriage.trouble:  # and not again and again
+                deciding = self._of(queue, database)
+                if deciding.asked == life:
+                    if found is not None or trouble != deciding.trouble:  # and not again and again
                         answered.append(queue)
-                    carriage.asked, carriage.found, carriage.trouble = None, found, trouble
+                    deciding.asked, deciding.found, deciding.trouble = None, found, trouble
         return answered
 
-    def _of(self, queue: str, database: str) -> Carriage:
-        return self._all.setdefault((queue, database), Carriage())
+    def _of(self, queue: str, database: str) -> DecidingDatabase:
+        return self._all.setdefault((queue, database), DecidingDatabase())
 
 
 def _is_older(noted: CarrierStatus | None, changes: Sequence[bytes], pruned: Pruned) -> bool:
