@@ -230,8 +230,13 @@ class _Build:
     lives: list[str]
     source: str = field(init=False)
     newer: Newer = field(init=False)
+    told: dict[str, int] = field(init=False)
+    """By queue the highest number that the journal gives, which the directories may be behind."""
 
     def __post_init__(self) -> None:
+        self.told = {}
+        with suppress(SpaceError, OSError):
+            self.told = highest_numbers(look(self.fs, JOURNAL, change.is_valid).records)
         self.source = f"{SNAPSHOTS}/{self.found.number}"
         self.exact = self.exact or bool(self.at_us)
         self.newer = Newer(self.fs, PLACE, self.kinds, is_whole=self.is_whole)
@@ -288,7 +293,7 @@ class _Build:
     def _marks(self, through: dict[str, int]) -> dict[str, int]:
         """With those of what came back before: it may be brought over, and have been delivered before that."""
         earlier = restored.read(self.fs)
-        queues = {name for one in listed(self.fs, layout.COMMITTED) if (name := layout.parse_queue_directory(one))}
+        queues = self._queues()
         if earlier.snapshot == restored.DAMAGED:
             return {queue: self._beyond(queue) for queue in queues | through.keys()}
         return {queue: max(through.get(queue, 0), earlier.queues.get(queue, 0)) for queue in queues | through.keys()}
@@ -319,17 +324,21 @@ class _Build:
             marks += mark or ()
         return min(max(marks) + JUMP, layout.LAST_SEQ - JUMP)
 
+    def _queues(self) -> set[str]:
+        """Those of the space as it is."""
+        found = {name for one in listed(self.fs, layout.COMMITTED) if (name := layout.parse_queue_directory(one))}
+        return found | self.told.keys()
+
     def _numbers(self, queue: str) -> list[int]:
-        return [(number + 1) << layout.RANGE_BITS for number in ranges_in(self.fs, queue)]
+        ranges = [(number + 1) << layout.RANGE_BITS for number in ranges_in(self.fs, queue)]
+        return [self.told.get(queue, 0), *ranges]
 
     def _bring_over(self, names: list[str], through: dict[str, int]) -> set[Xid]:
         """What came since, and the numbers of queues that came since. Returns the branches of which nobody can tell
         whether they were decided since."""
         then = set(branches_in(self.fs, f"{PLACE}/{layout.PREPARED}"))
-        for name in listed(self.fs, layout.COMMITTED):
-            queue = layout.parse_queue_directory(name)
-            if queue is not None and queue not in through:
-                self._put(layout.watermark_path(queue), layout.format_watermark(Watermark(0, self._beyond(queue))))
+        for queue in sorted(self._queues() - through.keys()):
+            self._put(layout.watermark_path(queue), layout.format_watermark(Watermark(0, self._beyond(queue))))
         if self.exact:
             return then
         self.newer.bring(names)

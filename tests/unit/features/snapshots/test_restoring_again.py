@@ -11,15 +11,21 @@ import pytest
 from typer.testing import CliRunner
 
 import xaqueue
+from support.crash_level import LAGGING, NOON_US, open_space
+from support.forgetful import Tree
 from xaqueue.cli.main import app
+from xaqueue.core.model import layout
 from xaqueue.core.model.format import read_format
 from xaqueue.core.owner import open as opening
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.errors import InvalidArgument, QueueWaiting, SpaceError
-from xaqueue.features.session import attach
+from xaqueue.features.kinds import KINDS
+from xaqueue.features.session import Session, attach
 from xaqueue.features.snapshots import restore as restoring
 from xaqueue.features.snapshots import store
 from xaqueue.features.snapshots.restoring import restore
+from xaqueue.features.snapshots.take import take
+from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 
 
@@ -286,3 +292,26 @@ def test_what_an_operator_has_decided_since_is_not_done_again(doubtful: tuple[Pa
         (root / lost).unlink()
     assert restore(root, 3).branches == []
     assert contents(root) == [(b"held", True)]
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_number_that_only_the_journal_tells_is_not_given_again() -> None:
+    """Of a queue that came behind the snapshot, whose owner was killed before its directories followed."""
+    fs = Tree(dict.fromkeys(layout.directories()) | {layout.FORMAT: b"xaqueue 1 orders 1111"}).open()
+    space = open_space(fs, LAGGING)
+    take(space)
+    session = Session(space)
+    first = added(session)
+    restoring.restore(fs, 1, NOON_US, exact=True, kinds=KINDS)
+    assert added(Session(open_space(fs, LAGGING))) > first
+
+
+def added(session: Session) -> int:
+    """The number of the only message."""
+    xid = Xid(1, b"put", b"")
+    session.start(xid)
+    session.enqueue("orders", b"")
+    session.end(xid)
+    session.commit(xid, Flag.ONEPHASE)
+    (message,) = session.browse("orders")
+    return message.seq
