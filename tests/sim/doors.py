@@ -5,7 +5,7 @@ an owner would do, one call after the other.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from unittest import mock
 from support import crash_level
 from support.crash_level import CYCLING, FILLING, LAGGING, STRICT, Level, level_of
 from support.failing_disk import FailingFileSystem
-from support.forgetful import Tree
+from support.forgetful import ForgetfulFileSystem, Tree
 from xaqueue.core.engine import heuristics, journal_log, timeouts
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import definitions, layout
@@ -23,14 +23,19 @@ from xaqueue.core.owner import definitions_file
 from xaqueue.core.storage.ids import _fresh as fresh
 from xaqueue.features.counters import counters
 from xaqueue.features.dedup import dedup
+from xaqueue.features.kinds import KINDS
 from xaqueue.features.retries import moving
 from xaqueue.features.session import Session
+from xaqueue.features.snapshots import manifest, store, take
+from xaqueue.features.snapshots import restore as restoring
 from xaqueue.features.streams import cleanup
 from xaqueue.message import MessageId
 from xaqueue.xid import Xid
 
 LEVELS: tuple[Level, ...] = (STRICT, STRICT, level_of("FSYNC;DSYNC"), LAGGING, FILLING, CYCLING)
-EMPTY = Tree(dict.fromkeys(layout.directories()))
+EMPTY = Tree(
+    dict.fromkeys(layout.directories()) | {layout.FORMAT: b"xaqueue 1 sim 11111111-1111-1111-1111-111111111111"}
+)
 NOON_US = crash_level.NOON_US
 MIDNIGHT_US = NOON_US - 12 * 3600 * 1_000_000
 """Before every time that a clock of the world shows."""
@@ -44,9 +49,14 @@ def disk(tree: Tree) -> FailingFileSystem:
     return fs
 
 
-def new(level: Level) -> FailingFileSystem:
-    """The disk of an empty space, whose journal has had an earlier life."""
-    return disk(crash_level.ready(EMPTY, level))
+def new(level: Level, left: Mapping[str, int]) -> FailingFileSystem:
+    """The disk of an empty space, whose journal has had an earlier life. left: of queues that had messages before, how
+    many numbers are left to the edge of a range."""
+    marked: dict[str, bytes | None] = {}
+    for queue, count in left.items():
+        mark = layout.Watermark(layout.RANGE_SIZE - 1 - count, layout.RANGE_SIZE - 1 - count)
+        marked |= {layout.queue_path(queue): None, layout.watermark_path(queue): layout.format_watermark(mark)}
+    return disk(Tree({**crash_level.ready(EMPTY, level).nodes, **marked}))
 
 
 def open_space(
@@ -110,10 +120,29 @@ def unhardened(space: Space) -> dict[str, int]:
 
 def files(fs: FailingFileSystem, queue: str) -> Iterator[MessageId]:
     """The ids of all messages that the queue has a file of, or the archive."""
+    places = tuple(f"{place}/queue={queue}/range=" for place in (layout.COMMITTED, layout.ARCHIVE))
     for path in fs.tree_after_kill().nodes:
         parsed = layout.parse_message(path.rpartition("/")[2])
-        if parsed is not None and f"/queue={queue}/range=" in path:
+        if parsed is not None and path.startswith(places):
             yield parsed[1]
+
+
+def snapshots(fs: FailingFileSystem) -> set[int]:
+    """The numbers of those that are there."""
+    return {one.number for one in store.listed(fs)}
+
+
+def take_snapshot(space: Space) -> int:
+    return take.take(space).number
+
+
+def damage(fs: FailingFileSystem, snapshot: int) -> list[str]:
+    return list(store.damage(fs, f"{manifest.SNAPSHOTS}/{snapshot}"))
+
+
+def restore(fs: ForgetfulFileSystem, snapshot: int, now_us: int) -> None:
+    """As it was; or on with one that was cut off."""
+    restoring.restore(fs, snapshot, now_us, exact=True, kinds=KINDS)
 
 
 def count_keys(fs: FailingFileSystem) -> int:

@@ -14,6 +14,8 @@ from support.crash_level import Level
 from xaqueue.xid import Xid
 
 ACTIVE, IN_DOUBT, CARRIED = "active", "in doubt", "carried"
+CAME_BACK = "in doubt once more"
+"""By a restore: only an operator decides it."""
 DONE_BY_HAND, UNDONE_BY_HAND = "committed by hand", "rolled back by hand"
 
 
@@ -63,6 +65,8 @@ class Rules:
     """Of a message, at least."""
     is_prompt = False
     """Its rules are asked when a message is put: nobody keeps it in his hands for a while first."""
+    excludes: ClassVar[Sequence[type[Rules]]] = ()
+    """Rules that no world has beside these."""
     weights: ClassVar[Mapping[str, int]] = {}
     """The names of its verbs, methods that take the world, and how often each is drawn."""
 

@@ -26,6 +26,7 @@ from sim.rules.groups import Groups
 from sim.rules.leases import Leases
 from sim.rules.limits import ByteLimits, Limits
 from sim.rules.managed import Managed
+from sim.rules.restores import Restores
 from sim.rules.retries import Retries
 from sim.rules.streams import Streams
 from sim.rules.topics import Topics
@@ -34,7 +35,7 @@ from sim.world import STEPS, World, dice
 
 FEATURES: tuple[type[Rules], ...] = (
     *(Retries, Limits, ByteLimits, Dedup, Groups, Delays, Leases, Topics),
-    *(Streams, Batches, Carry, Managed, Undefine, Counts),
+    *(Streams, Batches, Carry, Managed, Undefine, Counts, Restores),
 )
 SHRINK_S = 60.0
 
@@ -45,7 +46,8 @@ def play(seed: int, steps: Sequence[int] | None = None, kinds: Sequence[type[Rul
     """
     share = 0.1 if kinds else 0.6
     drawn = [Core(), *(each() for each in FEATURES if dice(seed, each.__name__).random() < share or each in kinds)]
-    rules = [each for each in drawn if any(map(each.holds_at, doors.LEVELS))]
+    excluded = tuple(kind for each in drawn for kind in each.excludes)
+    rules = [each for each in drawn if any(map(each.holds_at, doors.LEVELS)) and not isinstance(each, excluded)]
     doors.forget_ids()
     with doors.ids(dice(seed, "ids")), doors.large(dice(seed, "large").choice((None, None, 1000, 5000))):
         world = World(seed, Model(tuple(rules), doors.NOON_US))

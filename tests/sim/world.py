@@ -20,7 +20,7 @@ from sim.model import ACTIVE, DONE_BY_HAND, IN_DOUBT, UNDONE_BY_HAND, Branch, Mo
 from sim.wire import Server
 from support.crash_level import Level
 from support.failing_disk import FailingFileSystem
-from support.forgetful import Crashed, Tree
+from support.forgetful import Crashed, ForgetfulFileSystem, Tree
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.model.layout import TRIES
@@ -36,6 +36,8 @@ WAYS = ("closed", "killed", "cut", "cut")
 FAULTS = ("crash",) * 6 + ("sync fails", "no room", "request", "answer", "answer")
 LOOKS = 0.15
 """In so many steps it is looked at what a loss of power would leave behind them."""
+EDGES = 0.6
+"""So many queues begin near the edge of a range."""
 QUIET = 20
 """So many steps of 31 have no fault."""
 BECAME = {
@@ -108,7 +110,9 @@ class World:
     def __post_init__(self) -> None:
         self.dice = dice(self.seed)
         self.level = self.dice.choice(self.levels)
-        self.fs = doors.new(self.level)
+        edges = dice(self.seed, "edges")
+        names = [name for name in self.model.queues() if edges.random() < EDGES]
+        self.fs = doors.new(self.level, {name: edges.randrange(6) for name in names})
         self._open()
 
     @property
@@ -204,6 +208,11 @@ class World:
             attempts, calls = self.fuse
             self.fuse = (attempts - 1, calls) if attempts else None
             self.fs.crash_after = None if attempts else self.fs.calls + calls
+
+    def strike(self) -> None:
+        """The crash of this step, where it has one, is in the next attempt rather than in any."""
+        if self.fuse is not None and self.dice.random() < 0.5:
+            self.fuse = 0, self.fuse[1]
 
     def _survive(
         self,
@@ -312,6 +321,24 @@ class World:
         self.way = way
         self._reopen([self.model.after(way)])
 
+    def replace(self, call: Callable[[ForgetfulFileSystem], object], after: Model) -> None:
+        """The process ends, and who has the space then does this, which may be cut off and done again."""
+        way, self.fuse = self.dice.choice(("closed", "killed")), None
+        self._end(way)
+        while True:
+            self.fs.crash_after = self.fs.calls + self.dice.randrange(self.dice.choice((30, 300, 1000)))
+            try:
+                call(self.fs)
+                break
+            except Crashed:
+                self.trace.append("  Crashed")
+            self.fs.survive_kill()
+            if self.dice.random() < 0.7:
+                self.fs = doors.disk(self.dice.choice(self._trees()))
+        self.fs.crash_after, self.model = None, after
+        self._open()
+        self._explain([after])
+
     def attempt_early(self, call: Callable[[Space], object], effect: Effect) -> None:
         """As soon as the branches of a space are known that is opened after a kill."""
         self.restart("killed")
@@ -335,14 +362,10 @@ class World:
     def _reopen(self, allowed: list[Model]) -> None:
         """Which is cut off in turn, sometimes."""
         way, again, self.fuse = self.way, self.dice.random() < 0.2, None
-        is_closed = way == "closed" and not self.fs.crashed and not self.fs.failed
-        self.fs.crash_after, self.fs.fail_after = None, None
-        self.fs.heal()
-        if is_closed:
-            self.space.close()
-        self.server.is_dead = True
-        self.fs.survive_kill()
-        if way == "cut":
+        is_closed = self._end(way)
+        if way == "cut" and self.dice.random() < 0.3:  # not before the next one recovers
+            again = True
+        elif way == "cut":
             self._cut(allowed)
         while again:
             self.fs.crash_after = self.fs.calls + self.dice.randrange(40)
@@ -360,6 +383,17 @@ class World:
         self._explain(allowed)
         if way == "killed":
             self._look_at(self._trees(), [self.model.after("cut")])
+
+    def _end(self, way: str) -> bool:
+        """The process does; whether it could close the space."""
+        is_closed = way == "closed" and not self.fs.crashed and not self.fs.failed
+        self.fs.crash_after, self.fs.fail_after = None, None
+        self.fs.heal()
+        if is_closed:
+            self.space.close()
+        self.server.is_dead = True
+        self.fs.survive_kill()
+        return is_closed
 
     def _cut(self, allowed: Sequence[Model]) -> None:
         """The world goes on from one of the trees that this may leave, and some others are looked at."""

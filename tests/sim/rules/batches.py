@@ -86,6 +86,7 @@ class Batches(Rules):
 
             return commit
 
+        world.strike()
         orders = [effect(order) for order in permutations(mine)]
         world.attempt(lambda: doors.session(world.space).commit_all(batch, xids), orders[0], None, orders[1:])
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, cast
 
 from sim import doors
-from sim.model import ACTIVE, DONE_BY_HAND, IN_DOUBT, UNDONE_BY_HAND, Branch, Known, Model, Rules
+from sim.model import ACTIVE, CAME_BACK, DONE_BY_HAND, IN_DOUBT, UNDONE_BY_HAND, Branch, Known, Model, Rules
 from sim.world import SECOND_US, WAYS, Effect, Over, World, id_of
 from xaqueue.core.engine.state import Space
 from xaqueue.errors import DiskFull, RolledBack
@@ -14,6 +14,8 @@ from xaqueue.message import MessageId
 from xaqueue.xa import Flag, Vote
 
 THEN = ("commit", "", "", "prepare", "rollback")
+MOST = 8
+"""Messages that one branch takes."""
 
 
 class Core(Rules):
@@ -30,6 +32,8 @@ class Core(Rules):
         "move": 2,
         "idle": 1,
         "pause": 3,
+        "empty": 2,
+        "follow": 3,
     }
 
     def put(self, world: World) -> None:
@@ -52,7 +56,7 @@ class Core(Rules):
         )
 
     def by_hand(self, world: World) -> None:
-        number, commits = world.pick(IN_DOUBT), world.dice.random() < 0.5
+        number, commits = world.pick(IN_DOUBT, CAME_BACK), world.dice.random() < 0.5
         world.attempt(
             lambda: doors.decide(world.space, world.model.branches[number].xid, commits),
             lambda model: model.decide(number, commits),
@@ -124,15 +128,33 @@ class Core(Rules):
         assert moved == id_of(one.number)
 
     def pause(self, world: World) -> None:
-        """The clock of the wall goes on, or is set back; the directories come up with the journal."""
-        what = world.dice.choice(("wait", "wait", "wait", "back", "follow", "checkpoint"))
-        if what in ("follow", "checkpoint"):
-            world.attempt(lambda: in_the_background(world, getattr(doors, what)))
-            return
-        seconds = world.dice.choice((1, 5, 10, 20)) * (1 if what == "wait" else -1)
+        """The clock of the wall goes on, or is set back."""
+        seconds = world.dice.choice((1, 5, 10, 20)) * world.dice.choice((1, 1, 1, -1))
         floor_us = max(each.floor_us(world.model) for each in world.model.rules)
         world.model.now_us = max(world.model.now_us + seconds * SECOND_US, floor_us)
         world.monotonic_s += abs(seconds)
+
+    def follow(self, world: World) -> None:
+        """The directories come up with the journal."""
+        what = world.dice.choice((doors.follow, doors.checkpoint, doors.checkpoint))
+        world.attempt(lambda: in_the_background(world, what))
+        world.look()
+
+    def empty(self, world: World) -> None:
+        """A message comes and goes, and all others of its queue with it: nothing tells of its number but a record."""
+        queue, number = any_queue(world), world.at_work()
+        if world.dice.random() < 0.7:
+            add(world, number, (queue,), drawn_options(world, queue))
+            if world.dice.random() < 0.5:
+                end(world, number, "prepare")
+            if number in world.model.branches:  # else it had no work
+                end(world, number, "commit")
+            number = world.at_work()
+        for _ in range(MOST):
+            if world.model.next(queue, world.model.branches[number].takes) is not None:
+                take(world, number, queue)
+        end(world, number, "commit")
+        world.look()
 
 
 def in_the_background(world: World, call: Callable[[Space], object]) -> None:
@@ -245,6 +267,7 @@ def end(world: World, number: int, verb: str, *, ended: bool = False) -> None:
                 return "refused"
             raise
 
+    world.strike()
     found = world.attempt(call, lambda model: getattr(model, verb)(number), number)
     assert is_refused == (found == "refused"), found
     if verb == "prepare" and not is_refused:

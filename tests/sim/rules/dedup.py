@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from sim import doors
-from sim.model import CARRIED, IN_DOUBT, Branch, Known, Model, Rules
+from sim.model import CAME_BACK, CARRIED, IN_DOUBT, Branch, Known, Model, Rules
 from sim.world import SECOND_US, World, id_of, number_of
 from xaqueue.errors import QueueFull
 from xaqueue.xid import Xid
@@ -37,7 +37,7 @@ class Dedup(Rules):
 
     def votes(self, model: Model, branch: Branch) -> bool:
         """Who has a key that another one has prepared comes again later."""
-        others = (other for other in model.branches.values() if other.state in (IN_DOUBT, CARRIED))
+        others = (other for other in model.branches.values() if other.state in (IN_DOUBT, CARRIED, CAME_BACK))
         claimed = {key_of(one) for other in others for one in other.adds} - {None}
         if any(key_of(one) in claimed and self.first(model, key_of(one)) is None for one in branch.adds):
             return False

@@ -76,6 +76,7 @@ class Streams(Rules):
 
     def clear(self, world: World) -> None:
         world.attempt(lambda: in_the_background(world, doors.clear))
+        world.look()
 
     def shows(self, world: World) -> bool:
         found = doors.session(world.space).reservations()
