@@ -15,7 +15,7 @@ from xaqueue.xid import Xid
 
 ONE_SPACE = 0x58415342
 """Format id ("XASB") of branches whose batch is decided in the space that they are in."""
-SEVERAL_SPACES = 0x5841534D
+MANY_SPACES = 0x5841534D
 """Format id ("XASM") of those whose batch may be decided in another space: nobody but its query may roll them back."""
 HOME_DIGITS = 12
 """Of the id of the space that decides, at the end of the bqual of a branch over several spaces."""
@@ -94,10 +94,10 @@ def key_of(gtrid: bytes) -> str:
 def home_of(xid: Xid) -> str:
     """The beginning of the id of the space that decides the branch's batch; empty where the branch does not say."""
     home = xid.bqual.rpartition(b"@")[2] if b"@" in xid.bqual else b""
-    return home.decode("ascii", "replace") if xid.format_id == SEVERAL_SPACES else ""
+    return home.decode("ascii", "replace") if xid.format_id == MANY_SPACES else ""
 
 
-BATCH_FORMAT_IDS = (ONE_SPACE, SEVERAL_SPACES)
+BATCH_FORMAT_IDS = (ONE_SPACE, MANY_SPACES)
 
 
 def is_of_a_batch(xid: Xid) -> bool:
@@ -112,7 +112,7 @@ _AGAIN = (
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class BatchDecision:
     """What a space remembers of the last batch of a query that was committed."""
 
     batch: Batch

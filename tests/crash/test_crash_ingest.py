@@ -15,7 +15,7 @@ pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
 from xaqueue.spark.checkpoint import Checkpoint
-from xaqueue.spark.ingest_target import DEAD_LETTERS, PlacedBatch, Target, TargetRecord, check_checkpoint, open_target
+from xaqueue.spark.ingest_target import DEAD_LETTERS, IngestedBatch, Target, TargetRecord, check_checkpoint, open_target
 
 DAY = "queue=orders/day=2026-11-21"
 RECORD = TargetRecord("/data/space", "orders", {"type": "struct", "fields": []}, query="q")
@@ -83,7 +83,7 @@ class DeadlyFileSystem(DirectoryFileSystem):
         self.unsynced_names.discard(path)
 
 
-def stage(target: Target, root: Path, number: int, rows: list[int], dead: list[int]) -> PlacedBatch:
+def stage(target: Target, root: Path, number: int, rows: list[int], dead: list[int]) -> IngestedBatch:
     """What Spark would write."""
     staged = root / target.stage(number)
     for part, seqs in (("rows", rows), ("dead", dead)):
@@ -91,7 +91,7 @@ def stage(target: Target, root: Path, number: int, rows: list[int], dead: list[i
             directory = staged / part / DAY
             directory.mkdir(parents=True)
             (directory / "part-0.parquet").write_text(" ".join(map(str, seqs)))
-    return PlacedBatch(len(rows), len(dead))
+    return IngestedBatch(len(rows), len(dead))
 
 
 def attempt(
@@ -184,7 +184,7 @@ def test_all_is_on_disk_when_spark_may_go_on(tmp_path: Path) -> None:
 def test_a_batch_of_other_offsets_is_not_taken_for_this_one(tmp_path: Path) -> None:
     attempt(tmp_path, "first", None, [1, 2], [3])
     target = Target(DirectoryFileSystem(tmp_path), "target", ".target.staging", "second")
-    assert target.batch(1, OFFSETS) == PlacedBatch(2, 1)
+    assert target.batch(1, OFFSETS) == IngestedBatch(2, 1)
     assert target.batch(2, OFFSETS) is None
     with pytest.raises(OperationalError, match=r"restored from an earlier copy.*another target"):
         target.batch(1, '{"seq": 4}')

@@ -34,7 +34,7 @@ from xaqueue.endpoint import parse
 from xaqueue.errors import Error, OutcomeUnknown, SpaceError, SpaceInUse
 from xaqueue.features.replica import replicated
 from xaqueue.features.replica import shipping as shipping_room
-from xaqueue.features.replica.follower import Follower, _begun_in, _piece_in, owned
+from xaqueue.features.replica.follower import ReplicaFollower, _begun_in, _piece_in, owned
 from xaqueue.features.replica.journal_copy import JournalCopy
 from xaqueue.features.replica.promote import _tell, promote
 from xaqueue.features.replica.replicated import LAG, REPLICATION, Replicated
@@ -324,7 +324,7 @@ def test_it_begins_again_where_it_found_no_source(tmp_path: Path, follow: Follow
 
 def test_what_it_has_grows_old_while_it_finds_no_source(tmp_path: Path) -> None:
     with owned(tmp_path / "replica") as (fs, lock):
-        follower = Follower(tmp_path / "replica", fs, lock, "xaq://localhost:1", threading.Event())
+        follower = ReplicaFollower(tmp_path / "replica", fs, lock, "xaq://localhost:1", threading.Event())
         follower._had_all_us -= 90_000_000
         follower._behind = 0, 0.1
         follower._say(is_connected=False)
@@ -352,7 +352,7 @@ def test_who_has_a_replica_is_told_as_far_as_it_is_known(tmp_path: Path) -> None
 def test_a_source_chooses_no_other_place(tmp_path: Path, path: Any) -> None:
     """READY would have a restore move what stands there to wherever it says."""
     with owned(tmp_path / "replica") as (fs, lock):
-        follower = Follower(tmp_path / "replica", fs, lock, "xaq://localhost:1", threading.Event())
+        follower = ReplicaFollower(tmp_path / "replica", fs, lock, "xaq://localhost:1", threading.Event())
         with pytest.raises(SpaceError, match="which is none of a space"):
             follower._put(path, 0, 0, b"{}")
     assert [child.name for child in tmp_path.iterdir()] == ["replica"]

@@ -16,7 +16,7 @@ from support.crash_cases import GIVEN
 from support.crash_level import Level, follow, open_space, ready
 from support.crash_story import FRESH, Became, Contents, Put, Take, do, look, message_id, shown, xid_of
 from support.forgetful import ForgetfulFileSystem, Tree
-from xaqueue.batch import ONE_SPACE, Batch, Decision, Plan
+from xaqueue.batch import ONE_SPACE, Batch, BatchDecision, Plan
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.errors import InvalidArgument, RolledBack
@@ -205,7 +205,7 @@ def judge(tree: Tree, promise: Promise, level: Level) -> None:
         assert other.decision(BATCH) is None
 
 
-def _is_told_from_others(session: Session, decision: Decision | None) -> None:
+def _is_told_from_others(session: Session, decision: BatchDecision | None) -> None:
     """The last batch that was decided is not taken for another one, nor is one before it."""
     batch, plan = (BEFORE, EARLIER_PLAN) if decision is None else (BATCH, PLAN)
     assert session.commit_all(batch, [], plan=plan).plan == plan
@@ -232,7 +232,7 @@ def judge_undone(tree: Tree, promise: Promise, level: Level) -> None:
     assert session.decision(BEFORE) is not None
 
 
-def found(space: Space, promise: Promise) -> Decision | None:
+def found(space: Space, promise: Promise) -> BatchDecision | None:
     """What this space says just after its recovery; AssertionError where that is not what was promised."""
     assert not space.report.quarantined, "a mere crash damages nothing"
     session = Session(space)

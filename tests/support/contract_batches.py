@@ -11,7 +11,7 @@ from typing import Protocol
 
 import pytest
 
-from xaqueue.batch import ONE_SPACE, SEVERAL_SPACES, Batch, Decision, Plan
+from xaqueue.batch import MANY_SPACES, ONE_SPACE, Batch, BatchDecision, Plan
 from xaqueue.errors import HeuristicOutcome, InvalidArgument, ProtocolError, RolledBack, UnknownXid
 from xaqueue.features.session import Session
 from xaqueue.rpc.client.manager import RemoteManager
@@ -153,27 +153,27 @@ class BatchesContract:
         assert bodies(rm) == [b"again"]
 
     def test_the_decision_of_a_batch_over_several_spaces(self, host: Host, rm: Manager) -> None:
-        xid = prepared(rm, "here", batch(), format_id=SEVERAL_SPACES)
-        others = [(space, Xid(SEVERAL_SPACES, batch().gtrid, b"%d" % n)) for space in ("two", "three") for n in (1, 2)]
+        xid = prepared(rm, "here", batch(), format_id=MANY_SPACES)
+        others = [(space, Xid(MANY_SPACES, batch().gtrid, b"%d" % n)) for space in ("two", "three") for n in (1, 2)]
         decision = rm.commit_all(batch(), [xid], others)
         assert (decision.xids, decision.others) == ((xid,), tuple(others))
         host.restart()
         assert host.connect().decision(batch()) == decision
 
     def test_one_that_may_be_decided_elsewhere_is_not_rolled_back_alone(self, host: Host, rm: Manager) -> None:
-        xids = [prepared(rm, bqual, batch(), format_id=SEVERAL_SPACES) for bqual in ("a", "b")]
+        xids = [prepared(rm, bqual, batch(), format_id=MANY_SPACES) for bqual in ("a", "b")]
         for manager in (rm, host.connect()):
             with pytest.raises(ProtocolError, match=rf"may have committed it.*xaqueue indoubt rollback {xids[0]}"):
                 manager.rollback(xids[0])
         host.decide(xids[1], False)
         assert rm.outcome(xids[0]) is Outcome.IN_DOUBT
-        assert rm.commit_all(batch(2), [prepared(rm, "c", batch(2), format_id=SEVERAL_SPACES)]).messages == 1
+        assert rm.commit_all(batch(2), [prepared(rm, "c", batch(2), format_id=MANY_SPACES)]).messages == 1
         assert rm.rollback_all(batch()) == 1
         rm.forget(xids[1])
         assert (bodies(rm), in_doubt(rm)) == ([b"c"], set())
 
     def test_one_that_is_not_prepared_yet_is_rolled_back_by_its_own(self, rm: Manager) -> None:
-        xid = Xid(SEVERAL_SPACES, batch().gtrid, b"a")
+        xid = Xid(MANY_SPACES, batch().gtrid, b"a")
         rm.start(xid)
         rm.enqueue("orders", b"1")
         rm.end(xid)
@@ -182,7 +182,7 @@ class BatchesContract:
 
     def test_branches_of_others_are_refused(self, rm: Manager) -> None:
         xid = prepared(rm, "a", batch())
-        several = Xid(SEVERAL_SPACES, batch().gtrid, b"a")
+        several = Xid(MANY_SPACES, batch().gtrid, b"a")
         with pytest.raises(InvalidArgument, match="is none of batch 1"):
             rm.commit_all(batch(), [Xid(1, batch().gtrid, b"a")])
         with pytest.raises(InvalidArgument, match="format id"):
@@ -198,7 +198,7 @@ class BatchesContract:
     def test_many_who_commit_it_at_once_get_one_decision(self, host: Host, rm: Manager) -> None:
         attempts = [[prepared(rm, f"{attempt}.{n}", batch(), b"%d" % n) for n in range(3)] for attempt in range(4)]
         managers = [host.connect() for _ in attempts]
-        found: list[Decision] = []
+        found: list[BatchDecision] = []
 
         def commit(manager: Manager, xids: Sequence[Xid]) -> None:
             with suppress(UnknownXid):
@@ -243,7 +243,7 @@ class BatchesContract:
         assert bodies(rm) == [b"a", b"b"]
 
     def test_one_that_goes_to_other_spaces_is_refused(self, rm: Manager) -> None:
-        xid = prepared(rm, "a", batch(), format_id=SEVERAL_SPACES)
+        xid = prepared(rm, "a", batch(), format_id=MANY_SPACES)
         decision = rm.commit_all(batch(), [xid], plan=Plan(spaces=("one", "two")))
         for spaces in (("one",), ("one", "two", "three"), ("one", "three")):
             with pytest.raises(InvalidArgument, match="of id one, two and is now to go to one"):
@@ -252,9 +252,7 @@ class BatchesContract:
         assert rm.commit_all(batch(2), [], plan=Plan(spaces=("three",))).plan.spaces == ("three",)
 
     def test_what_another_space_may_have_committed_is_not_touched_without_it(self, host: Host, rm: Manager) -> None:
-        xids = [
-            prepared(rm, bqual, batch(), format_id=SEVERAL_SPACES) for bqual in ("a@0123456789ab", "b@ba9876543210")
-        ]
+        xids = [prepared(rm, bqual, batch(), format_id=MANY_SPACES) for bqual in ("a@0123456789ab", "b@ba9876543210")]
         here, there = Plan(spaces=("ba9876543210ff",)), Plan(spaces=("ba9876543210ff", "0123456789abcd"))
         with pytest.raises(InvalidArgument, match=rf"id 0123456789ab... may have .* indoubt rollback {xids[0]}"):
             rm.commit_all(batch(), xids[1:], plan=here)
@@ -264,7 +262,7 @@ class BatchesContract:
             rm.commit_all(batch(), [], plan=here)
         host.decide(xids[0], False)
         assert rm.commit_all(batch(), [], plan=here).plan == here, "an operator has looked"
-        xid = prepared(rm, "c@0123456789ab", batch(2), format_id=SEVERAL_SPACES)
+        xid = prepared(rm, "c@0123456789ab", batch(2), format_id=MANY_SPACES)
         rm.commit_all(batch(2), [xid], plan=there)
         assert bodies(rm) == [b"c@0123456789ab"]
 
@@ -308,7 +306,7 @@ class BatchesContract:
     def test_what_may_be_decided_elsewhere_is_carried_out_and_the_difference_told(
         self, host: Host, rm: Manager
     ) -> None:
-        xids = [prepared(rm, bqual, batch(), format_id=SEVERAL_SPACES) for bqual in ("a", "b", "c")]
+        xids = [prepared(rm, bqual, batch(), format_id=MANY_SPACES) for bqual in ("a", "b", "c")]
         host.decide(xids[0], False)
         for _ in range(2):
             with pytest.raises(HeuristicOutcome, match="rolled back") as told:

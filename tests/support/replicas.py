@@ -11,7 +11,7 @@ from pathlib import Path
 from support.served import PATIENCE_S, ServerThread
 from xaqueue.core.owner.definitions_file import write_definitions
 from xaqueue.features.opening import create
-from xaqueue.features.replica.follower import Follower, owned
+from xaqueue.features.replica.follower import ReplicaFollower, owned
 from xaqueue.features.replica.shipping import shipping_of
 
 SMALL = 64 * 1024
@@ -28,7 +28,7 @@ class ReplicaThread:
         self._stack = ExitStack()
         fs, lock = self._stack.enter_context(owned(root))
         with self._stack:
-            self.follower = Follower(root, fs, lock, url, self._stopped)
+            self.follower = ReplicaFollower(root, fs, lock, url, self._stopped)
             self._stack = self._stack.pop_all()
         self._thread = threading.Thread(target=self._run, name="replica")
         self._thread.start()

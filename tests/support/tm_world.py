@@ -17,7 +17,7 @@ from support.tm_tasks import TaskTransaction, in_tasks
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.errors import HeuristicOutcome
-from xaqueue.tm.awaiting import Loop
+from xaqueue.tm.awaiting import AsyncLoop
 from xaqueue.tm.coordinator import Coordinator, OnStep
 from xaqueue.tm.coordinator import TraceStep as Step
 from xaqueue.tm.log import DecisionLog
@@ -309,7 +309,7 @@ class Rig:
     ) -> None:
         self.log = DecisionLog(fs, segment_bytes=SMALLEST_SEGMENT_BYTES, now_us=itertools.count(1).__next__)
         self.timeout_s = timeout_s
-        loop = Loop()
+        loop = AsyncLoop()
         if self.thread is not None and self.thread.is_here:
             self.thread = None  # made within a step of another one's
         if self.thread is not None:
@@ -344,7 +344,7 @@ class Rig:
         return reports
 
 
-async def _join(loop: Loop) -> None:
+async def _join(loop: AsyncLoop) -> None:
     loop.join()
 
 

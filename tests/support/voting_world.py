@@ -15,7 +15,7 @@ from xaqueue.tm.voting import (
     Replies,
     Reply,
     TransactionResult,
-    Verb,
+    XaVerb,
     heuristic_code,
 )
 from xaqueue.tm.voting import ParticipantOutcome as Ended
@@ -23,7 +23,7 @@ from xaqueue.xa import Outcome
 
 NAMES = ("a", "b", "c")
 LAST = "last"
-Prepare, CommitOnePhase, Decide, CommitLast, Commit, Rollback = (partial(Command, verb) for verb in list(Verb)[:6])
+Prepare, CommitOnePhase, Decide, CommitLast, Commit, Rollback = (partial(Command, verb) for verb in list(XaVerb)[:6])
 
 
 class Rm(Enum):
@@ -64,9 +64,9 @@ class World:
     # One command
 
     def perform(self, command: Command) -> Replies:
-        if command.verb is Verb.DECIDE:
+        if command.verb is XaVerb.DECIDE:
             return {DECISION: self._decide(command)}
-        if command.verb is Verb.COMMIT_LAST:
+        if command.verb is XaVerb.COMMIT_LAST:
             return {command.last: self._commit_last(command)}
         perform = _PERFORMED_BY[command.verb]
         return {name: perform(self, name) for name in command.names}
@@ -177,11 +177,11 @@ class World:
 
 
 _PERFORMED_BY = {
-    Verb.PREPARE: World._prepare,
-    Verb.COMMIT_ONE_PHASE: World._one_phase,
-    Verb.COMMIT: World._commit,
-    Verb.ROLLBACK: World._rollback,
-    Verb.ASK: World._ask,
+    XaVerb.PREPARE: World._prepare,
+    XaVerb.COMMIT_ONE_PHASE: World._one_phase,
+    XaVerb.COMMIT: World._commit,
+    XaVerb.ROLLBACK: World._rollback,
+    XaVerb.ASK: World._ask,
 }
 
 
@@ -206,7 +206,7 @@ def vote(choices: Choices, names: tuple[str, ...], last: str | None, tells: bool
         while True:
             if crashes and choices.choose(CRASHES, "before") is Crash.YES:
                 break
-            if command.verb in (Verb.DECIDE, Verb.COMMIT_LAST):
+            if command.verb in (XaVerb.DECIDE, XaVerb.COMMIT_LAST):
                 prepared = command.names
             answers = world.perform(command)
             if crashes and choices.choose(CRASHES, "after") is Crash.YES:

@@ -47,7 +47,7 @@ class Traffic(NamedTuple):
         return " ".join((self.queue, *signed))
 
 
-class Origin(NamedTuple):
+class BranchOrigin(NamedTuple):
     """Whose a branch is, for people."""
 
     coordinator: str
@@ -149,21 +149,21 @@ def _batch_json(xid: Xid) -> dict[str, Any] | None:
     return {"query": parsed[0], "number": parsed[1], "here": xid.format_id == ONE_SPACE} if parsed else None
 
 
-def _origin_of(xid: Xid) -> Origin:
+def _origin_of(xid: Xid) -> BranchOrigin:
     batch = parse_gtrid(xid.gtrid) if is_of_a_batch(xid) else None
     if batch is not None:
         query = f"batch {batch[1]} of query {batch[0]} (Spark)"
         where = "this space" if xid.format_id == ONE_SPACE else "this space and perhaps in others"
         full = f"{query}: the query decides, when it writes that batch again"
-        return Origin(query, full, f"all branches with this gtrid, in {where}")
+        return BranchOrigin(query, full, f"all branches with this gtrid, in {where}")
     others = "who else takes part is not known here:"
     branch = parse_listed(tuple(xid))
     if branch is None:
         full = f"{FOREIGN}: no transaction manager of xaqueue made this xid"
-        return Origin(FOREIGN, full, f"{others} its log tells")
+        return BranchOrigin(FOREIGN, full, f"{others} its log tells")
     gtrid = branch.gtrid
     full = f"node {gtrid.node}, epoch {gtrid.epoch}, transaction {gtrid.counter}, here as {branch.participant}"
-    return Origin(gtrid.node, full, f"{others} `xaqueue indoubt show {gtrid} --tm DIR`, DIR its log, tells")
+    return BranchOrigin(gtrid.node, full, f"{others} `xaqueue indoubt show {gtrid} --tm DIR`, DIR its log, tells")
 
 
 # Deciding

@@ -16,7 +16,7 @@ from xaqueue.cli.replacing import replacing
 from xaqueue.core.owner.record import RECOVERING
 from xaqueue.errors import Error
 from xaqueue.offline import inspect
-from xaqueue.offline.health import IN_DOUBT_S, LAG_S, NOTE, Finding, findings
+from xaqueue.offline.health import IN_DOUBT_S, LAG_S, NOTE, HealthFinding, findings
 from xaqueue.offline.inspect_branches import in_doubt
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.rpc.methods.service import status_of
@@ -60,16 +60,16 @@ def health(
         raise typer.Exit(HEALTH_CODES[kind])
 
 
-def _of_server(manager: RemoteManager, limits: dict[str, float]) -> list[Finding]:
+def _of_server(manager: RemoteManager, limits: dict[str, float]) -> list[HealthFinding]:
     answer: dict[str, Any] = manager.call("metrics")
     if answer["state"] == RECOVERING:
-        return [Finding(RECOVERING, "messages are being loaded: wait")]
+        return [HealthFinding(RECOVERING, "messages are being loaded: wait")]
     status = manager.status()
     age_s = status["in_doubt_age"] / 1_000_000
     return findings(status_of(status), draining=status["draining"], in_doubt_age_s=age_s, **limits)
 
 
-def _of_files(directory: str, limits: dict[str, float]) -> list[Finding]:
+def _of_files(directory: str, limits: dict[str, float]) -> list[HealthFinding]:
     status, waiting = inspect.status(directory), in_doubt(directory)
     ages = [output.age_s(branch.since) for branch in waiting if branch.since and branch.decision is None]
     return findings(status, draining=False, in_doubt_age_s=max(ages, default=0.0), **limits)

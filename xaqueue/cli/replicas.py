@@ -38,14 +38,14 @@ def replica(
     returns once this replica has it on disk. `xaqueue promote` makes the replica the space. A space that its replica
     has replaced becomes a replica of that one in the same way.
     """
-    from xaqueue.features.replica.follower import Follower, owned
+    from xaqueue.features.replica.follower import ReplicaFollower, owned
 
     if not is_url(source):
         raise InvalidArgument(f"--from {source!r}: a URL is wanted, where `xaqueue serve` serves the space")
     sys.setswitchinterval(TURN_S)
     stopped = threading.Event()
     with owned(directory) as (fs, lock):
-        follower = Follower(directory, fs, lock, source, stopped)
+        follower = ReplicaFollower(directory, fs, lock, source, stopped)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: follower.stop())
         typer.echo(f"{directory} follows {source}")

@@ -21,7 +21,7 @@ US = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class HealthFinding:
     kind: str
     text: str
     """What is so, and the way out."""
@@ -33,54 +33,54 @@ class Finding:
 
 def findings(
     status: Status, *, draining: bool, in_doubt_age_s: float, in_doubt_s: float = IN_DOUBT_S, lag_s: float = LAG_S
-) -> list[Finding]:
+) -> list[HealthFinding]:
     """The worst first; empty where all is well. in_doubt_age_s: of the oldest branch in doubt, 0 for none; it may be in
     doubt for ``in_doubt_s``. lag_s: so long a replica may not be heard of, or be behind."""
     found = [*_of_owner(status), *_of_branches(status, in_doubt_age_s, in_doubt_s), *_of_replication(status, lag_s)]
     if status.low:
-        found.append(Finding("low disk", f"enqueues are refused: {status.low}"))
+        found.append(HealthFinding("low disk", f"enqueues are refused: {status.low}"))
     if draining:
-        found.append(Finding("draining", "no new branches are taken: `xaqueue drain --resume` ends that"))
-    found += [Finding(NOTE, text) for text in _notes(status)]
+        found.append(HealthFinding("draining", "no new branches are taken: `xaqueue drain --resume` ends that"))
+    found += [HealthFinding(NOTE, text) for text in _notes(status)]
     return sorted(found, key=lambda one: KINDS.index(one.kind))
 
 
-def _of_owner(status: Status) -> list[Finding]:
+def _of_owner(status: Status) -> list[HealthFinding]:
     if status.trouble:
         who = "the owner" if status.owned else "the last owner"
         way = "look at the disk and the kernel's log, then start it again"
-        return [Finding("fenced", f"{who} is fenced: {status.trouble}. Nothing is acknowledged: {way}")]
+        return [HealthFinding("fenced", f"{who} is fenced: {status.trouble}. Nothing is acknowledged: {way}")]
     why = status.journal.damage if status.journal is not None else ""
     if why or status.state == READ_ONLY:
         way = "`xaqueue check` says what is lost, `xaqueue salvage-journal` goes on without it"
-        return [Finding("read-only", f"it is for reading only: {why or 'its owner changes nothing'}. {way}")]
+        return [HealthFinding("read-only", f"it is for reading only: {why or 'its owner changes nothing'}. {way}")]
     if status.state == RECOVERING:
-        return [Finding("recovering", "messages are being loaded: wait")]
+        return [HealthFinding("recovering", "messages are being loaded: wait")]
     role = status.replication.role if status.replication is not None else SOURCE
     if not status.owned and role not in (REPLICA, REPLACED):
-        return [Finding("unowned", "nobody has the space open: `xaqueue serve` serves it")]
+        return [HealthFinding("unowned", "nobody has the space open: `xaqueue serve` serves it")]
     return []
 
 
-def _of_branches(status: Status, age_s: float, limit_s: float) -> list[Finding]:
+def _of_branches(status: Status, age_s: float, limit_s: float) -> list[HealthFinding]:
     found = []
     if status.damaged:
         way = "`xaqueue indoubt show` says what; look into quarantine/ before you decide"
-        found.append(Finding("damaged", f"branches in doubt that have lost something: {status.damaged}. {way}"))
+        found.append(HealthFinding("damaged", f"branches in doubt that have lost something: {status.damaged}. {way}"))
     if age_s > limit_s:
         way = "`xaqueue indoubt list`, and `xaqueue indoubt advise`"
-        found.append(Finding("in doubt", f"a branch is in doubt for {age_s:,.0f} s: {way}"))
+        found.append(HealthFinding("in doubt", f"a branch is in doubt for {age_s:,.0f} s: {way}"))
     return found
 
 
-def _of_replication(status: Status, lag_s: float) -> list[Finding]:
+def _of_replication(status: Status, lag_s: float) -> list[HealthFinding]:
     one = status.replication
     if one is None:
         return []
     if one.role == REPLACED:
-        return [Finding("replica", f"{one}: connect there")]
+        return [HealthFinding("replica", f"{one}: connect there")]
     if one.role in (SOURCE, REPLICA) and one.lag_s > lag_s and (one.lag_bytes > 0 or not one.connected):
-        return [Finding("replica", f"{one}: is `xaqueue replica` at work, and is the network?")]
+        return [HealthFinding("replica", f"{one}: is `xaqueue replica` at work, and is the network?")]
     return []
 
 

@@ -46,7 +46,7 @@ from xaqueue.offline.aside import Aside
 from xaqueue.offline.inspect_branches import InDoubt, in_doubt_in
 from xaqueue.offline.queue_files import QueueFiles, share
 from xaqueue.offline.reader import watermark_in
-from xaqueue.offline.redo_view import Seen, look_into
+from xaqueue.offline.redo_view import JournalRead, look_into
 
 Place = tuple[int, MessageId, str]
 """Number, id and tags of a message."""
@@ -211,7 +211,7 @@ def status(path: str | os.PathLike[str]) -> Status:
 
 
 def fields_of_files(
-    path: str | os.PathLike[str], fs: FileSystem, owner: Owner | None, seen: Seen, definitions: Definitions
+    path: str | os.PathLike[str], fs: FileSystem, owner: Owner | None, seen: JournalRead, definitions: Definitions
 ) -> dict[str, Any]:
     """Those of a ``Status`` that only the directory tells, also to its owner."""
     left = fs.room()
@@ -323,7 +323,7 @@ def _watermark(fs: FileSystem, queue: str) -> int | None:
         return None
 
 
-def journal_status(fs: FileSystem, seen: Seen) -> JournalStatus | None:
+def journal_status(fs: FileSystem, seen: JournalRead) -> JournalStatus | None:
     """Of a journal that was read; None where there is none."""
     if seen.found is not None:
         return JournalStatus(seen.found.position, seen.found.checkpoint, *_files(fs), len(seen.records))

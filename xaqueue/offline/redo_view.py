@@ -45,7 +45,7 @@ log = logging.getLogger("xaqueue")
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class JournalRead:
     """What a look at a journal found: all that a replay needs, or what is wrong and the records that can be read."""
 
     found: Found | None
@@ -53,22 +53,22 @@ class Seen:
     damage: str = ""
 
 
-def read_journal(fs: FileSystem, owner: Owner | None, owned: bool) -> Seen:
+def read_journal(fs: FileSystem, owner: Owner | None, owned: bool) -> JournalRead:
     """Reads the journal, also while its owner writes, uses segments again and makes checkpoints.
 
     Raises SpaceError for a newer format, and where it never stands still enough to be read.
     """
     used = owner is not None and owner.journalled
     if not used and not fs.is_dir(JOURNAL):
-        return Seen(None)
+        return JournalRead(None)
     before = ""
     for _ in range(TRIES):
         try:
             found = look(fs, JOURNAL, is_valid, used=used)
-            return Seen(found, found.records)
+            return JournalRead(found, found.records)
         except JournalDamaged as damage:
             if not owned or str(damage) == before:
-                return Seen(None, read_readable(fs, JOURNAL, is_valid).records, str(damage))
+                return JournalRead(None, read_readable(fs, JOURNAL, is_valid).records, str(damage))
             before = str(damage)
         except FileNotFoundError:
             before = ""
@@ -229,7 +229,7 @@ class SpaceView:
     fs: FileSystem
     owner: Owner | None
     owned: bool
-    journal: Seen
+    journal: JournalRead
 
     def again(self) -> FileSystem:
         """The same at a later moment, for what looks wrong and may only have been on its way."""

@@ -20,7 +20,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from xaqueue.batch import Batch, Decision, Plan
+from xaqueue.batch import Batch, BatchDecision, Plan
 from xaqueue.core.model.format import read_format
 from xaqueue.errors import InvalidArgument, OperationalError, UnknownXid
 from xaqueue.rpc.client.manager import RemoteManager
@@ -83,7 +83,7 @@ class BatchCommit:
 
     def commit(
         self, branches: Mapping[int, Sequence[Xid]], queues: Collection[str], is_numbered_by_user: bool
-    ) -> Decision | None:
+    ) -> BatchDecision | None:
         """branches: by the number of their space; queues: to which it goes. Idempotent: a batch that is decided is
         finished as it was decided.
 
@@ -111,7 +111,7 @@ class BatchCommit:
         self._finish(0, decision, range(1, len(self._sessions)))
         return None
 
-    def _finish_last(self, last: Sequence[Decision | None]) -> None:
+    def _finish_last(self, last: Sequence[BatchDecision | None]) -> None:
         """In each space that has not heard of the last batch. What is not in doubt there, others have ended."""
         for home, decision in enumerate(last):
             if decision is None or decision.plan.spaces[:1] != (self._ids[home],):
@@ -132,7 +132,7 @@ class BatchCommit:
             if space not in decided:
                 session.rollback_all(self._batch, self._ids)
 
-    def _check_same(self, known: Iterable[Decision | None]) -> None:
+    def _check_same(self, known: Iterable[BatchDecision | None]) -> None:
         for decision in filter(None, known):
             why_not = decision.why_not(self._batch, self._plan)
             if why_not:
@@ -140,7 +140,7 @@ class BatchCommit:
                     why_not = why_not.replace(found, str(space))
                 raise InvalidArgument(f"{why_not}{way_on(decision.plan.offsets)}")
 
-    def _decided(self, known: Sequence[Decision | None]) -> tuple[int, Decision | None]:
+    def _decided(self, known: Sequence[BatchDecision | None]) -> tuple[int, BatchDecision | None]:
         """Which of these is home, and what it has decided before. OperationalError where home has forgotten it."""
         parts = [(number, one) for number, one in enumerate(known) if one is not None]
         for number, decision in parts:
@@ -178,7 +178,7 @@ class BatchCommit:
                         "decided. Start the query again, and it is written again"
                     )
 
-    def _finish(self, home: int, decision: Decision, numbers: Iterable[int]) -> None:
+    def _finish(self, home: int, decision: BatchDecision, numbers: Iterable[int]) -> None:
         """As home has decided, and with its plan, whatever is known of it now."""
         for number in numbers:
             others = decision.others if number == home else ()
@@ -212,12 +212,12 @@ def _is_of_queues(document: dict[str, Any]) -> bool:
 
 def _way(document: dict[str, Any]) -> str:
     if _is_of_queues(document):
-        return _behind(document["spaces"])
+        return _lag(document["spaces"])
     is_kafkas = document and all(isinstance(part, dict) for part in document.values())
     return f"with the option startingOffsets={_compact(document)}" if is_kafkas else ""
 
 
-def _behind(spaces: Mapping[str, Mapping[str, int]]) -> str:
+def _lag(spaces: Mapping[str, Mapping[str, int]]) -> str:
     """A number is the last that was read, and with ``subscribe`` the first that is wanted, by the space's number."""
     wanted: dict[str, dict[str, int]] = {}
     releases = []

@@ -33,7 +33,7 @@ from xaqueue.spark.ingest_target import (
     CHECKPOINT,
     DEAD,
     ROWS,
-    PlacedBatch,
+    IngestedBatch,
     Target,
     TargetRecord,
     check_checkpoint,
@@ -212,18 +212,20 @@ class _Ingest:
             if self._ending:
                 raise _Ending
             try:
-                placed = self._written(messages, number)
+                ingested = self._written(messages, number)
             except BaseException as error:
                 self._failure = error
                 raise
-            if placed is None:
+            if ingested is None:
                 self._progress.repeated += 1
                 return
-            self._progress.rows += placed.rows
-            self._progress.dead_letters += placed.dead_letters
-            self._progress.batches += placed != PlacedBatch(0, 0)  # the first of a stream that consumes has no messages
+            self._progress.rows += ingested.rows
+            self._progress.dead_letters += ingested.dead_letters
+            self._progress.batches += ingested != IngestedBatch(
+                0, 0
+            )  # the first of a stream that consumes has no messages
 
-    def _written(self, messages: DataFrame, number: int) -> PlacedBatch | None:
+    def _written(self, messages: DataFrame, number: int) -> IngestedBatch | None:
         """None for a batch that is in place already."""
         offsets = self._checkpoint.offsets(number)
         if self._target.batch(number, offsets) is not None:
@@ -239,10 +241,10 @@ class _Ingest:
             _write(ingest_schema.dead_letters(parsed), staged / DEAD)
         finally:
             parsed.unpersist()
-        placed = PlacedBatch(written(staged / ROWS), written(staged / DEAD))
+        ingested = IngestedBatch(written(staged / ROWS), written(staged / DEAD))
         self._checkpoint.harden(number)
-        self._target.place(number, offsets, placed)
-        return placed
+        self._target.place(number, offsets, ingested)
+        return ingested
 
 
 def _options(job: IngestJob) -> dict[str, str]:

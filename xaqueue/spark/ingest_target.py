@@ -60,7 +60,7 @@ class TargetRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedBatch:
+class IngestedBatch:
     """How many messages of a batch are in place."""
 
     rows: int
@@ -114,7 +114,7 @@ class Target:
             self._fs.make_dir(f"{path}/{part}")
         return path
 
-    def batch(self, number: int, offsets: str) -> PlacedBatch | None:
+    def batch(self, number: int, offsets: str) -> IngestedBatch | None:
         """A batch that is in place already, on disk from here on.
 
         Raises OperationalError where it is another one than that of ``offsets``: the checkpoint was put back.
@@ -131,21 +131,21 @@ class Target:
         dead_letters = f"{self._name}/{DEAD_LETTERS}"
         for directory in (dead_letters, self._name) if self._fs.is_dir(dead_letters) else (self._name,):
             self._fs.sync_dir(directory)  # a try that was killed may have ended between rename and sync
-        return PlacedBatch(document["rows"], document["dead_letters"])
+        return IngestedBatch(document["rows"], document["dead_letters"])
 
-    def place(self, number: int, offsets: str, placed: PlacedBatch) -> None:
+    def place(self, number: int, offsets: str, ingested: IngestedBatch) -> None:
         """What is staged for this batch becomes visible. Rows come last, with them the batch is there; not one without
         a message.
         """
         staged = f"{self._run}/{number:010d}"
-        if not placed.rows and not placed.dead_letters:
+        if not ingested.rows and not ingested.dead_letters:
             self._remove(staged)
             return
-        document = {"offsets": offsets, **asdict(placed)}
+        document = {"offsets": offsets, **asdict(ingested)}
         self._fs.create(f"{staged}/{ROWS}/{BATCH}", [json.dumps(document, indent=1).encode()])
         for part in (ROWS, DEAD):
             self._harden(f"{staged}/{part}")
-        self._place_dead_letters(number, staged, placed.dead_letters)
+        self._place_dead_letters(number, staged, ingested.dead_letters)
         self._fs.rename(f"{staged}/{ROWS}", self._batch(number))
         self._fs.sync_dir(self._name)
         self._remove(staged)

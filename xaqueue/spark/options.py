@@ -70,29 +70,27 @@ def table(options: type) -> dict[str, Option]:
     return {one.name: one.metadata["option"] for one in fields(options) if "option" in one.metadata}
 
 
-class Given:
+class RawOptions:
     """The options of one query. ``ignored``: those of a Kafka connection, which mean nothing to a queue."""
 
-    def __init__(
-        self, given: Mapping[str, str], known: Iterable[str], whose: str, of_spark: Iterable[str] = ()
-    ) -> None:
+    def __init__(self, raw: Mapping[str, str], known: Iterable[str], whose: str, of_spark: Iterable[str] = ()) -> None:
         """known: names as they are written; of_spark: more that Spark hands over by itself. whose: ``a reader``.
 
         Raises InvalidArgument for an unknown one.
         """
-        self._given = {name.lower(): value for name, value in given.items()}
-        self.ignored = tuple(name for name in self._given if name.startswith("kafka.") or name in OF_A_CONNECTION)
+        self._raw = {name.lower(): value for name, value in raw.items()}
+        self.ignored = tuple(name for name in self._raw if name.startswith("kafka.") or name in OF_A_CONNECTION)
         written = {name.lower(): name for name in known}
         accepted = {*written, *map(str.lower, of_spark), *self.ignored}
-        for name in self._given:
+        for name in self._raw:
             if name not in accepted:
                 raise InvalidArgument(_unknown(name, written, whose))
 
     def __contains__(self, name: str) -> bool:
-        return name.lower() in self._given
+        return name.lower() in self._raw
 
     def text(self, name: str) -> str | None:
-        return self._given.get(name.lower())
+        return self._raw.get(name.lower())
 
     def name_of(self, *names: str) -> str | None:
         """Which of these names, that mean the same, was given. Raises InvalidArgument for two."""
@@ -159,15 +157,15 @@ def seconds(name: str, text: str, bare_s: float = 1.0, longest_s: float = LONGES
     raise refused(name, text, f"{bare} above 0 and up to {most:.0f} are accepted, or 500ms, 10s, 15m")
 
 
-def moment_ms(name: str, value: object) -> int:
+def timestamp_ms(name: str, value: object) -> int:
     """Milliseconds since 1970, from a number or from an ISO timestamp that says its zone."""
     text = str(value).strip()
     if text.isascii() and text.isdigit() and int(text) <= LAST_SEQ:
         return int(text)
     with suppress(ValueError):
-        moment = datetime.fromisoformat(text)
-        if moment.tzinfo is not None and moment.timestamp() >= 0:
-            return round(moment.timestamp() * 1000)
+        instant = datetime.fromisoformat(text)
+        if instant.tzinfo is not None and instant.timestamp() >= 0:
+            return round(instant.timestamp() * 1000)
     raise refused(name, text, "milliseconds since 1970 are accepted, or a time with its zone, 2026-11-22T00:00:00Z")
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from xaqueue.batch import NUMBER_LIMIT, Batch, Decision, Plan
+from xaqueue.batch import NUMBER_LIMIT, Batch, BatchDecision, Plan
 from xaqueue.core.model.format import read_format
 from xaqueue.core.owner.definitions_file import read_definitions
 from xaqueue.endpoint import parse as parse_url
@@ -33,7 +33,7 @@ from xaqueue.message import check_queue_name
 from xaqueue.spark import batch_commit, executor, server_launcher
 from xaqueue.spark.batch_commit import SinkSpace
 from xaqueue.spark.checkpoint import hardened_plan, query_in
-from xaqueue.spark.options import Given, count, log_ignored, option, plain, refused, space_path, table
+from xaqueue.spark.options import RawOptions, count, log_ignored, option, plain, refused, space_path, table
 from xaqueue.spark.sink_task import Branches, Prepared, SinkColumns
 from xaqueue.xid import Xid
 
@@ -77,8 +77,8 @@ NAMES = (
 
 def parse(written: Mapping[str, str], *, stream: bool) -> SinkOptions:
     """Raises InvalidArgument for an option that is missing, wrong or unknown."""
-    given = Given(written, NAMES, "a writer", OF_SPARK)
-    options = SinkOptions(_spaces(given), ignored=given.ignored, **given.fields(SinkOptions))
+    raw = RawOptions(written, NAMES, "a writer", OF_SPARK)
+    options = SinkOptions(_spaces(raw), ignored=raw.ignored, **raw.fields(SinkOptions))
     if options.application is not None:
         Batch(options.application, 0)
     if stream and options.version is not None:
@@ -93,8 +93,8 @@ def parse(written: Mapping[str, str], *, stream: bool) -> SinkOptions:
     return options
 
 
-def _spaces(given: Given) -> tuple[SinkSpace, ...]:
-    paths, servers = _listed("path", given.text("path")), _listed("server", given.text("server"))
+def _spaces(raw: RawOptions) -> tuple[SinkSpace, ...]:
+    paths, servers = _listed("path", raw.text("path")), _listed("server", raw.text("server"))
     if not paths and not servers:
         raise InvalidArgument('option "path" is missing: the directory of the queue space, or several with commas')
     for url in servers:
@@ -261,7 +261,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         self._roll_back(messages, self._batch.number, self._batch.query)
 
 
-def _log_passed_over(rows: int, batch: Batch, plan: Plan, before: Decision) -> None:
+def _log_passed_over(rows: int, batch: Batch, plan: Plan, before: BatchDecision) -> None:
     """Rows that are not written: a warning where nothing shows that they are those which were written before."""
     at = datetime.fromtimestamp(before.decided_at / 1_000_000, UTC).isoformat(timespec="seconds")
     what = f"{rows:,} rows were passed over: {batch} was written before, at {at}"

@@ -24,7 +24,7 @@ import pyarrow as pa
 from pyspark.sql import types as t
 from pyspark.sql.datasource import WriterCommitMessage
 
-from xaqueue.batch import HOME_DIGITS, ONE_SPACE, SEVERAL_SPACES, Batch
+from xaqueue.batch import HOME_DIGITS, MANY_SPACES, ONE_SPACE, Batch
 from xaqueue.errors import ConnectionLost, Error, InvalidArgument, OutcomeUnknown, RolledBack
 from xaqueue.message import PLAIN_OPTIONS
 from xaqueue.rpc.client.manager import RemoteManager
@@ -208,7 +208,7 @@ class Branches:
         """attempt: its name among those at this batch. home: the id of the space that decides, where it is several."""
         self._manager = manager
         self._prepared = prepared
-        self._format_id = SEVERAL_SPACES if home else ONE_SPACE
+        self._format_id = MANY_SPACES if home else ONE_SPACE
         self._home = f"@{home[:HOME_DIGITS]}" if home else ""
         self._attempt = f"{attempt}.{secrets.token_hex(4)}"  # they are counted anew after a restart
         self._begun = 0

@@ -32,7 +32,7 @@ CLOSE_S = 5.0
 T = TypeVar("T")
 
 
-class Loop:
+class AsyncLoop:
     """The event loop in which the async connections of one transaction manager live. Safe for threads."""
 
     def __init__(self) -> None:
@@ -200,7 +200,7 @@ class Loop:
 
 
 class _Adapter(Adapter):
-    def __init__(self, loop: Loop, adapted: Any) -> None:
+    def __init__(self, loop: AsyncLoop, adapted: Any) -> None:
         self._loop = loop
         super().__init__(adapted)
 
@@ -242,7 +242,7 @@ class AwaitedConnection(_Awaited):
 class ThreadedConnection(_Adapter):
     """A queue's whose space is open in this process."""
 
-    def __init__(self, loop: Loop, adapted: Any, name: str) -> None:
+    def __init__(self, loop: AsyncLoop, adapted: Any, name: str) -> None:
         super().__init__(loop, adapted)
         self._name = name
 

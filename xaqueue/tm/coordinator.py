@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from xaqueue.errors import InterfaceError
 from xaqueue.spans import Tracing
 from xaqueue.tm import last_resource
-from xaqueue.tm.awaiting import Loop
+from xaqueue.tm.awaiting import AsyncLoop
 from xaqueue.tm.deciding import DecidingDatabases
 from xaqueue.tm.gtrid import Gtrid
 from xaqueue.tm.last_resource import DecisionRow
@@ -108,10 +108,10 @@ class Coordinator:
         log: DecisionLog,
         sources: Mapping[str, ConnectionSource],
         on_step: OnStep | None = None,
-        loop: Loop | None = None,
+        loop: AsyncLoop | None = None,
     ) -> None:
         self.log = log
-        self.loop = loop or Loop()
+        self.loop = loop or AsyncLoop()
         self.sources = sources
         self.step: OnStep = on_step or (lambda step, gtrid, participant: None)
         self.wake: Callable[[Iterable[str]], None] = lambda _: None

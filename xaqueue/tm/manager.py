@@ -26,7 +26,7 @@ from typing import Any, Self, TypeVar, overload
 
 from xaqueue.errors import DecisionLogError, InterfaceError, InvalidArgument, ProtocolError, RetryLater, UnknownXid
 from xaqueue.tm.async_transaction import AsyncTransaction
-from xaqueue.tm.awaiting import Loop
+from xaqueue.tm.awaiting import AsyncLoop
 from xaqueue.tm.coordinator import Coordinator, OnStep
 from xaqueue.tm.driver import is_unknown_xid, offers, xid_on
 from xaqueue.tm.log_directory import open_log
@@ -100,7 +100,7 @@ class TransactionManager:
         """
         if timeout_s <= 0 or recovery_interval_s <= 0:
             raise InvalidArgument("timeout_s and recovery_interval_s are numbers of seconds above 0")
-        loop = Loop()
+        loop = AsyncLoop()
         self._sources = sources(participants, last_resource, two_phase=two_phase, carry=carry, loop=loop)
         self._timeout_s = timeout_s
         self._closing = threading.Lock()

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from xaqueue.endpoint import MEMORY, is_url, parse
 from xaqueue.errors import InvalidArgument
 from xaqueue.tm import awaiting, driver, last_resource
-from xaqueue.tm.awaiting import Loop
+from xaqueue.tm.awaiting import AsyncLoop
 from xaqueue.tm.gtrid import checked_name
 
 _WANTED = "give a function that opens one, as lambda: sqlite3.connect('shop.db')"
@@ -70,7 +70,7 @@ class ConnectionSource:
         *,
         may_decide: bool = True,
         may_carry: bool = True,
-        loop: Loop | None = None,
+        loop: AsyncLoop | None = None,
     ) -> None:
         """may_decide: its own commit may decide for all. may_carry: and take the changes of a queue with it.
         loop: that of its async connections."""
@@ -79,7 +79,7 @@ class ConnectionSource:
         _opener(name, participant)  # refuses what opens nothing
         self.may_decide = may_decide
         self.may_carry = may_decide and may_carry
-        self.loop = loop or Loop()
+        self.loop = loop or AsyncLoop()
         self._mutex = threading.Lock()
         self._idle: list[tuple[float, Any]] = []
         """Each with the time since when it is kept, by the monotonic clock; the longest kept first."""
@@ -174,7 +174,7 @@ def sources(
     *,
     two_phase: bool = False,
     carry: bool = True,
-    loop: Loop | None = None,
+    loop: AsyncLoop | None = None,
 ) -> dict[str, ConnectionSource]:
     """last: the only one whose commit may decide, where one is named; two_phase: none; carry: whether it may
     take the changes of a queue with it. loop: that of async connections. Raises InvalidArgument."""

@@ -26,7 +26,7 @@ from xaqueue.tm.coordinator import Coordinator, TraceStep
 from xaqueue.tm.gtrid import ListedBranch, parse_listed
 from xaqueue.tm.participant import ConnectionSource
 from xaqueue.tm.records import Heuristic
-from xaqueue.tm.voting import Command, ParticipantOutcome, Replies, Reply, Verb
+from xaqueue.tm.voting import Command, ParticipantOutcome, Replies, Reply, XaVerb
 from xaqueue.xa import Outcome
 
 FIRST_PAUSE_S = 0.1
@@ -34,8 +34,8 @@ LONGEST_PAUSE_S = 30.0
 OLD = timedelta(minutes=5)
 """A branch that is prepared for longer keeps a database from its work, and whoever runs it is told."""
 _STEPS = {
-    Verb.COMMIT: (TraceStep.COMMIT, TraceStep.COMMITTED),
-    Verb.ROLLBACK: (TraceStep.ROLLBACK, TraceStep.ROLLED_BACK),
+    XaVerb.COMMIT: (TraceStep.COMMIT, TraceStep.COMMITTED),
+    XaVerb.ROLLBACK: (TraceStep.ROLLBACK, TraceStep.ROLLED_BACK),
 }
 
 log = logging.getLogger("xaqueue")
@@ -295,7 +295,7 @@ class RecoveryThread:
         failures: list[Exception] = []
 
         def perform(command: Command) -> Replies:
-            if command.verb is Verb.ASK:
+            if command.verb is XaVerb.ASK:
                 return {self._name: self._ask(xid, failures)}
             before, after = _STEPS[command.verb]
             self._coordinator.step(before, gtrid, self._name)
@@ -320,9 +320,9 @@ class RecoveryThread:
                     *(gtrid.decode(), decision.value, self._name, outcome.value),
                 )
 
-    def _call(self, verb: Verb, xid: Any, is_listed: bool, failures: list[Exception]) -> Reply:
+    def _call(self, verb: XaVerb, xid: Any, is_listed: bool, failures: list[Exception]) -> Reply:
         try:
-            (self._connection.tpc_commit if verb is Verb.COMMIT else self._connection.tpc_rollback)(xid)
+            (self._connection.tpc_commit if verb is XaVerb.COMMIT else self._connection.tpc_rollback)(xid)
         except Exception as error:
             failures.append(error)
             if driver.is_unknown_xid(error):  # just listed, it may be another mistake: the next list tells

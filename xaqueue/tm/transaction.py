@@ -36,15 +36,15 @@ from xaqueue.tm.coordinator import Coordinator, TraceStep
 from xaqueue.tm.deciding import CarriedRow
 from xaqueue.tm.gtrid import FORMAT_ID
 from xaqueue.tm.last_resource import DecisionRow, LifeOver
-from xaqueue.tm.voting import DECISION, Command, ParticipantOutcome, Replies, Reply, TransactionResult, Verb, Voting
+from xaqueue.tm.voting import DECISION, Command, ParticipantOutcome, Replies, Reply, TransactionResult, Voting, XaVerb
 from xaqueue.xa import Code, Outcome
 from xaqueue.xid import Xid
 
-_VERBS: dict[Verb, tuple[TraceStep, Callable[[EnlistedBranch], Reply], TraceStep]] = {
-    Verb.PREPARE: (TraceStep.PREPARE, lambda branch: branch.prepare(), TraceStep.PREPARED),
-    Verb.COMMIT: (TraceStep.COMMIT, lambda branch: branch.commit(), TraceStep.COMMITTED),
-    Verb.COMMIT_ONE_PHASE: (TraceStep.COMMIT, lambda branch: branch.commit_one_phase(), TraceStep.COMMITTED),
-    Verb.ROLLBACK: (TraceStep.ROLLBACK, lambda branch: branch.rollback(), TraceStep.ROLLED_BACK),
+_VERBS: dict[XaVerb, tuple[TraceStep, Callable[[EnlistedBranch], Reply], TraceStep]] = {
+    XaVerb.PREPARE: (TraceStep.PREPARE, lambda branch: branch.prepare(), TraceStep.PREPARED),
+    XaVerb.COMMIT: (TraceStep.COMMIT, lambda branch: branch.commit(), TraceStep.COMMITTED),
+    XaVerb.COMMIT_ONE_PHASE: (TraceStep.COMMIT, lambda branch: branch.commit_one_phase(), TraceStep.COMMITTED),
+    XaVerb.ROLLBACK: (TraceStep.ROLLBACK, lambda branch: branch.rollback(), TraceStep.ROLLED_BACK),
 }
 """What is done at each participant that a command names, and the steps around it."""
 
@@ -284,11 +284,11 @@ class Transaction:
             return self._perform(command)
 
     def _perform(self, command: Command) -> Replies:
-        if command.verb is Verb.DECIDE:
+        if command.verb is XaVerb.DECIDE:
             return {DECISION: self._decide(command)}
-        if command.verb is Verb.COMMIT_LAST:
+        if command.verb is XaVerb.COMMIT_LAST:
             return {command.last: self._commit_last(command.last, command.names)}
-        if command.verb is Verb.ASK:
+        if command.verb is XaVerb.ASK:
             return {name: self._branches[name].ask() for name in command.names}
         return self._perform_at_each(command)
 

@@ -59,7 +59,7 @@ class ParticipantOutcome(Enum):
         return self.name.startswith("HEUR_")
 
 
-class Verb(Enum):
+class XaVerb(Enum):
     """What is to be done by, or on behalf of, participants, and what they may reply."""
 
     PREPARE = "prepare"
@@ -82,7 +82,7 @@ class Verb(Enum):
 class Command:
     """A verb, for these participants. last: of COMMIT_LAST, whose commit decides."""
 
-    verb: Verb
+    verb: XaVerb
     names: Names
     last: str = ""
 
@@ -134,7 +134,7 @@ def commit(names: Sequence[str], last: str | None = None, *, together: bool = Fa
     waiting = list(names)
     while waiting:
         batch = tuple(waiting) if together else (waiting[0],)
-        votes = yield Command(Verb.PREPARE, batch)
+        votes = yield Command(XaVerb.PREPARE, batch)
         waiting = waiting[len(batch) :]
         prepared += [name for name in batch if votes[name] is Reply.PREPARED]
         outcomes |= {name: ParticipantOutcome.READ_ONLY for name in batch if votes[name] is Reply.READ_ONLY}
@@ -151,9 +151,9 @@ def commit(names: Sequence[str], last: str | None = None, *, together: bool = Fa
 
 def _decide(prepared: Sequence[str], last: str | None, outcomes: Outcomes) -> Voting:
     if last is None:
-        decided = (yield Command(Verb.DECIDE, tuple(prepared)))[DECISION]
+        decided = (yield Command(XaVerb.DECIDE, tuple(prepared)))[DECISION]
     else:
-        decided = (yield Command(Verb.COMMIT_LAST, tuple(prepared), last))[last]
+        decided = (yield Command(XaVerb.COMMIT_LAST, tuple(prepared), last))[last]
         outcomes[last] = _OF_LAST[decided]
     if decided is Reply.LOST:
         return TransactionResult(Outcome.IN_DOUBT, outcomes | dict.fromkeys(prepared, ParticipantOutcome.PENDING))
@@ -172,9 +172,9 @@ def roll_back(names: Iterable[str], last: str | None = None, outcomes: Outcomes 
 
 def _one_phase(name: str, outcomes: Outcomes) -> Voting:
     """All the others are read-only, or there are none: its own commit is the decision, and no log is needed."""
-    reply = (yield Command(Verb.COMMIT_ONE_PHASE, (name,)))[name]
+    reply = (yield Command(XaVerb.COMMIT_ONE_PHASE, (name,)))[name]
     if reply is Reply.LOST:
-        reply = (yield Command(Verb.ASK, (name,)))[name]
+        reply = (yield Command(XaVerb.ASK, (name,)))[name]
     outcome = _ONE_PHASE.get(reply, Outcome.UNKNOWN)
     mine = ParticipantOutcome(reply.value) if reply in _HEURISTIC else _AS_DECIDED[outcome]
     return TransactionResult(outcome, {**outcomes, name: mine})
@@ -189,11 +189,11 @@ def finish(decision: Outcome, names: Sequence[str], *, first: bool) -> Finishing
     if not names:
         return {}
     asked = tuple(names)
-    replies = yield Command(Verb.COMMIT if decision is Outcome.COMMITTED else Verb.ROLLBACK, asked)
+    replies = yield Command(XaVerb.COMMIT if decision is Outcome.COMMITTED else XaVerb.ROLLBACK, asked)
     outcomes = {name: _outcome(decision, replies[name]) for name in asked if replies[name] is not Reply.UNKNOWN}
     gone = tuple(name for name in asked if name not in outcomes)
     if gone:
-        answers = yield Command(Verb.ASK, gone)
+        answers = yield Command(XaVerb.ASK, gone)
         outcomes |= {name: _outcome_of_gone(decision, answers[name], first) for name in gone}
     return outcomes
 

@@ -19,11 +19,13 @@ from xaqueue.errors import AccessDenied, Error
 from xaqueue.metrics import check_library, text_of
 from xaqueue.web import console
 from xaqueue.web.door import Door, Refused, answer_to, ask, link_of
-from xaqueue.web.link import Link
+from xaqueue.web.link import ServerLink
 from xaqueue.web.slowing import Slowing
 
 
-def app_of(link: Link, host: str | None, advise: Callable[[str], dict[str, Any]] | None, *, is_open: bool) -> Door:
+def app_of(
+    link: ServerLink, host: str | None, advise: Callable[[str], dict[str, Any]] | None, *, is_open: bool
+) -> Door:
     """host, is_open: see ``Door``, which is before all of it, also before what answers that something is broken."""
     app = Starlette(routes=ROUTES, exception_handlers={Refused: _answer, Error: _answer})
     app.router.redirect_slashes = False  # nor is any address made of the Host that a request names

@@ -24,7 +24,7 @@ from starlette.responses import Response
 from xaqueue.endpoint import is_loopback
 from xaqueue.errors import AccessDenied, ConnectionLost, Error, ProgrammingError, ResourceFailed, RetryLater
 from xaqueue.rpc.client.manager import RemoteManager
-from xaqueue.web.link import Link, Requester
+from xaqueue.web.link import Requester, ServerLink
 from xaqueue.web.slowing import Slowing, address_of
 
 if TYPE_CHECKING:
@@ -161,8 +161,8 @@ async def action_of(request: Request) -> dict[str, Any]:
     return found
 
 
-def link_of(request: Request) -> Link:
-    link: Link = request.app.state.link
+def link_of(request: Request) -> ServerLink:
+    link: ServerLink = request.app.state.link
     return link
 
 

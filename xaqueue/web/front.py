@@ -28,7 +28,7 @@ from xaqueue.errors import InvalidArgument
 from xaqueue.rpc.credentials import server_context
 from xaqueue.rpc.server.listeners import UNIX_MODE, listen_tcp, listen_unix, remove_unix
 from xaqueue.rpc.server.tls import TlsLayer
-from xaqueue.web.link import Link
+from xaqueue.web.link import ServerLink
 
 if TYPE_CHECKING:
     import uvicorn
@@ -92,7 +92,7 @@ class HttpFront:
             raise InvalidArgument(MISSING) from None
         del starlette, uvicorn
         self.config = config
-        self.link = Link(config.is_local or config.insecure)
+        self.link = ServerLink(config.is_local or config.insecure)
         self._advise = advise
         self.url = ""
         self._tls: ssl.SSLContext | None = None

@@ -50,7 +50,7 @@ class Requester:
     acts: bool
 
 
-class Link:
+class ServerLink:
     """The way to the server of now; its calls may come from any thread."""
 
     def __init__(self, is_open: bool) -> None:

@@ -9,13 +9,13 @@ import pytest
 
 from support.contract_batches import batch, bodies, prepared
 from support.doubtful import leave_in_doubt, listed, run
-from xaqueue.batch import ONE_SPACE, SEVERAL_SPACES
+from xaqueue.batch import MANY_SPACES, ONE_SPACE
 from xaqueue.errors import HeuristicOutcome
 from xaqueue.features.session import attach
 from xaqueue.xid import Xid
 
 
-@pytest.mark.parametrize("format_id", [ONE_SPACE, SEVERAL_SPACES])
+@pytest.mark.parametrize("format_id", [ONE_SPACE, MANY_SPACES])
 def test_a_branch_of_a_batch_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format_id: int) -> None:
     xid = Xid(format_id, batch(12).gtrid, b"p3.17")
     monkeypatch.setenv("XAQUEUE_SPACE", str(leave_in_doubt(tmp_path / "space", xid)))
@@ -23,7 +23,7 @@ def test_a_branch_of_a_batch_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert f"  {named}  " in run("indoubt", "list")
     told = run("indoubt", "show", xid)
     assert f"coordinator   {named}: the query decides" in told
-    assert ("perhaps in others" in told) is (format_id == SEVERAL_SPACES)
+    assert ("perhaps in others" in told) is (format_id == MANY_SPACES)
     (branch,) = listed()
     assert branch["batch"] == {"query": batch().key, "number": 12, "here": format_id == ONE_SPACE}
     assert json.loads(run("indoubt", "show", xid, "--json"))["coordinator"] is None

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 import xaqueue
 from support.raw_client import JOIN, ONEPHASE, STARTRSCAN, SUCCESS, SUSPEND, HungUp, RawClient, UnknownXid
 from support.served import PATIENCE_S, ServerThread
-from xaqueue.batch import ONE_SPACE, SEVERAL_SPACES
+from xaqueue.batch import MANY_SPACES, ONE_SPACE
 from xaqueue.core.model import layout
 from xaqueue.rpc import wire
 from xaqueue.rpc.server.peer import Limits
@@ -95,7 +95,7 @@ def right_calls(xid: tuple[int, bytes, bytes]) -> list[tuple[str, list[Any]]]:
         ("indoubt_forget", [UNKNOWN, "somebody", "reason"]),
         ("indoubt_forgotten", []),
         ("depths", [["orders", "empty"]]),
-        ("commit_all", ["query", 1, [[ONE_SPACE, [b"unknown"]]], [["space", SEVERAL_SPACES, [b"unknown"]]]]),
+        ("commit_all", ["query", 1, [[ONE_SPACE, [b"unknown"]]], [["space", MANY_SPACES, [b"unknown"]]]]),
         ("rollback_all", ["query", 1]),
         ("decision", ["query", 1]),
         ("reserve", ["orders", "query#1", 0, 9]),  # refused, for a branch in doubt holds a message of it

@@ -14,7 +14,17 @@ pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
 from xaqueue.spark import sink as sink_options
-from xaqueue.spark.options import Given, Parser, count, local_path, moment_ms, seconds, size_bytes, space_path, table
+from xaqueue.spark.options import (
+    Parser,
+    RawOptions,
+    count,
+    local_path,
+    seconds,
+    size_bytes,
+    space_path,
+    table,
+    timestamp_ms,
+)
 from xaqueue.spark.source import options
 
 
@@ -116,10 +126,10 @@ def test_spans_of_time_have_units(text: str, found: float) -> None:
     "text", ["2026-11-22T00:00:00Z", "2026-11-22 01:00:00+01:00", "20261121T190000.000-0500", "1795305600000"]
 )
 def test_a_moment_has_a_zone(text: str) -> None:
-    assert moment_ms("name", text) == 1_795_305_600_000
+    assert timestamp_ms("name", text) == 1_795_305_600_000
 
 
-@pytest.mark.parametrize("kind", [size_bytes, seconds, moment_ms, count])
+@pytest.mark.parametrize("kind", [size_bytes, seconds, timestamp_ms, count])
 @pytest.mark.parametrize(
     "text",
     ["", "-1", "1e3", "ten", "10x", "nan", "inf", "٣", "1m2", "9" * 30, "2026-11-22T00:00:00", "1960-01-01T00:00:00Z"],
@@ -132,9 +142,9 @@ def test_what_is_no_number_is_refused_by_the_name_of_its_option(kind: Parser, te
 @pytest.mark.parametrize("names", [options.NAMES, sink_options.NAMES])
 def test_an_option_is_known_in_any_case_and_no_other_is(names: tuple[str, ...]) -> None:
     for name in names:
-        assert Given({name.upper(): "1"}, names, "a test").text(name) == "1"
+        assert RawOptions({name.upper(): "1"}, names, "a test").text(name) == "1"
         with pytest.raises(InvalidArgument, match=f"unknown to a test .did you mean {name}"):
-            Given({f"{name}z": "1"}, names, "a test")
+            RawOptions({f"{name}z": "1"}, names, "a test")
 
 
 @pytest.mark.parametrize("names", [options.NAMES, sink_options.NAMES])

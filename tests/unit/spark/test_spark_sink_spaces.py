@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from support.served import ServerThread
 from support.sink_scene import QUERY, Scene, as_bytes, texts
-from xaqueue.batch import SEVERAL_SPACES, Batch
+from xaqueue.batch import MANY_SPACES, Batch
 from xaqueue.core.model.format import read_format
 from xaqueue.core.owner import open as attach_room
 from xaqueue.errors import InvalidArgument, OperationalError, UnknownXid
@@ -99,7 +99,7 @@ def test_tasks_are_spread_over_the_spaces(scene: Scene) -> None:
     writer = scene.stream(texts(1))
     messages = scene.tasks(writer, PARTS)
     assert [message.space for message in messages] == [0, 1, 2, 0]
-    assert {xid.format_id for message in messages for xid in message.xids} == {SEVERAL_SPACES}
+    assert {xid.format_id for message in messages for xid in message.xids} == {MANY_SPACES}
     writer.commit(messages, 0)
     assert (bodies(scene), in_doubt(scene)) == (WHOLE, [0, 0, 0])
     home, one, two = decided(scene)

@@ -32,7 +32,7 @@ from xaqueue.tm.voting import (
     Replies,
     Reply,
     TransactionResult,
-    Verb,
+    XaVerb,
     heuristic_code,
 )
 from xaqueue.tm.voting import ParticipantOutcome as Ended
@@ -48,7 +48,7 @@ def test_every_interleaving_ends_the_same_for_all(names: tuple[str, ...], last: 
     assert judged(lambda choices: vote(choices, names, last, tells, crashes=True, together=together)) > 5
 
 
-def commands(answers: dict[Verb, Replies], last: str | None = None, together: bool = False) -> list[Command]:
+def commands(answers: dict[XaVerb, Replies], last: str | None = None, together: bool = False) -> list[Command]:
     """What is asked of three participants that answer so."""
     asked: list[Command] = []
     voted = voting.commit(NAMES, last, together=together)
@@ -65,7 +65,7 @@ DONE = dict.fromkeys((*NAMES, LAST, DECISION), Reply.DONE)
 
 
 def test_the_whole_of_two_phases_in_the_order_of_the_names() -> None:
-    answers: dict[Verb, Replies] = {Verb.PREPARE: PREPARED, Verb.DECIDE: DONE, Verb.COMMIT: DONE}
+    answers: dict[XaVerb, Replies] = {XaVerb.PREPARE: PREPARED, XaVerb.DECIDE: DONE, XaVerb.COMMIT: DONE}
     in_turn = [Prepare(("a",)), Prepare(("b",)), Prepare(("c",))]
     assert commands(answers) == [*in_turn, Decide(NAMES), Commit(NAMES)]
     assert commands(answers, together=True) == [
@@ -76,13 +76,13 @@ def test_the_whole_of_two_phases_in_the_order_of_the_names() -> None:
 
 
 def test_read_only_voters_are_left_out_and_without_any_other_there_is_no_decision() -> None:
-    answers: dict[Verb, Replies] = {
-        Verb.PREPARE: {**PREPARED, "b": Reply.READ_ONLY},
-        Verb.DECIDE: DONE,
-        Verb.COMMIT: DONE,
+    answers: dict[XaVerb, Replies] = {
+        XaVerb.PREPARE: {**PREPARED, "b": Reply.READ_ONLY},
+        XaVerb.DECIDE: DONE,
+        XaVerb.COMMIT: DONE,
     }
     assert commands(answers, together=True)[1:] == [Decide(("a", "c")), Commit(("a", "c"))]
-    assert commands({Verb.PREPARE: READ_ONLY}, together=True) == [Prepare(NAMES)]
+    assert commands({XaVerb.PREPARE: READ_ONLY}, together=True) == [Prepare(NAMES)]
 
 
 def test_one_participant_commits_in_one_phase() -> None:
@@ -91,11 +91,11 @@ def test_one_participant_commits_in_one_phase() -> None:
 
 
 def test_the_last_resource_is_committed_between_the_phases_or_alone() -> None:
-    answers: dict[Verb, Replies] = {
-        Verb.PREPARE: PREPARED,
-        Verb.COMMIT_LAST: DONE,
-        Verb.COMMIT: DONE,
-        Verb.COMMIT_ONE_PHASE: DONE,
+    answers: dict[XaVerb, Replies] = {
+        XaVerb.PREPARE: PREPARED,
+        XaVerb.COMMIT_LAST: DONE,
+        XaVerb.COMMIT: DONE,
+        XaVerb.COMMIT_ONE_PHASE: DONE,
     }
     asked = commands(answers, LAST, together=True)
     assert asked == [
@@ -103,19 +103,19 @@ def test_the_last_resource_is_committed_between_the_phases_or_alone() -> None:
         CommitLast(NAMES, LAST),
         Commit(NAMES),
     ]
-    assert commands({**answers, Verb.PREPARE: READ_ONLY}, LAST, together=True)[1:] == [CommitOnePhase((LAST,))]
+    assert commands({**answers, XaVerb.PREPARE: READ_ONLY}, LAST, together=True)[1:] == [CommitOnePhase((LAST,))]
     assert next(voting.commit([], LAST)) == CommitOnePhase((LAST,))
 
 
 def test_a_refusal_spares_those_that_were_not_asked_yet() -> None:
     """The one that refused has rolled back already; to tell it again would raise false alarms."""
-    answers: dict[Verb, Replies] = {Verb.PREPARE: {**PREPARED, "b": Reply.REFUSED}, Verb.ROLLBACK: DONE}
+    answers: dict[XaVerb, Replies] = {XaVerb.PREPARE: {**PREPARED, "b": Reply.REFUSED}, XaVerb.ROLLBACK: DONE}
     assert commands(answers) == [
         Prepare(("a",)),
         Prepare(("b",)),
         Rollback(("a", "c")),
     ]
-    lost: dict[Verb, Replies] = {Verb.PREPARE: {**PREPARED, "b": Reply.LOST}, Verb.ROLLBACK: DONE}
+    lost: dict[XaVerb, Replies] = {XaVerb.PREPARE: {**PREPARED, "b": Reply.LOST}, XaVerb.ROLLBACK: DONE}
     assert commands(lost)[-1] == Rollback(("a", "b", "c"))
 
 

@@ -30,7 +30,7 @@ from xaqueue.rpc.server import scheduler
 from xaqueue.web import console, front, link, slowing
 from xaqueue.web.door import BODY_BYTES, SECURITY
 from xaqueue.web.front import HttpConfig, HttpFront
-from xaqueue.web.link import Link
+from xaqueue.web.link import ServerLink
 
 TOKEN, OTHER = "producer-0123456789", "nobody-0123456789ab"
 ROLES = f"""
@@ -264,7 +264,7 @@ def test_where_nobody_has_a_role_who_is_here_may_read_messages(tmp_path: Path) -
 
 
 def test_an_address_that_others_reach_needs_a_token(server: ServerThread) -> None:
-    link = Link(is_open=False)
+    link = ServerLink(is_open=False)
     link.server = server.server
     with pytest.raises(AccessDenied, match="a token is needed here"):
         link.requester(None)
@@ -274,7 +274,7 @@ def test_an_address_that_others_reach_needs_a_token(server: ServerThread) -> Non
 
 def test_no_more_than_two_requests_ask_at_a_time(server: ServerThread) -> None:
     """However many come: each takes turns of the engine from the server's own clients."""
-    link, third = Link(is_open=True), threading.Barrier(3)
+    link, third = ServerLink(is_open=True), threading.Barrier(3)
     link.server = server.server
 
     def meets(_: object) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from xaqueue.batch import Decision, is_of_a_batch, key_of, parse_gtrid
+from xaqueue.batch import BatchDecision, is_of_a_batch, key_of, parse_gtrid
 from xaqueue.core.engine import commit
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.branch import Branch, State
@@ -41,7 +41,7 @@ def refusal(space: Space, xid: Xid) -> str:
     return f"branch {xid} comes too late: its query has written batch {last} already" if number < last else ""
 
 
-def decide(space: Space, decision: Decision, branches: Sequence[Branch]) -> None:
+def decide(space: Space, decision: BatchDecision, branches: Sequence[Branch]) -> None:
     """Records the decision that these branches are committed; ``finish`` follows.
 
     RetryLater: nothing is decided.

@@ -18,10 +18,10 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from xaqueue.batch import (
+    MANY_SPACES,
     ONE_SPACE,
-    SEVERAL_SPACES,
     Batch,
-    Decision,
+    BatchDecision,
     Plan,
     home_of,
     is_of_a_batch,
@@ -53,7 +53,7 @@ _UNFINISHED = (State.PREPARED, State.COMMITTING)
 
 def commit_all(
     space: Space, batch: Batch, xids: Sequence[Xid], others: Sequence[tuple[str, Xid]], plan: Plan
-) -> Decision:
+) -> BatchDecision:
     here, elsewhere = tuple(dict.fromkeys(xids)), tuple(dict.fromkeys(others))
     _check(batch, here, elsewhere)
     _finish_last(space, batch)
@@ -73,8 +73,8 @@ def rollback_all(space: Space, batch: Batch, spaces: Sequence[str]) -> int:
         decided = decision(space, batch)
         if decided is not None and decided.batch.number == batch.number:
             return 0
-        strange = set(_strange(claim, spaces))
-        branches = [b for xid, b in claim.prepared.items() if b.base is State.PREPARED and xid not in strange]
+        foreign = set(_foreign(claim, spaces))
+        branches = [b for xid, b in claim.prepared.items() if b.base is State.PREPARED and xid not in foreign]
         batch_steps.undo(space, batch.gtrid, branches)
     return len(branches)
 
@@ -138,7 +138,7 @@ def _unfinished(space: Space, batch: Batch) -> Batch | None:
 # What is decided
 
 
-def decision(space: Space, batch: Batch) -> Decision | None:
+def decision(space: Space, batch: Batch) -> BatchDecision | None:
     """See ``verbs.decision``. Raises ResourceError where it is lost."""
     with space.lock:
         space.check_readable()
@@ -197,22 +197,24 @@ def _check(batch: Batch, xids: Sequence[Xid], others: Others) -> None:
     for xid in (*xids, *(xid for _, xid in others)):
         if not is_of_a_batch(xid) or xid.gtrid != batch.gtrid:
             raise InvalidArgument(f"branch {xid} is none of {batch}: its gtrid has to be {batch.gtrid!r}")
-        if others and xid.format_id != SEVERAL_SPACES:
+        if others and xid.format_id != MANY_SPACES:
             raise InvalidArgument(f"branch {xid} of a batch over several spaces has format id {ONE_SPACE}")
 
 
-def _strange(claim: Claim, spaces: Sequence[str]) -> list[Xid]:
+def _foreign(claim: Claim, spaces: Sequence[str]) -> list[Xid]:
     """Branches that a space decides which is none of these, and may have committed. Without any, nobody asks."""
     found = [xid for xid in claim.prepared if spaces and home_of(xid)]
     return [xid for xid in found if not any(space.startswith(home_of(xid)) for space in spaces)]
 
 
-def _first(space: Space, claim: Claim, batch: Batch, xids: tuple[Xid, ...], others: Others, plan: Plan) -> Decision:
+def _first(
+    space: Space, claim: Claim, batch: Batch, xids: tuple[Xid, ...], others: Others, plan: Plan
+) -> BatchDecision:
     """Decides the batch."""
     before = _unfinished(space, batch)
     if before is not None:
         raise RetryLater(f"{batch} is not decided before {before} is carried out: try again")
-    for xid in _strange(claim, plan.spaces):
+    for xid in _foreign(claim, plan.spaces):
         raise InvalidArgument(
             f"{batch} is refused and nothing is decided: the space of id {home_of(xid)}... may have committed it with "
             f"branch {xid}. Name that space again until the query has gone on; or, if it has not, roll the branch back "
@@ -221,7 +223,7 @@ def _first(space: Space, claim: Claim, batch: Batch, xids: tuple[Xid, ...], othe
     _check_claimed(claim, batch, xids, home=bool(others))
     branches = [claim.prepared[xid] for xid in xids if xid in claim.prepared]
     messages = sum(1 for branch in branches for written in branch.blocks if written.kind is Kind.ENQUEUE)
-    decided = Decision(batch, xids, others, messages, space.now_us(), plan)
+    decided = BatchDecision(batch, xids, others, messages, space.now_us(), plan)
     batch_steps.decide(space, decided, branches)
     return decided
 
@@ -257,7 +259,7 @@ def _finish_last(space: Space, batch: Batch) -> None:
                 _carry_out(space, claim, decided)
 
 
-def _carry_out(space: Space, claim: Claim, decided: Decision) -> None:
+def _carry_out(space: Space, claim: Claim, decided: BatchDecision) -> None:
     """Commits what is listed and not finished yet, and rolls back what is not listed."""
     listed = [claim.prepared[xid] for xid in decided.xids if xid in claim.prepared]
     batch_steps.finish(space, decided.batch.gtrid, listed)
@@ -265,7 +267,7 @@ def _carry_out(space: Space, claim: Claim, decided: Decision) -> None:
     batch_steps.undo(space, decided.batch.gtrid, left)
 
 
-def _compare(space: Space, claim: Claim, decided: Decision) -> None:
+def _compare(space: Space, claim: Claim, decided: BatchDecision) -> None:
     """What operators decided as the batch is decided is forgotten; HeuristicOutcome for all else."""
     listed = set(decided.xids)
     otherwise = []

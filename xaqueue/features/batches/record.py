@@ -19,7 +19,7 @@ from enum import IntEnum
 
 import msgpack
 
-from xaqueue.batch import Batch, Decision, Plan, is_of_a_batch, parse_gtrid
+from xaqueue.batch import Batch, BatchDecision, Plan, is_of_a_batch, parse_gtrid
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import Block, Kind, decode
@@ -56,7 +56,7 @@ def decision_path(gtrid: bytes) -> str:
     return batch_path(*parsed)
 
 
-def encode_decision(decision: Decision, epoch: int) -> tuple[bytes, bytes]:
+def encode_decision(decision: BatchDecision, epoch: int) -> tuple[bytes, bytes]:
     """Head and body of its block."""
     batch = decision.batch
     stored = {"query": batch.query, "number": str(batch.number), "messages": str(decision.messages)}
@@ -72,12 +72,12 @@ def encode_decision(decision: Decision, epoch: int) -> tuple[bytes, bytes]:
     return encode_record(properties, body, epoch)
 
 
-def read_decision(fs: FileSystem, path: str) -> Decision:
+def read_decision(fs: FileSystem, path: str) -> BatchDecision:
     """The decision recorded in a file. Raises DamagedBlock, and FileNotFoundError where there is none."""
     return decode_decision(read_checked(fs, path))
 
 
-def decode_decision(data: bytes) -> Decision:
+def decode_decision(data: bytes) -> BatchDecision:
     """The decision that a record's bytes are. Raises DamagedBlock."""
     block = decode(data)
     try:
@@ -98,11 +98,11 @@ def decision_lists(fs: FileSystem, xid: Xid) -> bool | None:
         return None
 
 
-def _decision(block: Block) -> Decision:
+def _decision(block: Block) -> BatchDecision:
     stored = block.properties.headers
     batch = Batch(stored["query"], int(stored["number"]))
     here, others, (digest, offsets, spaces, once) = msgpack.unpackb(block.body, raw=False)
-    return Decision(
+    return BatchDecision(
         batch,
         tuple(Xid(format_id, batch.gtrid, bqual) for format_id, bqual in here),
         tuple((str(space), Xid(format_id, batch.gtrid, bqual)) for space, format_id, bqual in others),
@@ -120,7 +120,7 @@ class BatchMemory:
         """Their numbers."""
         self.lost: dict[str, tuple[int, str]] = {}
         """Of a query whose record was damaged: its number, and where in quarantine it is."""
-        self.recovered: dict[bytes, Decision] = {}
+        self.recovered: dict[bytes, BatchDecision] = {}
         """While the space is opened, by gtrid: of batches that have branches left."""
         self.claimed: set[str] = set()
         """The keys of queries to a batch of which something is being done just now."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from xaqueue.batch import SEVERAL_SPACES, is_of_a_batch, key_of
+from xaqueue.batch import MANY_SPACES, is_of_a_batch, key_of
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.branch import Branch, Call, Rule, State
 from xaqueue.errors import DamagedBlock, ProtocolError, RolledBack
@@ -54,7 +54,7 @@ def _check_commit(branch: Branch) -> None:
 def _check_rollback(branch: Branch) -> None:
     """ProtocolError for a branch that another space may have committed already. Its caller holds it busy."""
     xid = branch.xid
-    if xid.format_id == SEVERAL_SPACES and branch.base is State.PREPARED:
+    if xid.format_id == MANY_SPACES and branch.base is State.PREPARED:
         raise ProtocolError(
             f"branch {xid} is of a batch over several spaces, another of which may have committed it: the query rolls "
             f"it back with its batch, and an operator who has looked there can with `xaqueue indoubt rollback {xid}`"

@@ -17,7 +17,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from xaqueue.access import EITHER, TRANSACT
-from xaqueue.batch import OFFSETS_LIMIT, Batch, Decision, Plan
+from xaqueue.batch import OFFSETS_LIMIT, Batch, BatchDecision, Plan
 from xaqueue.core.engine.session import Session
 from xaqueue.errors import ConnectionLost, InvalidArgument, OutcomeUnknown
 from xaqueue.features.batches import batches
@@ -37,7 +37,7 @@ GROUP = 1000
 @verb(TRANSACT)
 def commit_all(
     self: Session, batch: Batch, xids: Sequence[Xid], others: Sequence[tuple[str, Xid]] = (), plan: Plan | None = None
-) -> Decision:
+) -> BatchDecision:
     """Commits prepared branches of a batch in one step and rolls back all others of it.
 
     A batch that was decided before is finished as it was decided, what is new is rolled back, and the earlier
@@ -62,7 +62,7 @@ def _(caller: Caller, query: Any, number: Any, branches: Any, others: Any = None
 @commit_all.client
 def _(
     self: Link, batch: Batch, xids: Sequence[Xid], others: Sequence[tuple[str, Xid]] = (), plan: Plan | None = None
-) -> Decision:
+) -> BatchDecision:
     made = astuple(plan or Plan())
     return _decision_of(_decided(self, "commit_all", batch, _branches_to(xids), _others_to(others), made))
 
@@ -86,7 +86,7 @@ def _(self: Link, batch: Batch, spaces: Sequence[str] = ()) -> int:
 
 
 @verb(EITHER)
-def decision(self: Session, batch: Batch) -> Decision | None:
+def decision(self: Session, batch: Batch) -> BatchDecision | None:
     """What was decided of a batch, or of the last of its query where that is a later one; None without both."""
     self._check_open()
     return batches.decision(self.space, batch)
@@ -99,7 +99,7 @@ def _(caller: Caller, query: Any, number: Any) -> dict[str, Any] | None:
 
 
 @decision.client
-def _(self: Link, batch: Batch) -> Decision | None:
+def _(self: Link, batch: Batch) -> BatchDecision | None:
     answer = _decided(self, "decision", batch)
     return None if answer is None else _decision_of(answer)
 
@@ -164,7 +164,7 @@ def _spaces_of(value: Any) -> tuple[str, ...]:
     return tuple(spaces)
 
 
-def _decision_to(decision: Decision) -> dict[str, Any]:
+def _decision_to(decision: BatchDecision) -> dict[str, Any]:
     return {
         "query": decision.batch.query,
         "number": decision.batch.number,
@@ -176,14 +176,14 @@ def _decision_to(decision: Decision) -> dict[str, Any]:
     }
 
 
-def _decision_of(value: Any) -> Decision:
+def _decision_of(value: Any) -> BatchDecision:
     """Raises MalformedFrame."""
     try:
         batch = Batch(value["query"], value["number"])
         xids = tuple(_branches_of(value["branches"], batch))
         others = tuple(_others_of(value["others"], batch))
         made = _plan_of(value["plan"])
-        return Decision(batch, xids, others, int(value["messages"]), int(value["decided_at"]), made)
+        return BatchDecision(batch, xids, others, int(value["messages"]), int(value["decided_at"]), made)
     except (KeyError, TypeError, ValueError) as error:
         raise MalformedFrame(f"{str(value)[:60]} is no decision of a batch: {error!r}") from None
 

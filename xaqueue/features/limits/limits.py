@@ -13,7 +13,7 @@ WAIT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class QueueLimits:
     """Of one queue. 0: there is none."""
 
     max_messages: int = 0

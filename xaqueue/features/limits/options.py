@@ -12,7 +12,7 @@ from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.core.model.options import LONGEST_S, all_of, choice, number
 from xaqueue.core.model.queue import Queue
 from xaqueue.errors import InvalidArgument
-from xaqueue.features.limits.limits import WAIT_S, Limits
+from xaqueue.features.limits.limits import WAIT_S, QueueLimits
 
 MOST = (
     number("max_messages", 0, "a number of messages", 1, 10**12),
@@ -23,11 +23,11 @@ WHEN_FULL = choice("when_full", "refuse", "wait")
 KEYS = (*MOST, FULL_WAIT_S, WHEN_FULL)
 
 
-def limits_of(queue: QueueDefinition) -> Limits | None:
+def limits_of(queue: QueueDefinition) -> QueueLimits | None:
     messages, size_bytes = all_of(MOST, queue.options)
     if not messages and not size_bytes:
         return None
-    return Limits(messages, size_bytes, WHEN_FULL.of(queue) == "wait", FULL_WAIT_S.of(queue))
+    return QueueLimits(messages, size_bytes, WHEN_FULL.of(queue) == "wait", FULL_WAIT_S.of(queue))
 
 
 def check(definitions: Definitions) -> None:

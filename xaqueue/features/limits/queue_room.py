@@ -16,7 +16,7 @@ from xaqueue.core.model.block import Kind
 from xaqueue.core.model.branch import Branch
 from xaqueue.core.model.queue import Queue
 from xaqueue.errors import QueueFull
-from xaqueue.features.limits.limits import Limits
+from xaqueue.features.limits.limits import QueueLimits
 
 LOOK_S = 0.5
 """How long who waits sleeps at most before it looks again: a fence, or the end of its branch, may wake nobody."""
@@ -25,7 +25,7 @@ LOOK_S = 0.5
 class Room:
     """Of a queue that has limits, and what counts for them."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: QueueLimits) -> None:
         self.sizes: dict[bytes, int] | None = None
         """Bytes of what the queue holds and of what is ``pending``, by id, where they are limited."""
         self.size_bytes = 0
@@ -33,7 +33,7 @@ class Room:
         self._is_to_be_measured = False
         self.change(limits)
 
-    def change(self, limits: Limits) -> None:
+    def change(self, limits: QueueLimits) -> None:
         """They are these from here on."""
         self.limits = limits
         if not limits.max_bytes:
@@ -103,7 +103,7 @@ def room_of(queue: Queue) -> Room | None:
     return queue.room if isinstance(queue.room, Room) else None
 
 
-def act(queue: Queue, limits: Limits | None) -> None:
+def act(queue: Queue, limits: QueueLimits | None) -> None:
     """It is defined so now."""
     room = room_of(queue)
     if limits == (room.limits if room is not None else None):
@@ -134,7 +134,7 @@ def _of(branch: Branch, queue: Queue, room: Room, kind: Kind) -> tuple[int, int]
     return len(found), sum(sizes.get(one.message_id, 0) for one in found)
 
 
-def _left(space: Space, branch: Branch, limits: Limits, began: float) -> tuple[float, str]:
+def _left(space: Space, branch: Branch, limits: QueueLimits, began: float) -> tuple[float, str]:
     """For how many seconds it may wait yet, and why not where it may not: never longer than its branch has."""
     if space.draining:
         return 0.0, ", and nobody waits while the space is drained"

@@ -87,7 +87,7 @@ def owned(root: Path) -> Iterator[tuple[FileSystem, OwnerFile]]:
         lock.release()
 
 
-class Follower:
+class ReplicaFollower:
     """Of one replica, which this process has."""
 
     def __init__(self, root: Path, fs: FileSystem, lock: OwnerFile, url: str, stopped: threading.Event) -> None:

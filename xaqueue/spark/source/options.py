@@ -16,7 +16,7 @@ from xaqueue.core.model.layout import LAST_SEQ
 from xaqueue.errors import InvalidArgument
 from xaqueue.message import QUEUE_NAME, check_queue_name
 from xaqueue.spark import options as kinds
-from xaqueue.spark.options import Given, json_object, option, refused, space_path, table
+from xaqueue.spark.options import RawOptions, json_object, option, refused, space_path, table
 from xaqueue.spark.source.plan import EARLIEST, LATEST, Bounds, Tasks, bounds
 
 DELETE, ARCHIVE, KEEP = "delete", "archive", "keep"
@@ -33,10 +33,10 @@ def stripped(_: str, text: str) -> str:
 
 
 def stream_name(name: str, text: str) -> str:
-    given = text.strip()
-    if len(given) > 120 or not given.isprintable() or "#" in given:
-        raise refused(name, given[:60], "1 to 120 printable characters without # are wanted")
-    return given
+    raw = text.strip()
+    if len(raw) > 120 or not raw.isprintable() or "#" in raw:
+        raise refused(name, raw[:60], "1 to 120 printable characters without # are wanted")
+    return raw
 
 
 def server(name: str, text: str) -> str | Mapping[str, str] | None:
@@ -144,14 +144,14 @@ def is_pattern(text: str) -> bool:
 
 def parse(written: Mapping[str, str], *, stream: bool = False, tasks: Tasks | None = None) -> SourceOptions:
     """The options by their names in any case. Raises InvalidArgument for one that is missing, wrong or unknown."""
-    given = Given(written, NAMES, "a reader")
-    kafka, queues, expression = _queues(given)
-    paths = _paths(given)
-    found = given.fields(SourceOptions)
+    raw = RawOptions(written, NAMES, "a reader")
+    kafka, queues, expression = _queues(raw)
+    paths = _paths(raw)
+    found = raw.fields(SourceOptions)
     most, least = found.get("most_messages", LAST_SEQ), found.get("least_messages", 0)
     if least > most:
         rows = table(SourceOptions)
-        more, fewer = given.name_of(*rows["least_messages"].names), given.name_of(*rows["most_messages"].names)
+        more, fewer = raw.name_of(*rows["least_messages"].names), raw.name_of(*rows["most_messages"].names)
         raise InvalidArgument(f'option "{more}" is {least}, more than {most} of "{fewer}"')
     found.setdefault("headers", not kafka or found.get("everything", False))
     found["stream_name"] = found.get("stream_name") or f"spark@{gethostname()}"[:120]
@@ -160,27 +160,27 @@ def parse(written: Mapping[str, str], *, stream: bool = False, tasks: Tasks | No
         queues,
         expression,
         kafka,
-        start=bounds(given, "starting", LATEST if kafka and stream else EARLIEST, kafka=kafka),
-        end=bounds(given, "ending", LATEST, kafka=kafka),
-        assigned=_assigned(given, paths) if "assign" in given else None,
-        ignored=given.ignored,
+        start=bounds(raw, "starting", LATEST if kafka and stream else EARLIEST, kafka=kafka),
+        end=bounds(raw, "ending", LATEST, kafka=kafka),
+        assigned=_assigned(raw, paths) if "assign" in raw else None,
+        ignored=raw.ignored,
         tasks=tasks or Tasks(),
         **found,
     )
 
 
-def _paths(given: Given) -> tuple[str, ...]:
+def _paths(raw: RawOptions) -> tuple[str, ...]:
     """``path`` may name several, and ``load([...])`` gives ``paths`` as JSON."""
-    several = json.loads(given.text("paths") or "[]")
-    named = [part.strip() for part in (given.text("path") or "").split(",") if part.strip()] + several
+    several = json.loads(raw.text("paths") or "[]")
+    named = [part.strip() for part in (raw.text("path") or "").split(",") if part.strip()] + several
     if not named:
         raise InvalidArgument('option "path" is missing: the directory of the queue space, several, or a pattern')
     return tuple(dict.fromkeys(space_path("path", path) for path in named))
 
 
-def _queues(given: Given) -> tuple[bool, tuple[str, ...], str | None]:
+def _queues(raw: RawOptions) -> tuple[bool, tuple[str, ...], str | None]:
     """Whether Kafka's columns are wanted, names and shell patterns, and a regular expression."""
-    asked = [name for name in ("queue", "subscribe", "subscribePattern", "assign") if given.text(name)]
+    asked = [name for name in ("queue", "subscribe", "subscribePattern", "assign") if raw.text(name)]
     if len(asked) != 1:
         said = "is missing" if not asked else f'and "{asked[1]}" exclude each other'
         raise InvalidArgument(
@@ -188,7 +188,7 @@ def _queues(given: Given) -> tuple[bool, tuple[str, ...], str | None]:
             'pattern ("subscribe" or "subscribePattern" instead gives Kafka\'s columns)'
         )
     (name,) = asked
-    text = given.text(name) or ""
+    text = raw.text(name) or ""
     if name == "subscribePattern":
         try:
             re.compile(text)
@@ -204,13 +204,13 @@ def _queues(given: Given) -> tuple[bool, tuple[str, ...], str | None]:
     return name != "queue", queues, None
 
 
-def _assigned(given: Given, paths: tuple[str, ...]) -> dict[str, frozenset[str]]:
+def _assigned(raw: RawOptions, paths: tuple[str, ...]) -> dict[str, frozenset[str]]:
     """A partition is the number of a space, in the order of their paths; so all spaces have to be named."""
     if any(map(is_pattern, paths)):
         raise InvalidArgument('option "assign" numbers the spaces of "path": name them one by one there, no pattern')
     ordered = sorted(paths)
     found = {}
-    for queue, numbers in json_object("assign", given.text("assign") or "", ASSIGN).items():
+    for queue, numbers in json_object("assign", raw.text("assign") or "", ASSIGN).items():
         if not isinstance(numbers, list) or not all(type(n) is int and 0 <= n < len(paths) for n in numbers):
             raise InvalidArgument(
                 f'option "assign": {queue!r}: {numbers!r} is refused: {ASSIGN} is accepted, with numbers of spaces, '

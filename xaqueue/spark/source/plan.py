@@ -34,7 +34,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from xaqueue.core.model.layout import LAST_SEQ, RANGE_BITS, RANGE_SIZE
 from xaqueue.errors import InvalidArgument, SpaceError
 from xaqueue.message import QUEUE_NAME
-from xaqueue.spark.options import Given, json_object, moment_ms, refused, space_path
+from xaqueue.spark.options import RawOptions, json_object, refused, space_path, timestamp_ms
 
 EARLIEST = "earliest"
 LATEST = "latest"
@@ -68,21 +68,21 @@ class Bounds:
         return self.common
 
 
-def bounds(given: Given, edge: str, default: str, *, kafka: bool) -> Bounds:
+def bounds(raw: RawOptions, edge: str, default: str, *, kafka: bool) -> Bounds:
     """What the options say of an edge, ``starting`` or ``ending``. Of several Kafka takes the first of its order.
 
     Raises InvalidArgument.
     """
     names = f"{edge}Timestamp", f"{edge}OffsetsByTimestamp", f"{edge}Offsets"
-    found = [name for name in names if name in given]
+    found = [name for name in names if name in raw]
     if len(found) > 1 and not kafka:
         raise InvalidArgument(f'options "{found[1]}" and "{found[0]}" exclude each other: give one')
     name = found[0] if found else names[2]
-    text = given.text(name)
+    text = raw.text(name)
     if text is None:
         return Bounds(default, option=name)
     if name == names[0]:
-        return Bounds(Timestamp(moment_ms(name, text)), option=name)
+        return Bounds(Timestamp(timestamp_ms(name, text)), option=name)
     return parse_bounds(name, text, kafka=kafka)
 
 
@@ -108,7 +108,7 @@ def _named(name: str, text: str, kafka: bool) -> Iterator[tuple[tuple[str, str],
             # Kafka has the topic outside and the partition inside, the house has the space outside
             space, queue = (inner, key) if kafka or inner == "" else (key, inner)
             by_time = name.endswith("ByTimestamp")
-            found: Offset | None = Timestamp(moment_ms(name, number)) if by_time else _offset(number, kafka)
+            found: Offset | None = Timestamp(timestamp_ms(name, number)) if by_time else _offset(number, kafka)
             is_space = space.isdigit() if kafka else space == "" or "/" in space
             if found is None or not QUEUE_NAME.fullmatch(queue) or not is_space:
                 raise InvalidArgument(f'option "{name}": {key!r}: {value!r} is refused: {example} is accepted')

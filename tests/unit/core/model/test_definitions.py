@@ -20,7 +20,7 @@ from xaqueue.core.model.order import Order
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.errors import InvalidArgument, UnknownQueue
 from xaqueue.features.dedup.options import WINDOW_S
-from xaqueue.features.limits.limits import Limits
+from xaqueue.features.limits.limits import QueueLimits
 from xaqueue.features.limits.options import limits_of
 from xaqueue.features.retries.options import EXPIRY_QUEUE, FAILURE_QUEUE, policy_of
 from xaqueue.features.retries.policy import RetryPolicy
@@ -278,6 +278,6 @@ def test_limits_of_a_queue() -> None:
         "[queues.a]\nmax_messages = 5\n[queues.b]\nmax_bytes = 7\nwhen_full = 'wait'\nfull_wait_s = 1.5\n[queues.c]\n"
     )
     queues = parse(text).queues
-    assert limits_of(queues["a"]) == Limits(5)
-    assert limits_of(queues["b"]) == Limits(0, 7, waits=True, wait_s=1.5)
+    assert limits_of(queues["a"]) == QueueLimits(5)
+    assert limits_of(queues["b"]) == QueueLimits(0, 7, waits=True, wait_s=1.5)
     assert limits_of(queues["c"]) is None

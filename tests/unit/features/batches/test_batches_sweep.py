@@ -14,7 +14,7 @@ import pytest
 from support.bare_space import ANY_QUEUE, DURABLE, BareSpace, bare_space, wall_clock
 from support.contract_batches import PATIENCE_S, SCAN, batch, prepared
 from support.served import ServerThread
-from xaqueue.batch import ONE_SPACE, SEVERAL_SPACES, Batch, Plan
+from xaqueue.batch import MANY_SPACES, ONE_SPACE, Batch, Plan
 from xaqueue.core.model import layout
 from xaqueue.core.model.definitions import Definitions, parse
 from xaqueue.core.owner import open as attach_room
@@ -56,7 +56,7 @@ def bare(tmp_path: Path, request: pytest.FixtureRequest, clock: Clock) -> Iterat
 def test_what_is_old_and_not_decided_goes(bare: BareSpace, clock: Clock) -> None:
     session = Session(bare.space)
     old = [prepared(session, bqual, batch(1)) for bqual in ("a", "b")]
-    kept = [prepared(session, "a", batch(2), format_id=SEVERAL_SPACES), prepared(session, "a", batch(1), format_id=7)]
+    kept = [prepared(session, "a", batch(2), format_id=MANY_SPACES), prepared(session, "a", batch(1), format_id=7)]
     clock.ahead_s = 6 * DAY_S
     assert sweep(bare.space) == 0
     young = prepared(session, "young", batch(3))
@@ -83,7 +83,7 @@ def test_a_batch_that_somebody_works_at_is_left_alone(bare: BareSpace, clock: Cl
 def test_opening_sweeps_too(bare: BareSpace, clock: Clock) -> None:
     session = Session(bare.space)
     old = prepared(session, "old", batch(1))
-    several = prepared(session, "several", batch(4), format_id=SEVERAL_SPACES)
+    several = prepared(session, "several", batch(4), format_id=MANY_SPACES)
     decided = [prepared(session, "kept", batch(2))]
     session.commit_all(batch(2), decided)
     bare.space.checkpoint()

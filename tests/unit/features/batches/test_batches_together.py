@@ -14,7 +14,7 @@ import pytest
 from support.bare_space import DURABLE, BareSpace, bare_space
 from support.batch_scene import three
 from support.contract_batches import PATIENCE_S, SCAN, batch, bodies, prepared
-from xaqueue.batch import ONE_SPACE, Decision
+from xaqueue.batch import ONE_SPACE, BatchDecision
 from xaqueue.core.engine import commit, heuristics
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.branch import Branch
@@ -54,7 +54,7 @@ class Held:
         self._decide = batch_steps.decide
         monkeypatch.setattr(batch_steps, "decide", self)
 
-    def __call__(self, space: Space, decision: Decision, branches: Sequence[Branch]) -> None:
+    def __call__(self, space: Space, decision: BatchDecision, branches: Sequence[Branch]) -> None:
         self.reached.set()
         assert self.go_on.wait(PATIENCE_S)
         self._decide(space, decision, branches)
