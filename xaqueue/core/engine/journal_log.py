@@ -121,7 +121,9 @@ class JournalLog(JournalCommit):
             self.behind.size_bytes > PENDING_BYTES or self.behind.files > PENDING_FILES
         ):
             self.settle()  # whoever adds waits for the directories, and needs room in them; what ends a branch does not
-        twin = written.shared if written.shared is not written else None
+        twin = written.shared
+        if twin is written:
+            twin = None
         size = BLOCK_BYTES if twin is not None else len(head) + len(body) + BLOCK_BYTES
         if (twin is None or not twin.path) and branch.kept_bytes + size <= self._kept_bytes:
             branch.kept_bytes += size

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from xaqueue.core.engine import blocks, quarantine
 from xaqueue.core.engine.state import Space, log
@@ -52,6 +52,20 @@ BREATH_S = 0.001
 """Who passes over many messages lets others go before so often."""
 
 
+class Terms(NamedTuple):
+    """On which a message is added."""
+
+    is_given: bool = False
+    """Its id is an older one, which the queue may have already."""
+    may_wait: bool = True
+    """For room in the queue, where that is defined so."""
+    wanted: Properties | None = None
+    """See ``Rider.added_locked``."""
+
+
+_PLAIN = Terms()
+
+
 def enqueue(space: Space, branch: Branch, name: str, body: bytes, options: EnqueueOptions) -> MessageId:
     """Adds a message's block; see ``ResourceManager.enqueue``."""
     definitions = space.definitions
@@ -69,11 +83,12 @@ def enqueue(space: Space, branch: Branch, name: str, body: bytes, options: Enque
     else:
         packed, tags = pack_plain(name, space.now_ns() // 1000), ""
     head, checksum = head_of(Kind.ENQUEUE, message_id, packed, body, space.epoch, definitions.max_body_bytes)
-    there = None if properties is None else space.features.admit(space, branch, name, message_id, properties)
-    if there is not None:
-        return there
-    entry = Entry(0, message_id, tags)
-    add(space, branch, entry, name, checksum, head, body, is_given=given is not None, wanted=properties)
+    if properties is not None:
+        there = space.features.admit(space, branch, name, message_id, properties)
+        if there is not None:
+            return there
+    written = Written(0, Kind.ENQUEUE, name, message_id, checksum, Entry(0, message_id, tags))
+    add(space, branch, written, (head, body), Terms(given is not None, wanted=properties) if options else _PLAIN)
     return message_id
 
 
@@ -97,53 +112,37 @@ def restore(space: Space, branch: Branch, name: str, message: Message) -> bool:
             if own or message_id in queue.index:
                 return False
     check_room(space, branch, len(body))
-    add(space, branch, Entry(0, message_id, tags_of(properties)), name, checksum, head, body, is_given=True)
+    written = Written(0, Kind.ENQUEUE, name, message_id, checksum, Entry(0, message_id, tags_of(properties)))
+    add(space, branch, written, (head, body), Terms(is_given=True))
     return True
 
 
-def add(
-    space: Space,
-    branch: Branch,
-    entry: Entry,
-    name: str,
-    checksum: int,
-    head: bytes,
-    body: bytes,
-    *,
-    is_given: bool,
-    may_wait: bool = True,
-    is_shared: bool = False,
-    twin: Written | None = None,
-    wanted: Properties | None = None,
-) -> Written:
-    """Adds the block of a new message to the branch. is_given: its id is an older one. may_wait: for room in the queue.
-    is_shared: other queues get the same block, twin: the first of which has it already. wanted: see ``Rider``.
+def add(space: Space, branch: Branch, written: Written, content: tuple[bytes, bytes], terms: Terms) -> None:
+    """Adds the block of a new message to the branch, which numbers it. content: its head and body.
 
     Raises InvalidArgument where the queue has a message of this id, QueueFull, and what ``blocks.without_room`` says.
     """
-    message_id = entry.message_id
+    name, message_id = written.queue, written.message_id
+    head, body = content
     with space.lock:
         if name not in space.definitions.known:
             space.definitions.find(name)  # raises where it was undefined since the caller has looked
         queue = space.queues.get(name) or space.queue(name)
         if queue.room is not None:
-            queue.room.admit(space, branch, queue, len(head) + len(body), may_wait=may_wait)
-        if is_given and (message_id in queue.pending or message_id in queue.index):
+            queue.room.admit(space, branch, queue, len(head) + len(body), may_wait=terms.may_wait)
+        if terms.is_given and (message_id in queue.pending or message_id in queue.index):
             raise InvalidArgument(f"message {message_id.hex()} is in queue {name} already: ids are unique")
         queue.pending.add(message_id)
         if queue.room is not None:
             queue.room.hold(message_id, len(head) + len(body))
-        branch.numbers = number = branch.numbers + 1
-        if is_given and space.log.hardens_names and _REUSED not in branch.riders:
+        branch.numbers = written.number = branch.numbers + 1
+        if terms.is_given and space.log.hardens_names and _REUSED not in branch.riders:
             branch.riders = (*branch.riders, _REUSED)
-    written = Written(number, Kind.ENQUEUE, name, message_id, checksum, entry)
-    if is_shared:
-        written.shared = twin or written
     try:
         space.log.add(branch, written, head, body)
         branch.blocks.append(written)
         if branch.riders:
-            _tell_riders(space, branch, written, wanted)
+            _tell_riders(space, branch, written, terms.wanted)
     except BaseException as error:
         with space.lock:
             queue.withdraw(message_id)
@@ -154,7 +153,6 @@ def add(
         if written.path:  # interrupted: a later branch of its name may have a block of this number
             space.discard([written.path])
         raise
-    return written
 
 
 def _tell_riders(space: Space, branch: Branch, written: Written, wanted: Properties | None) -> None:

@@ -278,8 +278,8 @@ def _add(space: Space, branch: Branch, message: Message, properties: Properties,
     limit_bytes = max(space.definitions.max_body_bytes, len(message.body))
     packed = pack_properties(properties)
     head, checksum = head_of(Kind.ENQUEUE, message_id, packed, message.body, space.epoch, limit_bytes)
-    entry = Entry(0, message_id, tags_of(properties))
-    messages.add(space, branch, entry, target, checksum, head, message.body, is_given=not is_taken, may_wait=False)
+    written = Written(0, Kind.ENQUEUE, target, message_id, checksum, Entry(0, message_id, tags_of(properties)))
+    messages.add(space, branch, written, (head, message.body), messages.Terms(not is_taken, may_wait=False))
     return message_id
 
 

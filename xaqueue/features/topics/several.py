@@ -216,18 +216,14 @@ def _enqueue_to(space: Space, branch: Branch, names: Sequence[str], body: bytes,
         for queue in map(space.queue, names):
             if queue.room is not None:
                 queue.room.admit(space, branch, queue, len(head) + len(body), may_wait=True)
+    terms = messages.Terms(given is not None, wanted=properties)
     first: Written | None = None
     done = 0
     try:
         for name in names:
-            entry = Entry(0, message_id, tags)
-            added = messages.add(
-                *(space, branch, entry, name, checksum, head, body),
-                is_given=given is not None,
-                is_shared=True,
-                twin=first,
-                wanted=properties,
-            )
+            added = Written(0, Kind.ENQUEUE, name, message_id, checksum, Entry(0, message_id, tags))
+            added.shared = first or added
+            messages.add(space, branch, added, (head, body), terms)
             if first is None or (added.path and not first.path):  # a file can have more names
                 first = added
             done += 1
