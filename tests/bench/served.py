@@ -174,7 +174,7 @@ async def serve(root: Path, path: Path, flags: str) -> None:
     await server.serve(say)
 
 
-def _run(main: Coroutine[None, None, None]) -> None:
+def run(main: Coroutine[None, None, None]) -> None:
     """In the event loop that a server has."""
     try:
         import uvloop
@@ -185,4 +185,4 @@ def _run(main: Coroutine[None, None, None]) -> None:
 
 
 if __name__ == "__main__":
-    _run(serve(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]))
+    run(serve(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]))
