@@ -256,8 +256,8 @@ def _taking(
     def traced(self: TracedConnection, /, *arguments: P.args, **options: P.kwargs) -> T:
         began_ns = time.time_ns()
         found = method(self, *arguments, **options)
-        several: list[Any] = found if isinstance(found, list) else [] if found is None else [found]
-        self._received([one.message for one in several] if on_lease else several, began_ns, on_lease=on_lease)
+        received: list[Any] = found if isinstance(found, list) else [] if found is None else [found]
+        self._received([one.message for one in received] if on_lease else received, began_ns, on_lease=on_lease)
         return found
 
     return traced

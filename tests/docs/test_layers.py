@@ -58,7 +58,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         ("xaqueue.rpc.methods.sessions", "xaqueue.rpc.server.peer", "xaqueue.rpc.verb"),
     ),
     *(
-        ("xaqueue.features.leases", "xaqueue.features.streams.streams", "xaqueue.features.topics.several"),
+        ("xaqueue.features.leases", "xaqueue.features.streams.streams", "xaqueue.features.topics.bulk"),
         ("xaqueue.features.batches.verbs", "xaqueue.features.carry.verbs", "xaqueue.features.retries.verbs"),
         ("xaqueue.features.scrub.verbs", "xaqueue.features.snapshots.verbs"),
     ),

@@ -172,7 +172,7 @@ MUTANTS: Sequence[Mutant] = (
     unsynced("_harden_archive: all root", (Streams,), (CYCLING,)),
     undone("unlink", "/range="),
     undone("rename", "/queue=other/", (Topics,), DIRECTORIES),
-    dropped("features.topics.several.subscribers", [], Topics),
+    dropped("features.topics.bulk.subscribers", [], Topics),
     undone("rename", "/.dedup/", (Dedup,), DIRECTORIES),
     undone("sync_dir", "/.dedup/", (Dedup,), DIRECTORIES),
     undone("unlink", "/.dedup/", (Dedup,), DIRECTORIES),

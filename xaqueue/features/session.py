@@ -19,7 +19,7 @@ from xaqueue.features.retries import verbs as retries
 from xaqueue.features.scrub import verbs as scrub
 from xaqueue.features.snapshots import verbs as snapshots
 from xaqueue.features.streams import streams
-from xaqueue.features.topics import several
+from xaqueue.features.topics import bulk
 from xaqueue.rpc.verb import Verb
 
 P = ParamSpec("P")
@@ -34,10 +34,10 @@ class Verbs:
     verbs: ClassVar[dict[str, Verb[..., Any]]]
     """By their names those of a class."""
 
-    enqueue_many = several.enqueue_many
-    enqueue_to = several.enqueue_to
-    publish = several.publish
-    dequeue_many = several.dequeue_many
+    enqueue_many = bulk.enqueue_many
+    enqueue_to = bulk.enqueue_to
+    publish = bulk.publish
+    dequeue_many = bulk.dequeue_many
     move = retries.move
 
     receive = leases.receive

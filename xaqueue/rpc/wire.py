@@ -296,8 +296,8 @@ def _decoded(hint: Any, value: Any) -> Any:
     if get_origin(hint) is dict:
         return {_decoded(inner[0], key): _decoded(inner[1], one) for key, one in value.items()}
     if inner:  # list[X], or a tuple of as many
-        several = [_decoded(inner[0], one) for one in value]
-        return several if get_origin(hint) is list else tuple(several)
+        items = [_decoded(inner[0], one) for one in value]
+        return items if get_origin(hint) is list else tuple(items)
     if isinstance(hint, type) and issubclass(hint, Enum):
         return hint(value)
     wanted = getattr(hint, "__supertype__", hint)

@@ -321,7 +321,7 @@ def _lane(endpoint: Endpoint) -> Lane:
         dialer(endpoint, lambda *wanted: awaited(_connected(*wanted))),
         connect_s=connect_s_of(endpoint),
         hello=partial(hello_of, endpoint),
-        is_one_of_several=bool(endpoint.others),
+        has_alternatives=bool(endpoint.others),
         pause=lambda pause_s: awaited(asyncio.sleep(pause_s)),
     )
     return Lane(connection(manager, fresh_id), manager)

@@ -274,10 +274,10 @@ class Link:
         connect_s: float = CONNECT_S,
         hello: Callable[[], dict[str, Any]] = dict,
         pause: Callable[[float], object] = time.sleep,
-        is_one_of_several: bool = False,
+        has_alternatives: bool = False,
     ) -> None:
         """Connects. hello: what it says of itself there. pause: waits so many seconds before it is tried again.
-        is_one_of_several: ``dial`` may reach one that another one has replaced.
+        has_alternatives: ``dial`` may reach one that another one has replaced.
 
         Raises ConnectionLost, as ``dial`` does, and what the server refuses with.
         """
@@ -285,7 +285,7 @@ class Link:
         self._pause = pause
         self._connect_s = connect_s
         self._hello = hello
-        self._is_one_of_several = is_one_of_several
+        self._has_alternatives = has_alternatives
         self._socket: ClientSocket | None = None
         self._key: bytes | None = None
         """Names the session of now, or the one before, to the server."""
@@ -432,7 +432,7 @@ class Link:
 
     def _check_epoch(self, said: dict[str, Any]) -> None:
         """Of several, one that was replaced does not know so yet."""
-        if self._is_one_of_several and said["epoch"] < self.space.get("epoch", 0):
+        if self._has_alternatives and said["epoch"] < self.space.get("epoch", 0):
             raise ResourceFailed(
                 f"epoch {said['epoch']} of the space answers, and {self.space['epoch']} was there before: it was "
                 "replaced by another one of its addresses"

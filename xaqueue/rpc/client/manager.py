@@ -77,7 +77,7 @@ class RemoteManager(Verbs, Link, half="ask"):
             made.hurry(answer_s)
             return made
 
-        return RemoteManager(dial, connect_s=0.0, hello=self._hello, is_one_of_several=self._is_one_of_several)
+        return RemoteManager(dial, connect_s=0.0, hello=self._hello, has_alternatives=self._has_alternatives)
 
     def flush(self) -> None:
         """Sends what is pipelined and waits until it is done. Raises what it failed with."""
@@ -128,7 +128,7 @@ def remote_manager(url: str, *, connect_s: float | None = None, answer_s: float 
         dialer(endpoint),
         connect_s=connect_s_of(endpoint, connect_s),
         hello=partial(hello_of, endpoint),
-        is_one_of_several=bool(endpoint.others),
+        has_alternatives=bool(endpoint.others),
     )
 
 

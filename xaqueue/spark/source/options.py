@@ -171,8 +171,8 @@ def parse(written: Mapping[str, str], *, stream: bool = False, tasks: Tasks | No
 
 def _paths(raw: RawOptions) -> tuple[str, ...]:
     """``path`` may name several, and ``load([...])`` gives ``paths`` as JSON."""
-    several = json.loads(raw.text("paths") or "[]")
-    named = [part.strip() for part in (raw.text("path") or "").split(",") if part.strip()] + several
+    listed = json.loads(raw.text("paths") or "[]")
+    named = [part.strip() for part in (raw.text("path") or "").split(",") if part.strip()] + listed
     if not named:
         raise InvalidArgument('option "path" is missing: the directory of the queue space, several, or a pattern')
     return tuple(dict.fromkeys(space_path("path", path) for path in named))
