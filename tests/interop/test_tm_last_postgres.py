@@ -196,7 +196,7 @@ def test_of_a_transaction_that_met_a_lost_connection_nothing_is_kept(dsn: str, t
         source = manager._sources["db"]
         opened = [source.open(), source.open()]
         for connection in opened:
-            source.give_back(connection)
+            source.return_connection(connection)
         with pytest.raises(psycopg.OperationalError), manager.transaction() as tx:
             tx["db"].execute("select pg_terminate_backend(pg_backend_pid())")
         assert source._idle == []

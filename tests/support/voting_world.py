@@ -196,9 +196,11 @@ class Run:
     """None: it crashed before there was one."""
 
 
-def vote(choices: Choices, names: tuple[str, ...], last: str | None, tells: bool, crashes: bool, together: bool) -> Run:
+def vote(
+    choices: Choices, names: tuple[str, ...], last: str | None, tells: bool, crashes: bool, is_parallel: bool
+) -> Run:
     world = World(choices, tells, dict.fromkeys((*names, *([last] if last else ())), Rm.ACTIVE))
-    voted = voting.commit(names, last, together=together)
+    voted = voting.commit(names, last, is_parallel=is_parallel)
     prepared: tuple[str, ...] = ()
     verdict = None
     try:

@@ -282,7 +282,7 @@ class EnlistedBranch:
     def release(self) -> None:
         """The transaction is over for this connection."""
         if self._is_usable and self.connection is not None:
-            self.source.give_back(self.connection)
+            self.source.return_connection(self.connection)
             self.connection = None
         self.discard()
 

@@ -126,7 +126,7 @@ class ConnectionSource:
                 return self.loop.adapted(connection, self.name, is_async=False)
             driver.close(connection)
 
-    def give_back(self, connection: Any) -> None:
+    def return_connection(self, connection: Any) -> None:
         """Keeps it for the next, where it is outside of any transaction; the one that was kept longest goes for it.
 
         Not those of sqlite3, though a new one syncs a directory with its first commit: they are their thread's, a

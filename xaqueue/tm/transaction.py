@@ -114,7 +114,7 @@ class Transaction:
         if self._is_expired() or self._coordinator.log.failure is not None:
             vote = voting.roll_back(names, last)
         else:
-            vote = voting.commit(names, last, together=len(names) > 1 and self._are_parallel(names))
+            vote = voting.commit(names, last, is_parallel=len(names) > 1 and self._are_parallel(names))
         self._conclude(self._run(vote), wanted=Outcome.COMMITTED)
 
     def rollback(self) -> None:

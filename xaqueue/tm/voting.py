@@ -121,10 +121,10 @@ def run(voting: Generator[Command, Replies, R], perform: Callable[[Command], Rep
         return result
 
 
-def commit(names: Sequence[str], last: str | None = None, *, together: bool = False) -> Voting:
+def commit(names: Sequence[str], last: str | None = None, *, is_parallel: bool = False) -> Voting:
     """Both phases, over the participants in this order.
 
-    last: committed in one phase between them, which decides; not among the names. together: they may prepare side by
+    last: committed in one phase between them, which decides; not among the names. is_parallel: they may prepare side by
     side.
     """
     if last is None and len(names) == 1:
@@ -133,7 +133,7 @@ def commit(names: Sequence[str], last: str | None = None, *, together: bool = Fa
     outcomes: Outcomes = {}
     waiting = list(names)
     while waiting:
-        batch = tuple(waiting) if together else (waiting[0],)
+        batch = tuple(waiting) if is_parallel else (waiting[0],)
         votes = yield Command(XaVerb.PREPARE, batch)
         waiting = waiting[len(batch) :]
         prepared += [name for name in batch if votes[name] is Reply.PREPARED]

@@ -44,14 +44,14 @@ from xaqueue.xa import Code, Outcome
 @pytest.mark.parametrize("last", [None, LAST])
 def test_every_interleaving_ends_the_same_for_all(names: tuple[str, ...], last: str | None, tells: bool) -> None:
     """Votes, lost requests and answers, people, and a crash before and after each command."""
-    together = len(names) > 1 and tells
-    assert judged(lambda choices: vote(choices, names, last, tells, crashes=True, together=together)) > 5
+    is_parallel = len(names) > 1 and tells
+    assert judged(lambda choices: vote(choices, names, last, tells, crashes=True, is_parallel=is_parallel)) > 5
 
 
-def commands(answers: dict[XaVerb, Replies], last: str | None = None, together: bool = False) -> list[Command]:
+def commands(answers: dict[XaVerb, Replies], last: str | None = None, is_parallel: bool = False) -> list[Command]:
     """What is asked of three participants that answer so."""
     asked: list[Command] = []
-    voted = voting.commit(NAMES, last, together=together)
+    voted = voting.commit(NAMES, last, is_parallel=is_parallel)
     try:
         asked.append(next(voted))
         while True:
@@ -68,7 +68,7 @@ def test_the_whole_of_two_phases_in_the_order_of_the_names() -> None:
     answers: dict[XaVerb, Replies] = {XaVerb.PREPARE: PREPARED, XaVerb.DECIDE: DONE, XaVerb.COMMIT: DONE}
     in_turn = [Prepare(("a",)), Prepare(("b",)), Prepare(("c",))]
     assert commands(answers) == [*in_turn, Decide(NAMES), Commit(NAMES)]
-    assert commands(answers, together=True) == [
+    assert commands(answers, is_parallel=True) == [
         Prepare(NAMES),
         Decide(NAMES),
         Commit(NAMES),
@@ -81,8 +81,8 @@ def test_read_only_voters_are_left_out_and_without_any_other_there_is_no_decisio
         XaVerb.DECIDE: DONE,
         XaVerb.COMMIT: DONE,
     }
-    assert commands(answers, together=True)[1:] == [Decide(("a", "c")), Commit(("a", "c"))]
-    assert commands({XaVerb.PREPARE: READ_ONLY}, together=True) == [Prepare(NAMES)]
+    assert commands(answers, is_parallel=True)[1:] == [Decide(("a", "c")), Commit(("a", "c"))]
+    assert commands({XaVerb.PREPARE: READ_ONLY}, is_parallel=True) == [Prepare(NAMES)]
 
 
 def test_one_participant_commits_in_one_phase() -> None:
@@ -97,13 +97,13 @@ def test_the_last_resource_is_committed_between_the_phases_or_alone() -> None:
         XaVerb.COMMIT: DONE,
         XaVerb.COMMIT_ONE_PHASE: DONE,
     }
-    asked = commands(answers, LAST, together=True)
+    asked = commands(answers, LAST, is_parallel=True)
     assert asked == [
         Prepare(NAMES),
         CommitLast(NAMES, LAST),
         Commit(NAMES),
     ]
-    assert commands({**answers, XaVerb.PREPARE: READ_ONLY}, LAST, together=True)[1:] == [CommitOnePhase((LAST,))]
+    assert commands({**answers, XaVerb.PREPARE: READ_ONLY}, LAST, is_parallel=True)[1:] == [CommitOnePhase((LAST,))]
     assert next(voting.commit([], LAST)) == CommitOnePhase((LAST,))
 
 

@@ -153,7 +153,7 @@ class ReplicaFollower:
                     self._stopped.wait(RETRY_S)
                 except (Diverged, JournalDamaged) as error:
                     log.warning("[replica-anew] the replica is copied anew: %s", error)
-                    self._begin_anew()
+                    self._start_over()
         except OSError as error:
             where = f"{self.root} cannot be written ({error.strerror or error})"
             raise SpaceError(
@@ -187,7 +187,7 @@ class ReplicaFollower:
         answer = self._ask(source, "replicate", *asked, waits_s=WAIT_S)
         if answer is None:
             log.warning("[replica-snapshot] the source has not kept what this replica lacks: a snapshot is copied")
-            self._begin_anew()
+            self._start_over()
             self._copy_snapshot(source)
             return False
         piece, now_us, text = _piece_in(answer)
@@ -232,7 +232,7 @@ class ReplicaFollower:
         here = Owner(found.epoch, host, os.getpid(), since, "JOURNAL", boot=boot_id(), space=line)
         self._lock.write(self._fs, format_owner(here))
 
-    def _begin_anew(self) -> None:
+    def _start_over(self) -> None:
         self._leave()
         self._found = None
 

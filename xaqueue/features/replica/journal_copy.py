@@ -100,7 +100,7 @@ class JournalCopy:
     def take(self, piece: Piece) -> None:
         """Writes what is whole of it, durably, and goes on behind that. Raises Diverged, OSError."""
         if piece.epoch != self.epoch:
-            self._begin_anew(piece)
+            self._start_over(piece)
         if piece.epoch != self.epoch or piece.lsn != self.lsn:
             raise Diverged(f"LSN {piece.lsn:#x} of journal {piece.epoch:#x} has come, and {self.lsn:#x} was asked for")
         self.hardened = self._told = piece.hardened
@@ -224,7 +224,7 @@ class JournalCopy:
             segment = Segment(piece.start + piece.size, piece.next_size, checkpoint=self._covered, epoch=self.epoch)
             self._following = self._made(segment, segment.start)
 
-    def _begin_anew(self, piece: Piece) -> None:
+    def _start_over(self, piece: Piece) -> None:
         """The source was opened anew: what it had until then is in the directories, and its journal goes on in a new
         segment, which tells where the one before it had ended."""
         first = parse_record(piece.data, piece.lsn, 0)
