@@ -184,7 +184,7 @@ LOST = {
 
 
 def _late() -> dict[str, Story]:
-    """Commits whose record rides with what comes next: alone, and before whatever builds on them."""
+    """Commits whose record is deferred to what comes next: alone, and before whatever builds on them."""
     found = {}
     for name in ("put", "take", "several", "both at the edge", "first in a bare directory"):
         work, start = WORK[name]

@@ -75,7 +75,7 @@ class DirectoryLog(GroupCommit):
     """See ``Log``."""
 
     is_atomic = follows = False
-    riding = ()
+    deferred = ()
     pending = False
     is_covered = True
     checkpoints = 0

@@ -135,10 +135,10 @@ class JournalLog(JournalCommit):
         self._write(branch, written, head, body)
 
     def _end_earlier(self, branch: Branch) -> None:
-        """Before a block goes to active/: a crash would leave an earlier branch of this name, whose commit still rides,
+        """Before a block goes to active/: a crash would leave an earlier branch of this name, whose commit is deferred,
         prepared, and a replay would move the block to where that one's was.
         """
-        if any(step.planned.name == branch.name for step in list(self.riding)):
+        if any(step.planned.name == branch.name for step in list(self.deferred)):
             self.harden_late()
 
     def _write(self, branch: Branch, written: Written, head: bytes, body: bytes) -> None:
@@ -252,7 +252,7 @@ class JournalLog(JournalCommit):
         definitions = [self._owner.definitions.of(written.queue) for written in branch.blocks]
         return any(one is None or one.sync != NOTHING for one in definitions)
 
-    def _rides(self, planned: Change) -> None:
+    def _defers(self, planned: Change) -> None:
         """Its record is what is followed, and what watermarks tell of, so both wait for that."""
         self.behind.show(chain(planned.point, planned.ops, planned.rest))
         self._owner.arrived_locked()
@@ -266,7 +266,7 @@ class JournalLog(JournalCommit):
                 planned = step.planned
                 if type(planned) is Change:
                     ops = [*planned.point, *planned.ops, *planned.rest]
-                    if not step.done:  # else it was shown when it began to ride
+                    if not step.done:  # else it was shown when it was deferred
                         behind.show(ops)
                     behind.changes.append(ops)
                     behind.files += len(ops)
@@ -281,7 +281,7 @@ class JournalLog(JournalCommit):
 
     def unhardened(self) -> dict[str, int]:
         lowest: dict[str, int] = {}
-        for step in self.riding:
+        for step in self.deferred:
             for queue, number in step.planned.arrivals:
                 lowest[queue] = min(number, lowest.get(queue, number))
         return lowest
@@ -334,8 +334,8 @@ class JournalLog(JournalCommit):
             put = self.behind.held.get(path)
             if put is not None:
                 return int(put[-1])
-            riding = [(*one.ops, *one.rest) for step in self.riding if type(one := step.planned) is Change]
-            for op in chain.from_iterable((*self.behind.changes, *riding)):
+            deferred = [(*one.ops, *one.rest) for step in self.deferred if type(one := step.planned) is Change]
+            for op in chain.from_iterable((*self.behind.changes, *deferred)):
                 if (op[2] if op[0] == MOVE else op[1]) == path and op[0] != DROP:
                     when_us: int = op[-1]
                     return when_us
@@ -356,7 +356,7 @@ class JournalLog(JournalCommit):
 
     @property
     def pending(self) -> bool:
-        return bool(self.behind.changes or self._marks or self.riding)
+        return bool(self.behind.changes or self._marks or self.deferred)
 
     @property
     def waiting_room(self) -> tuple[int, int]:
@@ -364,12 +364,12 @@ class JournalLog(JournalCommit):
         return self.behind.size_bytes, len(self.behind.held)
 
     def settle(self) -> None:
-        self._harden_riding()  # here, and not where it may be slow: the round may need a turn there
+        self._harden_deferred()  # here, and not where it may be slow: the round may need a turn there
         self._waiting.run(self._follow)
 
-    def _harden_riding(self) -> None:
-        """What finds no room rides on."""
-        if self.riding:
+    def _harden_deferred(self) -> None:
+        """What finds no room stays deferred."""
+        if self.deferred:
             with suppress(RetryLater):
                 self.harden_late()
 
@@ -378,7 +378,7 @@ class JournalLog(JournalCommit):
 
         What finds no room is pending still, before all that is newer and may free some.
         """
-        self._harden_riding()
+        self._harden_deferred()
         self._follow()
 
     def _follow(self) -> None:

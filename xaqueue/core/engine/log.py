@@ -193,7 +193,7 @@ class Log(Protocol):
         """As ``perform``, of what the next open does again: a journal has no record of it. Raises OSError, too."""
 
     @property
-    def riding(self) -> Sequence[Step]:
+    def deferred(self) -> Sequence[Step]:
         """Steps that were shown, and are not durable yet."""
 
     def unhardened(self) -> dict[str, int]:

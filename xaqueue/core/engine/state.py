@@ -405,7 +405,7 @@ class Space(Memory):
         """Behind each group of steps: those who wait look again. Adds how far the queues are."""
         if not self.serving:
             return
-        unhardened = self.log.unhardened() if self.log.riding else {}
+        unhardened = self.log.unhardened() if self.log.deferred else {}
         for name, queue in self.log.changed_queues.items():
             if queue.waiters:
                 queue.arrived.notify_all()

@@ -27,7 +27,7 @@ from xaqueue.errors import Error, OutcomeUnknown, ResourceFailed, RetryLater
 
 ROUNDS_A_LEADER = 8
 """So many rounds in a row are led by one thread, whose own step was in the first."""
-RIDING = 1024
+MOST_DEFERRED = 1024
 """Steps that wait for the next round, at most: the next one makes a round."""
 
 log = logging.getLogger("xaqueue")
@@ -352,16 +352,16 @@ class JournalCommit(GroupCommit):
         self._relieve = relieve
         self.shipping: Shipping | None = None
         """To whom each round is told."""
-        self.riding: list[Step] = []
+        self.deferred: list[Step] = []
         """Published, and not hardened: their records go before all others of the next round, or of this one."""
 
     def perform_late(self, plan: Plan, publish: Publish = nothing, *, is_limited: bool = True) -> Any:
-        """As ``perform``, but the step is published at once, and its record rides with the next round; is_limited:
-        not where too many ride already.
+        """As ``perform``, but the step is published at once, and its record comes with the next round; is_limited:
+        not where too many are deferred already.
 
         A crash before that undoes it, and what followed from it: that is recorded behind it.
         """
-        if is_limited and len(self.riding) >= RIDING:
+        if is_limited and len(self.deferred) >= MOST_DEFERRED:
             return self.perform(plan, publish)
         step = Step()
         step.done, step.publish = True, nothing
@@ -369,11 +369,11 @@ class JournalCommit(GroupCommit):
             self.check()
             step.planned = plan() if callable(plan) else plan
             publish()
-            self.riding.append(step)
-            self._rides(step.planned)
+            self.deferred.append(step)
+            self._defers(step.planned)
         return step.planned
 
-    def _rides(self, planned: Any) -> None:
+    def _defers(self, planned: Any) -> None:
         """A step is published, and not hardened yet. Called with the lock held."""
 
     def ship(self, shipping: Shipping) -> None:
@@ -383,9 +383,9 @@ class JournalCommit(GroupCommit):
     def harden_late(self) -> None:
         """Returns once all is hardened that was published late. Raises RetryLater where there is no room."""
         with self._lock:
-            last = self.riding[-1] if self.riding else None
+            last = self.deferred[-1] if self.deferred else None
         self.perform(lambda: None)  # also waits for a round that is under way
-        if last is not None and last in self.riding:
+        if last is not None and last in self.deferred:
             raise RetryLater("no room in the journal: free some and try again")
 
     def _harden(self, group: Sequence[Step]) -> None:
@@ -393,8 +393,8 @@ class JournalCommit(GroupCommit):
         records: list[Entry] = []
         entry_of = self._entry_of
         with self._lock:
-            riding = list(self.riding)
-            for step in riding:
+            deferred = list(self.deferred)
+            for step in deferred:
                 records.append(step.planned if entry_of is None else entry_of(step.planned))
                 recorded.append(step)
             for step in group:
@@ -416,8 +416,8 @@ class JournalCommit(GroupCommit):
         if self._lost():
             self._check_owner()
         with self._lock:
-            if riding:
-                group = [*self._recorded(riding), *group]
+            if deferred:
+                group = [*self._recorded(deferred), *group]
             self._publish(group)
 
     def _written(self) -> None:
@@ -434,12 +434,12 @@ class JournalCommit(GroupCommit):
                 step.error = step.error or Unacknowledged(str(unknown))
             raise
 
-    def _recorded(self, riding: list[Step]) -> list[Step]:
-        """Those of them for which there was room; the others ride on. Called with the lock held."""
-        recorded = [step for step in riding if step.error is None]
-        for step in riding:
+    def _recorded(self, deferred: list[Step]) -> list[Step]:
+        """Those of them for which there was room; the others stay deferred. Called with the lock held."""
+        recorded = [step for step in deferred if step.error is None]
+        for step in deferred:
             step.error = None
-        del self.riding[: len(recorded)]
+        del self.deferred[: len(recorded)]
         return recorded
 
     def _publish(self, group: Sequence[Step]) -> None:

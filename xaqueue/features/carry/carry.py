@@ -1,4 +1,4 @@
-"""Changes that a database carries: its commit hardens them together with its own work, and the space's record rides.
+"""Changes that a database carries: its commit hardens them together with its own work, the record of the space later.
 
     vote       a branch promises in memory to commit; what it adds and takes goes into a row of the database
     commit     the row is committed: shown at once, recorded with the next round. Its record has the carrier's note,
@@ -36,7 +36,7 @@ from xaqueue.features.dedup import dedup
 
 CARRIED_BYTES = 16 * 1024
 """Of the blocks of a branch, at most: a database's log is no place for more."""
-RIDING = 512
+MOST_DEFERRED = 512
 """Changes that wait for their records, at most, when one more is carried: each has a row."""
 DELIVERED = 100_000
 """Changes that are delivered at a time, at most: more than can wait for their records in all lives."""
@@ -153,8 +153,8 @@ def _follows_prepared(space: Space, branch: Branch) -> bool:
     """Whether it takes a message of a branch that was prepared, and whose commit is not hardened: after a crash that
     one is in doubt, and no carrier knows of it. Or whether too much is waiting. Called with the lock held.
     """
-    riding = space.log.riding
-    if len(riding) > RIDING:
+    deferred = space.log.deferred
+    if len(deferred) > MOST_DEFERRED:
         return True
     taken = {
         (written.queue, written.entry.seq)
@@ -165,7 +165,7 @@ def _follows_prepared(space: Space, branch: Branch) -> bool:
     }
     if not taken:
         return False
-    return any(step.planned.kind is Step.COMMIT and not taken.isdisjoint(step.planned.arrivals) for step in riding)
+    return any(step.planned.kind is Step.COMMIT and not taken.isdisjoint(step.planned.arrivals) for step in deferred)
 
 
 def _note(space: Space, carrier: Carrier, state: CarrierState, queues: Iterable[str] = ()) -> None:

@@ -111,15 +111,15 @@ def test_with_one_phase_it_has_no_meaning() -> None:
 
 
 def test_so_many_ride_and_the_next_one_makes_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_commit, "RIDING", 3)
+    monkeypatch.setattr(group_commit, "MOST_DEFERRED", 3)
     space, _ = opened()
     branches = [prepared(space, number) for number in range(1, 6)]
     for session, xid in branches[:3]:
         session.commit(xid, Flag.LATE)
-    assert len(journal_of(space).riding) == 3
+    assert len(journal_of(space).deferred) == 3
     for session, xid in branches[3:]:
         session.commit(xid, Flag.LATE)
-    assert len(journal_of(space).riding) == 1
+    assert len(journal_of(space).deferred) == 1
 
 
 def test_without_room_it_goes_on_being_shown_and_nothing_is_hardened_before_it(

@@ -87,7 +87,7 @@ def test_a_step_has_the_strictest_of_its_queues(
     before = journal.journal.syncs
     work(bare, ends, *queues)
     assert journal.journal.syncs == before + steps
-    assert not journal.riding, "what came before is hardened with it"
+    assert not journal.deferred, "what came before is hardened with it"
 
 
 @pytest.mark.parametrize("why", ["large", "batch"])

@@ -125,21 +125,21 @@ def journal_commit(scene: JournalScene) -> JournalCommit:
     return scene.log
 
 
-def ride(scene: JournalScene, *names: str) -> None:
+def defer(scene: JournalScene, *names: str) -> None:
     for name in names:
         journal_commit(scene).perform_late(partial(Entry, 1, name.encode()), partial(scene.publish, name))
 
 
 def test_what_rides_is_published_at_once_and_recorded_before_the_next_round(scene: JournalScene) -> None:
     before = scene.journal.syncs
-    ride(scene, "a", "b")
+    defer(scene, "a", "b")
     assert (scene.published, scene.journal.hardened, scene.journal.syncs) == (["a", "b"], [], before)
     scene.record("c")
     assert scene.published == scene.journal.hardened == ["a", "b", "c"]
     assert (scene.journal.writes, scene.journal.syncs) == ([3], before + 1)
     journal_commit(scene).harden_late()
-    assert scene.journal.syncs == before + 1, "nothing rides any more"
-    ride(scene, "d")
+    assert scene.journal.syncs == before + 1, "nothing is deferred any more"
+    defer(scene, "d")
     journal_commit(scene).harden_late()
     assert scene.journal.hardened == list("abcd")
 
@@ -149,7 +149,7 @@ def test_what_comes_to_ride_while_a_round_is_made_waits_for_the_next(
 ) -> None:
     """Who hardens it waits for that round, too: what it took along is not on disk yet."""
     waits = scene.behind_a_leader(pool, [])
-    ride(scene, "a")
+    defer(scene, "a")
     assert scene.published == ["a"], "it waits for nobody"
     waits.append(pool.submit(journal_commit(scene).harden_late))
     scene.go_on()
@@ -158,7 +158,7 @@ def test_what_comes_to_ride_while_a_round_is_made_waits_for_the_next(
 
 
 def test_what_rides_and_finds_no_room_rides_on_and_whoever_builds_on_it_is_refused(scene: JournalScene) -> None:
-    ride(scene, "a", "b")
+    defer(scene, "a", "b")
     scene.journal.failures = [ENOSPC, ENOSPC]
     with pytest.raises(RetryLater):
         scene.record("c")
@@ -173,7 +173,7 @@ def test_what_rides_and_finds_no_room_rides_on_and_whoever_builds_on_it_is_refus
 
 def test_of_what_rides_a_part_may_find_room(scene: JournalScene) -> None:
     scene.journal.at_a_time = 1
-    ride(scene, "a", "b", "c")
+    defer(scene, "a", "b", "c")
     scene.journal.failures = [0, ENOSPC, ENOSPC]
     with pytest.raises(RetryLater):
         scene.record("d")
@@ -190,24 +190,24 @@ def test_who_hardens_is_told_that_the_round_under_way_found_no_room(
     scene: JournalScene, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits = scene.behind_a_leader(pool, [])
-    ride(scene, "a")
+    defer(scene, "a")
     scene.journal.failures = [ENOSPC] * 4
     waits += [pool.submit(scene.record, "b"), pool.submit(journal_commit(scene).harden_late)]
     for _ in waits[1:]:
         scene.asleep.get(timeout=30)
     scene.go_on()
     assert [type(wait.exception()) for wait in waits] == [type(None), RetryLater, RetryLater]
-    assert len(journal_commit(scene).riding) == 1
+    assert len(journal_commit(scene).deferred) == 1
 
 
 def test_what_rides_is_lost_with_the_log(scene: JournalScene) -> None:
     """Its publication is undone by the next opening."""
-    ride(scene, "a")
+    defer(scene, "a")
     scene.journal.failures = [EIO]
     with pytest.raises(ResourceFailed):
         scene.record("b")
     with pytest.raises(ResourceFailed):
-        ride(scene, "c")
+        defer(scene, "c")
     with pytest.raises(ResourceFailed):
         journal_commit(scene).harden_late()
     assert scene.journal.hardened == []

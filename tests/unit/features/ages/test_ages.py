@@ -433,7 +433,7 @@ def test_the_time_of_what_is_not_followed_is_found_at_once(tmp_path: Path, clock
 def test_it_holds_for_what_waits_for_no_sync(tmp_path: Path, clock: Clock) -> None:
     with bare_space(tmp_path / "s", "JOURNAL", clock, parse(UNSYNCED)) as bare:
         bare.put("q", b"1")
-        assert bare.space.log.riding
+        assert bare.space.log.deferred
         clock.on(AGE_S)
         assert bare.take("q") == []
 
