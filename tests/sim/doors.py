@@ -41,22 +41,22 @@ MIDNIGHT_US = NOON_US - 12 * 3600 * 1_000_000
 """Before every time that a clock of the world shows."""
 
 
-def disk(tree: Tree) -> FailingFileSystem:
-    """All of it was changed at midnight: of times that a step sets, none was synced."""
+def disk(tree: Tree, *, keeps_times: bool) -> FailingFileSystem:
+    """All of it was changed at midnight, where it keeps no time that a step has set: none was synced."""
     fs = FailingFileSystem(tree)
     for node in fs._nodes.values():
-        node.modified_ns = MIDNIGHT_US * 1000
+        node.modified_ns = (keeps_times and node.modified_ns) or MIDNIGHT_US * 1000
     return fs
 
 
-def new(level: Level, left: Mapping[str, int]) -> FailingFileSystem:
+def new(level: Level, left: Mapping[str, int]) -> Tree:
     """The disk of an empty space, whose journal has had an earlier life. left: of queues that had messages before, how
     many numbers are left to the edge of a range."""
     marked: dict[str, bytes | None] = {}
     for queue, count in left.items():
         mark = layout.Watermark(layout.RANGE_SIZE - 1 - count, layout.RANGE_SIZE - 1 - count)
         marked |= {layout.queue_path(queue): None, layout.watermark_path(queue): layout.format_watermark(mark)}
-    return disk(Tree({**crash_level.ready(EMPTY, level).nodes, **marked}))
+    return Tree({**crash_level.ready(EMPTY, level).nodes, **marked})
 
 
 def open_space(

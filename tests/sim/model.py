@@ -65,8 +65,12 @@ class Rules:
     """Of a message, at least."""
     is_prompt = False
     """Its rules are asked when a message is put: nobody keeps it in his hands for a while first."""
+    share: ClassVar = 0.6
+    """Of the worlds, that have these rules where nobody asks for them."""
     excludes: ClassVar[Sequence[type[Rules]]] = ()
     """Rules that no world has beside these."""
+    keeps_times = False
+    """No power loss takes the time of a file, or its rules are too vague."""
     weights: ClassVar[Mapping[str, int]] = {}
     """The names of its verbs, methods that take the world, and how often each is drawn."""
 

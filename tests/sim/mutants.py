@@ -22,6 +22,7 @@ import pytest
 
 from sim import doors, run
 from sim.model import Rules
+from sim.rules.ages import Ages
 from sim.rules.batches import Batches
 from sim.rules.carry import Carry
 from sim.rules.counts import Counts
@@ -30,6 +31,7 @@ from sim.rules.delays import Delays
 from sim.rules.groups import Groups
 from sim.rules.leases import Leases
 from sim.rules.limits import ByteLimits, Limits
+from sim.rules.restores import Restores
 from sim.rules.retries import Retries
 from sim.rules.streams import Streams
 from sim.rules.topics import Topics
@@ -163,6 +165,16 @@ STREAM_SYNCS = (
     "_archive: names root",
     "stream: target range",
 )
+SNAPSHOT_SYNCS = (
+    "_take: all root",
+    "_take: names snapshots",
+    "put_in_place: all root",
+    "put_in_place: content .restoring/READY.new",
+    "put_in_place: names .restoring",
+    "_swap: names removed",
+    "_swap: names root",
+    "_swap: all root",
+)
 
 MUTANTS: Sequence[Mutant] = (
     *map(unsynced, CORE_SYNCS),
@@ -170,6 +182,11 @@ MUTANTS: Sequence[Mutant] = (
     *(unsynced(kind, (Batches,)) for kind in BATCH_SYNCS),
     *(unsynced(kind, (Streams,)) for kind in STREAM_SYNCS),
     unsynced("_harden_archive: all root", (Streams,), (CYCLING,)),
+    *(unsynced(kind, (Restores,)) for kind in SNAPSHOT_SYNCS),
+    undone("link", "snapshots/", (Restores,)),
+    dropped("features.snapshots.restored.Marks.passes", None, Restores),
+    dropped("features.snapshots.restored.RestoredKind.doubt", None, Restores),
+    dropped("features.snapshots.restore._Build._queues", set(), Restores, levels=JOURNALS),
     undone("unlink", "/range="),
     undone("rename", "/queue=other/", (Topics,), DIRECTORIES),
     dropped("features.topics.bulk.subscribers", [], Topics),
@@ -206,6 +223,8 @@ MUTANTS: Sequence[Mutant] = (
     dropped("features.retries.tries.hand_back", None, Leases, Retries),
     dropped("features.leases.leases._hand_over_locked", None, Leases),
     dropped("features.retries.moving.reject", None, Leases, Retries),
+    dropped("features.ages.ages.Ages.strike", True, Ages),
+    dropped("features.ages.ages.Ages._end_of", 1, Ages),
 )
 
 

@@ -16,6 +16,7 @@ from unittest import mock
 
 from sim import doors
 from sim.model import Model, Rules
+from sim.rules.ages import Ages
 from sim.rules.batches import Batches
 from sim.rules.carry import Carry
 from sim.rules.core import Core
@@ -35,7 +36,7 @@ from sim.world import STEPS, World, dice
 
 FEATURES: tuple[type[Rules], ...] = (
     *(Retries, Limits, ByteLimits, Dedup, Groups, Delays, Leases, Topics),
-    *(Streams, Batches, Carry, Managed, Undefine, Counts, Restores),
+    *(Streams, Batches, Carry, Managed, Undefine, Counts, Restores, Ages),
 )
 SHRINK_S = 60.0
 
@@ -44,8 +45,8 @@ def play(seed: int, steps: Sequence[int] | None = None, kinds: Sequence[type[Rul
     """Raises what the world fails with. steps: which of them; all, where nothing is said. kinds: rules that it has, and
     others rarely.
     """
-    share = 0.1 if kinds else 0.6
-    drawn = [Core(), *(each() for each in FEATURES if dice(seed, each.__name__).random() < share or each in kinds)]
+    share = {each: 0.1 if kinds else each.share for each in FEATURES} | dict.fromkeys(kinds, 1.0)
+    drawn = [Core(), *(each() for each in FEATURES if dice(seed, each.__name__).random() < share[each])]
     excluded = tuple(kind for each in drawn for kind in each.excludes)
     rules = [each for each in drawn if any(map(each.holds_at, doors.LEVELS)) and not isinstance(each, excluded)]
     doors.forget_ids()

@@ -112,13 +112,16 @@ class World:
         self.level = self.dice.choice(self.levels)
         edges = dice(self.seed, "edges")
         names = [name for name in self.model.queues() if edges.random() < EDGES]
-        self.fs = doors.new(self.level, {name: edges.randrange(6) for name in names})
+        self.fs = self._disk(doors.new(self.level, {name: edges.randrange(6) for name in names}))
         self._open()
 
     @property
     def levels(self) -> tuple[Level, ...]:
         """Those at which all rules hold."""
         return tuple(level for level in doors.LEVELS if all(each.holds_at(level) for each in self.model.rules))
+
+    def _disk(self, tree: Tree) -> FailingFileSystem:
+        return doors.disk(tree, keeps_times=any(each.keeps_times for each in self.model.rules))
 
     def monotonic(self) -> float:
         return self.monotonic_s
@@ -334,7 +337,7 @@ class World:
                 self.trace.append("  Crashed")
             self.fs.survive_kill()
             if self.dice.random() < 0.7:
-                self.fs = doors.disk(self.dice.choice(self._trees()))
+                self.fs = self._disk(self.dice.choice(self._trees()))
         self.fs.crash_after, self.model = None, after
         self._open()
         self._explain([after])
@@ -400,7 +403,7 @@ class World:
         trees = self._trees()
         self.dice.shuffle(trees)
         self._look_at(trees[1:], allowed)
-        self.fs = doors.disk(trees[0])
+        self.fs = self._disk(trees[0])
 
     def _trees(self) -> list[Tree]:
         return [*self.fs.some_trees_after_crash(1, self.dice), self.fs.tree_by_chance(self.dice)]
@@ -414,7 +417,7 @@ class World:
         kept = self.fs, self.space, self.server, self.seats
         self.is_looking = True
         for tree in trees:
-            self.fs = doors.disk(tree)
+            self.fs = self._disk(tree)
             self._open()
             self._explained(allowed)
             for queue in sorted({"plain", *(name for each in self.model.rules for name in each.puts)}):

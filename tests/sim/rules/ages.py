@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from sim import doors
 from sim.model import Branch, Known, Model, Rules
+from sim.rules.carry import Carry
 from sim.rules.delays import Delays
 from sim.world import SECOND_US, Over, World, id_of
 from xaqueue.core.owner.chores import Chores
@@ -25,6 +26,11 @@ class Turn(Chores):
 
 
 class Ages(Rules):
+    share = 0.3
+    excludes = (Carry,)
+    """What a database carries is committed when the space has it itself, which may be again behind a crash."""
+    keeps_times = True
+    """They say when a message was committed."""
     puts = ("aged",)
     weights: ClassVar = {"clean": 4, "lower": 1, "age": 6}
 

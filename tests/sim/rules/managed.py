@@ -6,7 +6,7 @@ from copy import deepcopy
 from typing import ClassVar
 
 from sim import doors
-from sim.model import Known, Model, Rules
+from sim.model import Branch, Known, Model, Rules
 from sim.world import Effect, World, id_of
 from support.forgetful import ForgetfulFileSystem
 from support.tm_world import COMMITTED, STARTED, Bank, Rig
@@ -54,9 +54,10 @@ class Managed(Rules):
 
         def effect(model: Model) -> None:
             if place is None:
-                model.known.append(Known(own, "plain"))
+                model.branches[own] = Branch(adds=[Known(own, "plain")])
             else:
-                del model.known[place]
+                model.branches[own] = Branch(takes=[model.known[place]])
+            model.commit(own)
             model.of(Managed).rows = model.of(Managed).rows | {own}
 
         undone: list[Effect] = [] if place is None else [lambda model: model.fail(model.known[place])]

@@ -10,14 +10,15 @@ from typing import ClassVar
 from sim import doors
 from sim.model import CAME_BACK, IN_DOUBT, Model, Rules
 from sim.rules.carry import Carry
+from sim.rules.counts import Counts
 from sim.rules.managed import Managed
-from sim.rules.streams import Streams
 from sim.world import Over, World
 from support.forgetful import ForgetfulFileSystem
 from xaqueue.errors import OperationalError
 
 
 class Restores(Rules):
+    share = 0.3
     excludes = (Carry, Managed)
     """What a database has of a transaction goes back with no space."""
     weights: ClassVar = {"take_snapshot": 4, "restore": 2}
@@ -84,6 +85,6 @@ def came_back(then: Model, now: Model) -> Model:
     mine = model.of(Restores)
     mine.taken = now.of(Restores).taken
     mine.marks = {queue: max((one.seq for one in model.queue(queue)), default=0) for queue in model.queues()}
-    if model.has(Streams):
-        model.of(Streams).archived = list(then.of(Streams).archived)
+    if model.has(Counts):  # where then nothing was counted yet, what was since stays
+        model.of(Counts).most = now.of(Counts).most
     return model
