@@ -76,8 +76,7 @@ def take_and_keep(space: Space, prunes: bool = True) -> SnapshotStatus:
 def _take(space: Space, is_held: bool) -> Manifest:
     fs = space.fs
     if not fs.is_dir(SNAPSHOTS):
-        fs.make_dir(SNAPSHOTS)
-        fs.sync_dir("")
+        fs.make_dir(SNAPSHOTS)  # on disk with all that is in it, before that has its name
     store.remove_unfinished(fs)
     number = store.next_number(fs)
     place = f"{SNAPSHOTS}/.{number}"
