@@ -33,9 +33,8 @@ from xaqueue.message import MessageId
 from xaqueue.xid import Xid
 
 LEVELS: tuple[Level, ...] = (STRICT, STRICT, level_of("FSYNC;DSYNC"), LAGGING, FILLING, CYCLING)
-EMPTY = Tree(
-    dict.fromkeys(layout.directories()) | {layout.FORMAT: b"xaqueue 1 sim 11111111-1111-1111-1111-111111111111"}
-)
+FIRST_LIFE = "11111111-1111-1111-1111-111111111111"
+EMPTY = Tree(dict.fromkeys(layout.directories()) | {layout.FORMAT: f"xaqueue 1 sim {FIRST_LIFE}\n".encode()})
 NOON_US = crash_level.NOON_US
 MIDNIGHT_US = NOON_US - 12 * 3600 * 1_000_000
 """Before every time that a clock of the world shows."""
@@ -68,6 +67,8 @@ def open_space(
     *,
     closed_well: bool = False,
 ) -> Space:
+    assert life(fs), "it is no space"
+    store.give_up_restore(fs)
     space = crash_level.open_space(fs, level, on_branches, closed_well=closed_well, definitions=defined, now_us=now_us)
     assert not space.report.quarantined, space.report
     return space
@@ -140,9 +141,14 @@ def damage(fs: FailingFileSystem, snapshot: int) -> list[str]:
     return list(store.damage(fs, f"{manifest.SNAPSHOTS}/{snapshot}"))
 
 
-def restore(fs: ForgetfulFileSystem, snapshot: int, now_us: int) -> None:
-    """As it was; or on with one that was cut off."""
-    restoring.restore(fs, snapshot, now_us, exact=True, kinds=KINDS)
+def life(fs: ForgetfulFileSystem) -> str:
+    """The id of the space; empty where a restore was cut off so that nobody opens it."""
+    return fs.read(layout.FORMAT).decode().split()[3] if fs.exists(layout.FORMAT) else ""
+
+
+def restore(fs: ForgetfulFileSystem, snapshot: int, now_us: int, *, exact: bool) -> None:
+    """As it was, or with what came since into a space that was closed well; or on with one that was cut off."""
+    restoring.restore(fs, snapshot, now_us, exact=exact, is_whole=not exact, kinds=KINDS)
 
 
 def count_keys(fs: FailingFileSystem) -> int:

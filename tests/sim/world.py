@@ -324,12 +324,22 @@ class World:
         self.way = way
         self._reopen([self.model.after(way)])
 
-    def replace(self, call: Callable[[ForgetfulFileSystem], object], after: Model) -> None:
-        """The process ends, and who has the space then does this, which may be cut off and done again."""
-        way, self.fuse = self.dice.choice(("closed", "killed")), None
-        self._end(way)
+    def replace(
+        self,
+        call: Callable[[ForgetfulFileSystem], object],
+        after: Model,
+        is_begun: Callable[[ForgetfulFileSystem], bool],
+        *,
+        is_closed: bool,
+    ) -> None:
+        """The process ends, and who has the space then does this, which may be cut off and done again, or given up as
+        long as it is not begun. is_closed: somebody has closed the space before, if not this one."""
+        way, self.fuse = "closed" if is_closed else "killed", None
+        if not self._end(way) and is_closed:
+            self._open()
+            self._end(way)
         while True:
-            self.fs.crash_after = self.fs.calls + self.dice.randrange(self.dice.choice((30, 300, 1000)))
+            self.fs.crash_after = self.fs.calls + self.dice.randrange(self.dice.choice((60, 120)))
             try:
                 call(self.fs)
                 break
@@ -338,6 +348,9 @@ class World:
             self.fs.survive_kill()
             if self.dice.random() < 0.7:
                 self.fs = self._disk(self.dice.choice(self._trees()))
+            if self.dice.random() < 0.3 and not is_begun(self.fs):
+                after = self.model.after("cut")
+                break
         self.fs.crash_after, self.model = None, after
         self._open()
         self._explain([after])

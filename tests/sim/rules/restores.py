@@ -8,13 +8,19 @@ from copy import deepcopy
 from typing import ClassVar
 
 from sim import doors
-from sim.model import CAME_BACK, IN_DOUBT, Model, Rules
+from sim.model import CAME_BACK, DONE_BY_HAND, IN_DOUBT, UNDONE_BY_HAND, Model, Rules
 from sim.rules.carry import Carry
+from sim.rules.core import Core
 from sim.rules.counts import Counts
+from sim.rules.groups import Groups
+from sim.rules.limits import Limits
 from sim.rules.managed import Managed
 from sim.world import Over, World
 from support.forgetful import ForgetfulFileSystem
 from xaqueue.errors import OperationalError
+
+PLAIN = (Core, Groups, Limits, Counts)
+"""What they know is in the messages alone."""
 
 
 class Restores(Rules):
@@ -26,6 +32,7 @@ class Restores(Rules):
     def __init__(self) -> None:
         self.taken: tuple[int, ...] = ()
         """Snapshots that are there for sure."""
+        self.life = doors.FIRST_LIFE
         self.marks = dict[str, int]()
         """What has these numbers, or lower ones, came back."""
 
@@ -35,7 +42,8 @@ class Restores(Rules):
         session = doors.session(world.space)
         queues = self.marks.keys() & set(world.model.queues())
         marked = [one for queue in queues for one in session.browse(queue) if one.seq <= self.marks[queue]]
-        return there.issuperset(self.taken) and all(one.possible_duplicate for one in marked)
+        is_same = there.issuperset(self.taken) and doors.life(world.fs) == self.life
+        return is_same and all(one.possible_duplicate for one in marked)
 
     def take_snapshot(self, world: World) -> None:
         """What a branch of a batch has come to by then is told by the batch alone."""
@@ -61,17 +69,25 @@ class Restores(Rules):
             world.look()
 
     def restore(self, world: World) -> None:
-        """All that was committed then is there, and nothing else; what was in doubt is an operator's."""
+        """All that was committed then is there, and nothing else, and what was in doubt is an operator's; or beside it
+        all that there was, so that only what was consumed comes back."""
         there = sorted(doors.snapshots(world.fs))
         if not there:
             raise Over
         number = world.dice.choice(there)
-        model = came_back(world.around["snapshots"][number], world.model)
+        then, exact = world.around["snapshots"][number], world.dice.random() < 0.4
+        exact = exact or not all(isinstance(each, (Restores, *PLAIN)) for each in world.model.rules)
+        model = came_back(then, world.model) if exact else came_beside(then, world.model)
+
+        def is_begun(fs: ForgetfulFileSystem) -> bool:
+            return doors.life(fs) != self.life
 
         def perform(fs: ForgetfulFileSystem) -> None:
-            doors.restore(fs, number, model.now_us)
+            if doors.life(fs) in ("", self.life):  # else the one that was cut off has come to its end
+                doors.restore(fs, number, model.now_us, exact=exact)
+            model.of(Restores).life = doors.life(fs)
 
-        world.replace(perform, model)
+        world.replace(perform, model, is_begun, is_closed=not exact or world.dice.random() < 0.5)
         world.look()
 
 
@@ -83,8 +99,28 @@ def came_back(then: Model, now: Model) -> Model:
         if branch.state == IN_DOUBT:
             branch.state = CAME_BACK
     mine = model.of(Restores)
-    mine.taken = now.of(Restores).taken
-    mine.marks = {queue: max((one.seq for one in model.queue(queue)), default=0) for queue in model.queues()}
+    mine.life, mine.taken, mine.marks = now.of(Restores).life, now.of(Restores).taken, marks_of(then)
     if model.has(Counts):  # where then nothing was counted yet, what was since stays
         model.of(Counts).most = now.of(Counts).most
     return model
+
+
+def came_beside(then: Model, now: Model) -> Model:
+    """What was moved since is where it is now; a decision of an operator that was forgotten since is told once more."""
+    model, then = now.after("cut"), then.after("cut")
+    there = {(one.queue, one.seq) for one in now.known}
+    before = {(one.queue, one.seq) for one in then.known}
+    newer = {one.number for one in now.known if (one.queue, one.seq) not in before}
+    model.known += [one for one in then.known if (one.queue, one.seq) not in there and one.number not in newer]
+    model.known.sort(key=lambda one: one.seq)
+    decided = {number: one for number, one in then.branches.items() if one.state in (DONE_BY_HAND, UNDONE_BY_HAND)}
+    model.branches = decided | model.branches
+    mine, marks = model.of(Restores), marks_of(then)
+    mine.marks = {queue: max(seq, mine.marks.get(queue, 0)) for queue, seq in marks.items()}
+    if model.has(Counts):
+        model.of(Counts).least = then.of(Counts).least
+    return model
+
+
+def marks_of(then: Model) -> dict[str, int]:
+    return {queue: max((one.seq for one in then.queue(queue)), default=0) for queue in then.queues()}
