@@ -5,6 +5,7 @@ an owner would do, one call after the other.
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
@@ -64,12 +65,12 @@ def open_space(
     defined: Definitions,
     now_us: Callable[[], int],
     on_branches: Callable[[Space], object] = lambda _: None,
-    *,
-    closed_well: bool = False,
+    **options: Any,
 ) -> Space:
+    """options: see ``crash_level.open_space``."""
     assert life(fs), "it is no space"
     store.give_up_restore(fs)
-    space = crash_level.open_space(fs, level, on_branches, closed_well=closed_well, definitions=defined, now_us=now_us)
+    space = crash_level.open_space(fs, level, on_branches, definitions=defined, now_us=now_us, **options)
     assert not space.report.quarantined, space.report
     return space
 
@@ -207,6 +208,11 @@ def large(size_bytes: int | None) -> Any:
 def ids(dice: random.Random) -> mock._patch[Callable[[int], bytes]]:
     """Every id that is fresh comes from the dice."""
     return mock.patch("os.urandom", dice.randbytes)
+
+
+def process() -> mock._patch[Any]:
+    """What runs here is another process than who was running."""
+    return mock.patch.object(cleanup, "_making", threading.Lock())
 
 
 def forget_ids() -> None:

@@ -71,6 +71,8 @@ class Rules:
     """Rules that no world has beside these."""
     keeps_times = False
     """No power loss takes the time of a file, or its rules are too vague."""
+    is_paired = False
+    """Its owners are of a pair, where the space has a journal."""
     weights: ClassVar[Mapping[str, int]] = {}
     """The names of its verbs, methods that take the world, and how often each is drawn."""
 
@@ -261,6 +263,10 @@ class Model:
 
     def queues(self) -> list[str]:
         return sorted({table.split(".", 1)[1] for each in self.rules for table, _ in each.toml if "queues." in table})
+
+    @property
+    def is_paired(self) -> bool:
+        return any(each.is_paired for each in self.rules)
 
     @property
     def is_prompt(self) -> bool:

@@ -34,11 +34,13 @@ from sim.rules.limits import ByteLimits, Limits
 from sim.rules.restores import Restores
 from sim.rules.retries import Retries
 from sim.rules.streams import Streams
+from sim.rules.takeovers import Takeovers
 from sim.rules.topics import Topics
 from sim.rules.undefine import Undefine
 from support.careless_log import careless
 from support.crash_level import CYCLING, FILLING, LAGGING, STRICT, Level
 from support.forgetful import ForgetfulFileSystem
+from xaqueue.features.pair.pair_fs import PairFileSystem
 
 FOUND = Path(__file__).with_name("mutants.toml")
 SEEDS = 300
@@ -120,6 +122,22 @@ def dropped(target: str, instead: Any, *kinds: type[Rules], levels: tuple[Level,
             yield
 
     return Mutant(f"dropped: {target}", wrong, kinds, levels)
+
+
+def in_place(call: str) -> Mutant:
+    """An owner of a pair does this where its name stands, and not in a directory of its own first."""
+
+    @contextmanager
+    def wrong(struck: Struck) -> Iterator[None]:
+        def do(pair: PairFileSystem, path: str, *rest: Any) -> None:
+            pair.check()
+            struck.times += 1
+            getattr(pair._fs, call)(path, *rest)
+
+        with mock.patch.object(PairFileSystem, call, do):
+            yield
+
+    return Mutant(f"in place: {call} of a pair", wrong, (Takeovers,), JOURNALS)
 
 
 CORE_SYNCS = (
@@ -225,6 +243,13 @@ MUTANTS: Sequence[Mutant] = (
     dropped("features.retries.moving.reject", None, Leases, Retries),
     dropped("features.ages.ages.Ages.strike", True, Ages),
     dropped("features.ages.ages.Ages._end_of", 1, Ages),
+    dropped("features.pair.pair_fs.retire", None, Takeovers, levels=JOURNALS),
+    dropped("features.pair.pair_fs.PairFileSystem._is_temporary", False, Takeovers, levels=JOURNALS),
+    dropped("features.pair.pair.is_in_place", True, Takeovers, levels=JOURNALS),
+    dropped("core.engine.state.Space.check_owner", None, Takeovers, levels=JOURNALS),
+    dropped("core.storage.journal.Journal._begin_anew", [], Takeovers, levels=JOURNALS),
+    in_place("link"),
+    in_place("write_at"),
 )
 
 

@@ -30,13 +30,14 @@ from sim.rules.managed import Managed
 from sim.rules.restores import Restores
 from sim.rules.retries import Retries
 from sim.rules.streams import Streams
+from sim.rules.takeovers import Takeovers
 from sim.rules.topics import Topics
 from sim.rules.undefine import Undefine
 from sim.world import STEPS, World, dice
 
 FEATURES: tuple[type[Rules], ...] = (
     *(Retries, Limits, ByteLimits, Dedup, Groups, Delays, Leases, Topics),
-    *(Streams, Batches, Carry, Managed, Undefine, Counts, Restores, Ages),
+    *(Streams, Batches, Carry, Managed, Undefine, Counts, Restores, Ages, Takeovers),
 )
 SHRINK_S = 60.0
 

@@ -12,7 +12,8 @@ import errno
 import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from sim import doors
@@ -49,6 +50,8 @@ ALL = Flag.STARTRSCAN | Flag.ENDRSCAN
 
 T = TypeVar("T")
 Effect = Callable[[Model], object]
+Wrapped = Callable[[Callable[[], Any], Sequence[Model]], Any]
+"""What performs a call which may come to one of these models: of the first, it has come to nothing."""
 
 
 class Over(Exception):
@@ -101,8 +104,13 @@ class World:
     """The space was opened just now."""
     is_looking: bool = False
     """At what would come of it: the world goes on as if nobody did."""
+    epoch: int = 0
+    """Of who has opened the space last."""
+    former: set[int] = field(default_factory=set)
+    """The epochs of owners that were taken over."""
     around: dict[str, Any] = field(default_factory=dict)
     """What rules have beside the space, and no crash of it takes."""
+    wrapped: Wrapped = field(default=lambda call, _: call())
     trace: list[str] = field(default_factory=list)
     rows: list[bytes] = field(default_factory=list)
     """What a database has, which is asked whenever the space is opened."""
@@ -185,10 +193,11 @@ class World:
         """
         after = _with(self.model, effect)
         self._burn()
+        allowed = [self.model, after, *(_with(self.model, one) for one in partly)]
         try:
-            found = call()
+            found: T = self.wrapped(call, allowed)
         except (Crashed, ResourceFailed, ConnectionLost, RetryLater, RolledBack) as error:
-            self._survive(error, after, call, number, partly)
+            self._survive(error, allowed, call, number)
             raise Over from None
         self.model = after
         return found
@@ -220,20 +229,18 @@ class World:
     def _survive(
         self,
         error: BaseException,
-        after: Model,
+        allowed: Sequence[Model],
         call: Callable[[], object],
         number: int | None,
-        partly: Sequence[Effect],
     ) -> None:
         self.trace.append(f"  {type(error).__name__}")
         is_down = self.fs.crashed or self.fs.failed or isinstance(error, Crashed)
         if is_down or (isinstance(error, ResourceFailed) and self.fs.struck):
-            found = [self.model, after, *(_with(self.model, effect) for effect in partly)]
-            self._reopen([model.after(self.way) for model in found])
+            self._reopen([model.after(self.way) for model in allowed])
         elif self.server.lost and not isinstance(error, ResourceFailed):
-            self._lose(after, number)
+            self._lose(allowed[1], number)
         elif self.fs.struck:
-            self._make_room(error, after, call, number)
+            self._make_room(error, allowed[1], call, number)
         else:
             raise error
 
@@ -450,8 +457,16 @@ class World:
 
     def _open(self, *, closed_well: bool = False, on_branches: Callable[[Space], object] = lambda _: None) -> None:
         self.fs.struck.clear()
+        self.epoch += 1
         self.space = doors.open_space(
-            self.fs, self.level, self.defined, lambda: self.model.now_us, on_branches, closed_well=closed_well
+            self.fs,
+            replace(self.level, paired=self.is_paired),
+            self.defined,
+            lambda: self.model.now_us,
+            on_branches,
+            closed_well=closed_well,
+            epoch=self.epoch,
+            lost=partial(self._lost, self.epoch),
         )
         self.server = Server(self.space)
         self.seats = {}
@@ -459,6 +474,20 @@ class World:
         self.fs.failed = False
         for each in self.model.rules:
             each.opened(self)
+
+    def _lost(self, epoch: int) -> str:
+        return f"of epoch {epoch} no more" if epoch in self.former else ""
+
+    @property
+    def is_paired(self) -> bool:
+        return self.model.is_paired and bool(self.level.hardening.journal)
+
+    def take_over(self, allowed: Sequence[Model]) -> None:
+        """Another process has the space from now on; who had it goes on."""
+        self.former.add(self.space.epoch)
+        self.server.is_dead = True
+        self._open()
+        self._explain([model.after("killed") for model in allowed])
 
     # What is seen
 
@@ -500,13 +529,16 @@ class World:
         self.dice = dice(self.seed, at)
         before = {(one.queue, one.number): one.tries for one in self.model.known}
         self._arm()
-        self.trace.append(f"{name}{f', {self.fault}' if self.fault else ''}")
-        with suppress(Over):
-            getattr(self.model.of(type(rules)), name)(self)
+        self.perform(rules, name)
         self._disarm(before)
         self.check()
         if self.dice.random() < LOOKS:
             self.look()
+
+    def perform(self, rules: Rules, name: str) -> None:
+        self.trace.append(f"{name}{f', {self.fault}' if self.fault else ''}")
+        with suppress(Over):
+            getattr(self.model.of(type(rules)), name)(self)
 
     def _drawn(self, at: int) -> tuple[Rules, str]:
         """The verb of this step: the likelier a verb, the earlier its turn comes, by dice of its own."""

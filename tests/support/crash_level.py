@@ -24,6 +24,7 @@ from xaqueue.core.storage import journal as journal_of
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.core.storage.journal import Journal, checkpoint_entry
 from xaqueue.core.storage.journal_format import SECTOR_BYTES, Entry
+from xaqueue.errors import ResourceFailed
 from xaqueue.features.counters import counters as counter_files
 from xaqueue.features.opening import open_space as open_bare
 from xaqueue.features.pair import pair, pair_fs
@@ -102,12 +103,13 @@ def open_space(
     definitions: Definitions = ANY_QUEUE,
     now_us: Callable[[], int] = lambda: NOON_US,
     epoch: int = 1,
+    lost: Callable[[], str] = lambda: "",
 ) -> Space:
     """goes_on: in the journal that ``ready`` has filled, as if its owner was this one. closed_well: the owner before
-    was not killed.
+    was not killed. lost: why somebody else is the owner, once that is so.
     """
     definitions = replace(definitions, journal_segment_bytes=level.segment_bytes)
-    port = _paired(fs) if level.paired else fs
+    port = _paired(fs, lost) if level.paired else fs
     with (
         mock.patch.object(journal_of, "SMALLEST_SEGMENT_BYTES", 1024),
         mock.patch.object(Journal, "start", _go_on) if goes_on else nullcontext(),
@@ -120,19 +122,28 @@ def open_space(
             suspect=fs.calls > 0 and not closed_well,  # it is the same boot
             now_ns=lambda: now_us() * 1000,
             on_branches=on_branches,
+            is_shared=level.paired,
+            lost=lost,
         )
+    if isinstance(port, PairFileSystem):
+        port.check = space.check_owner
     if counter_files.file_of(space).left_s > 0:
         counter_files.file_of(space)._due = float("inf")  # by the wall's time a slow machine makes a call more
     assert space.read_only is None, f"a mere crash damages no journal: {space.read_only}"
     return space
 
 
-def _paired(fs: ForgetfulFileSystem | LastingFileSystem) -> PairFileSystem:
+def _paired(fs: ForgetfulFileSystem | LastingFileSystem, lost: Callable[[], str]) -> PairFileSystem:
     """As ``Pair.port`` has it."""
-    pair_fs.retire(fs, layout.ACTIVE, lambda: None)
+
+    def check() -> None:
+        if lost():
+            raise ResourceFailed(lost())
+
+    pair_fs.retire(fs, layout.ACTIVE, check)
     if not fs.is_dir(layout.ACTIVE):
         fs.make_dir(layout.ACTIVE)
-    return PairFileSystem(fs, layout.ACTIVE, f"{fs.calls}", lambda: None, pair.is_in_place)
+    return PairFileSystem(fs, layout.ACTIVE, f"{fs.calls}", check, pair.is_in_place)
 
 
 def openings(
