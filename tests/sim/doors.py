@@ -166,11 +166,6 @@ def checkpoint(space: Space) -> None:
     space.checkpoint()
 
 
-def find_exhausted(space: Space, queue: str) -> None:
-    with space.lock:
-        space.queue(queue).index.find_exhausted()
-
-
 def move_exhausted(space: Space) -> None:
     moving.move_exhausted(space, cleanup.never)
 

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 from sim import doors
 from sim.model import Known, Model, Rules
 from sim.rules.core import refuse
-from sim.rules.groups import Groups
 from sim.rules.limits import Limits
 from sim.world import SECOND_US, Effect, Over, World, id_of
 from xaqueue.errors import RetryLater
@@ -28,12 +27,6 @@ class Retries(Rules):
         ("queues.failed", ""),
     )
     weights: ClassVar = {"move": 4, "requeue": 2}
-
-    def opened(self, world: World) -> None:
-        """The owner's thread looks first for what has had all its tries: until that comes up in the order of its queue
-        it holds its group up."""
-        if world.model.has(Groups):
-            doors.find_exhausted(world.space, "work")
 
     def stays(self, model: Model, one: Known) -> bool:
         return one.queue != "work" or one.tries < TRIES

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from xaqueue.core.model.entry import Entry, Retry
 from xaqueue.core.model.message_name import read_tags
-from xaqueue.core.model.order import PIECE, SPARE_KEYS, DeliveryOrder, Order
+from xaqueue.core.model.order import SKIPPED, SPARE_KEYS, DeliveryOrder, Order
 from xaqueue.message import MessageId
 
 
@@ -42,6 +42,8 @@ class QueueIndex(DeliveryOrder):
         """Who has had so many is delivered no more; 0: there is no limit."""
         self.exhausted: list[Entry] = []
         """Found so and locked for it; whoever moves them to another queue takes them from here."""
+        self.is_to_be_searched = False
+        """Some messages may have had all their tries, and nobody was told."""
         self.clock: Clock | None = None
         """Where one is to be asked before the index is."""
 
@@ -73,9 +75,7 @@ class QueueIndex(DeliveryOrder):
         elif correlation is not None:
             entry = self._first_correlated(now, correlation, passed, holder)
         else:
-            if self._expiring and self.lines.by_name:
-                self.find_expired(now, len(self.expired) + PIECE)  # each might hold its line back
-            entry = self._first(now, holder)
+            entry = self._first(now, holder) if self._lines_are_clear(now) else None
         if entry is not None:
             entry.locked = True
             self.locked += 1
@@ -84,6 +84,16 @@ class QueueIndex(DeliveryOrder):
             if entry.line is not None:
                 entry.line.hold(entry.seq, holder)
         return entry
+
+    def _lines_are_clear(self, now: int) -> bool:
+        """Whether nothing that is to leave stands in a line: it might hold back what comes up before it."""
+        if self.lines.by_name:
+            if self.is_to_be_searched:
+                self.find_exhausted()
+            if self._expiring:
+                self.find_expired(now, len(self.expired) + SKIPPED)
+                self.is_unfinished = bool(self._expiring) and self._expiring[0][0] <= now
+        return not self.is_unfinished
 
     def find_expired(self, now: int, limit: int) -> None:
         """Adds to ``expired`` what nobody was going to find so, until it holds ``limit``."""
@@ -176,13 +186,17 @@ class QueueIndex(DeliveryOrder):
 
     def find_exhausted(self) -> None:
         """Adds to ``exhausted`` what nobody was going to find so: after an opening, or for a new limit."""
+        self.is_to_be_searched = False
         for entry in list(self._entries.values()) if self.max_tries else ():
             if not entry.locked and self._is_exhausted(entry):
                 self._exhaust(entry)
 
     def limit_tries(self, max_tries: int) -> None:
-        """The definition changed. Who had all tries by the former limit is looked at again by ``find_exhausted``."""
-        self.max_tries = max_tries
+        """Who has had so many is delivered no more; 0: there is no limit. Who had all by the former one is looked at
+        again by ``find_exhausted``."""
+        if max_tries == self.max_tries:
+            return
+        self.max_tries, self.is_to_be_searched = max_tries, True
         found, self.exhausted = self.exhausted, []
         for entry in found:
             self.release(entry)

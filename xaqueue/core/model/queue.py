@@ -72,8 +72,6 @@ class Queue:
         """Consumed, by a commit or a stream, or removed by an operator."""
         self.redelivered = 0
         """Deliveries of a message of which one had failed before."""
-        self.is_to_be_searched = False
-        """Some messages may have had all their tries, and nobody was told."""
         self.arrived = arrived
         """There may be a message, or room, for somebody who waits for one."""
         self.waiters = 0
@@ -127,12 +125,6 @@ class Queue:
         assert isinstance(found, kind)
         return found
 
-    def limit_tries(self, limit: int) -> None:
-        """Who has had so many tries is delivered no more; 0: there is no limit."""
-        if limit != self.index.max_tries:
-            self.index.limit_tries(limit)
-            self.is_to_be_searched = True
-
     def withdraw(self, message_id: bytes) -> None:
         """What was pending does not come."""
         self.pending.discard(message_id)
@@ -172,7 +164,7 @@ class Queue:
 
     def keep_leaving(self) -> None:
         """What was to leave stays: a stream takes that, too."""
-        self.is_to_be_searched = True  # once that is released
+        self.index.is_to_be_searched = True  # once that is released
         for found in (self.index.expired, self.index.exhausted):
             for entry in found:
                 self.index.release(entry)

@@ -70,8 +70,7 @@ def move_exhausted(space: Space, stopped: Callable[[], bool]) -> bool:
     """
     with space.lock:
         for queue in space.queues.values():
-            if queue.is_to_be_searched:
-                queue.is_to_be_searched = False
+            if queue.index.is_to_be_searched:
                 queue.index.find_exhausted()
         queues = [queue for queue in space.queues.values() if queue.index.exhausted]
     return move_all(space, queues, TRIES, stopped)
@@ -118,7 +117,7 @@ def _move_out(space: Space, queue: Queue, reason: str, stopped: Callable[[], boo
             for entry in kept:
                 if entry.locked:
                     _leaving(queue, reason).append(entry)
-            queue.is_to_be_searched |= bool(kept)
+            queue.index.is_to_be_searched |= bool(kept)
             queue.expiring.clear()
             space.settled.notify_all()
     if count:

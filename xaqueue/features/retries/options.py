@@ -48,4 +48,4 @@ def check(definitions: Definitions) -> None:
 
 
 def act(queue: Queue) -> None:
-    queue.limit_tries(limit_of(queue.name, queue.definition))
+    queue.index.limit_tries(limit_of(queue.name, queue.definition))

@@ -691,6 +691,47 @@ def test_times_of_messages_that_were_taken_do_not_pile_up_where_nobody_asks() ->
     assert (index.delayed(5_000_000_000), index.delayed(5_001_000_000)) == (1, 0)
 
 
+HELD_BACK = order_module.SKIPPED + 100
+
+
+def expired_heads(index: QueueIndex, count: int) -> None:
+    for seq in range(1, count + 1):
+        index.add(entry(seq, group=str(seq), priority=0, expires_at=9))
+
+
+def exhausted_heads(index: QueueIndex, count: int) -> None:
+    """As an opening finds them."""
+    index.limit_tries(1)
+    for seq in range(1, count + 1):
+        failed = entry(seq, group=str(seq), priority=0)
+        index.add(Entry(seq, failed.message_id, failed.tags, Retry(1)))
+
+
+def heads_above_a_new_limit(index: QueueIndex, count: int) -> None:
+    index.limit_tries(5)
+    for seq in range(1, count + 1):
+        failed = entry(seq, group=str(seq), priority=0)
+        index.add(Entry(seq, failed.message_id, failed.tags, Retry(2)))
+    index.find_exhausted()
+    index.limit_tries(2)
+
+
+@pytest.mark.parametrize("count", [1, HELD_BACK])
+@pytest.mark.parametrize("heads", [expired_heads, exhausted_heads, heads_above_a_new_limit])
+def test_what_is_to_leave_holds_back_no_higher_priority(heads: Callable[[QueueIndex, int], None], count: int) -> None:
+    """The last group has the most urgent message, behind one that nobody is given."""
+    index = made(Order.PRIORITY)
+    heads(index, count)
+    for seq in range(1, count + 1):
+        index.add(entry(count + seq, group=str(seq), priority=9 if seq == count else 8))
+    index.add(entry(2 * count + 1, priority=8))
+    taken = index.take(10)
+    while taken is None and index.is_unfinished:
+        taken = index.take(10)
+    assert seq_of(taken) == 2 * count
+    assert len(index.expired) + len(index.exhausted) == count
+
+
 def test_where_nobody_has_lines_a_group_means_nothing() -> None:
     index = QueueIndex()
     for seq in (1, 2):

@@ -12,6 +12,7 @@ import pytest
 from support.bare_space import DURABLE, BareSpace, bare_space
 from xaqueue.connection import Connection
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
+from xaqueue.core.model.order import Order
 from xaqueue.errors import DiskLow, RetryLater, UnknownQueue
 from xaqueue.features.retries import moving
 from xaqueue.features.retries.tries import KILLED
@@ -88,6 +89,18 @@ def test_a_failed_delivery_is_put_off_longer_each_time_also_over_a_restart(bare:
     clock.us += SECOND_US
     assert bare.take("orders") == [b"fine"], "the first one after two"
     assert [message.tries for message in seen(bare, "orders")] == [2, 2]
+
+
+def test_after_an_opening_what_is_not_moved_yet_holds_back_no_higher_priority(tmp_path: Path, clock: Clock) -> None:
+    urgent_first = replace(ORDERS, order=Order.PRIORITY)
+    with bare_space(tmp_path, "NONE", now_us=clock, definitions=Definitions({"orders": urgent_first})) as bare:
+        with bare.connect() as connection:
+            connection.enqueue("orders", b"poison", group="g", priority=0)
+            connection.enqueue("orders", b"urgent", group="g", priority=9)
+        exhaust(bare, clock)
+        bare.put("orders", b"plain")
+        bare.reopen()
+        assert bare.take("orders") == [b"urgent", b"plain"]
 
 
 def test_after_its_last_try_it_moves_and_tells_where_it_was(bare: BareSpace, clock: Clock) -> None:
