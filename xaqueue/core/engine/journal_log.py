@@ -23,11 +23,11 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
-from typing import Any
 
 from xaqueue.core.engine import redo
 from xaqueue.core.engine.behind import Behind, Turn
-from xaqueue.core.engine.log import HELD_BYTES, Copying, Owner, Register
+from xaqueue.core.engine.deferred import DeferringCommit
+from xaqueue.core.engine.log import Copying, Owner, Register
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import Kind, split_block
 from xaqueue.core.model.block_files import make_twin, read_block
@@ -36,12 +36,10 @@ from xaqueue.core.model.change import DROP, MOVE, PUT, Change, Moved, Op, entry_
 from xaqueue.core.model.layout import ACTIVE, Watermark, block_path, numbered
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage.fs import NO_ROOM, FileSystem, remove_all, suppress_room, synced
-from xaqueue.core.storage.group_commit import JournalCommit, Plan, Publish, Step, nothing
-from xaqueue.core.storage.hardening import NOTHING
+from xaqueue.core.storage.group_commit import Step
 from xaqueue.core.storage.journal import Journal, checkpoint_entry
 from xaqueue.core.storage.journal_format import Entry
 from xaqueue.core.storage.scheduling import THREADS, Threads
-from xaqueue.errors import RetryLater
 
 KEPT_BYTES = 1024 * 1024
 """How much of its blocks a branch keeps in memory, at most; the rest is written to active/."""
@@ -66,7 +64,7 @@ COPIES = 20
 log = logging.getLogger("xaqueue")
 
 
-class JournalLog(JournalCommit):
+class JournalLog(DeferringCommit):
     """See ``Log``. ``follow`` and ``checkpoint`` may run in other threads beside the steps."""
 
     is_atomic = follows = True
@@ -89,13 +87,13 @@ class JournalLog(JournalCommit):
         self.register: Register | None = None
         self._kept_bytes = min(KEPT_BYTES, journal.largest_bytes)
         self.behind = Behind(lock, cache_bytes)
+        self._marks = {}
         if journal.kept:
             self._entry_of = self._whole_entry
         self._upto = journal.position
         """The LSN behind the last change that was published."""
         self.followed = journal.position
         """Every change below this LSN is done in the directories."""
-        self._marks: dict[str, Watermark] = {}
         self._following = threading.Lock()
         self._spilling = threading.Lock()
         """Held while a block goes to active/: two sessions may find at once that it has to."""
@@ -233,31 +231,6 @@ class JournalLog(JournalCommit):
 
     # Steps
 
-    def perform(
-        self, plan: Plan, publish: Publish = nothing, branch: Branch | None = None, *, late: bool = False
-    ) -> Any:
-        owner = self._owner
-        if (
-            late or (branch is not None and owner.definitions.has_unsynced and not self._waits(branch))
-        ) and owner.serving:
-            return self.perform_late(plan, publish)
-        return super().perform(plan, publish)
-
-    def _waits(self, branch: Branch) -> bool:
-        """Whether its steps wait for their syncs: not where all its queues say so. What has a rule for its xid does,
-        since others rely on that; and what is too much to be in memory only until the next sync.
-        """
-        if branch.kept_bytes > HELD_BYTES or branch.to_harden or branch.xid[0] in self._owner.features.rules:
-            return True
-        definitions = [self._owner.definitions.of(written.queue) for written in branch.blocks]
-        return any(one is None or one.sync != NOTHING for one in definitions)
-
-    def _defers(self, planned: Change) -> None:
-        """Its record is what is followed, and what watermarks tell of, so both wait for that."""
-        self.behind.show(chain(planned.point, planned.ops, planned.rest))
-        self._owner.arrived_locked()
-        self._owner.pending_locked()
-
     def _publish(self, group: Sequence[Step]) -> None:
         behind = self.behind
         for step in group:
@@ -279,13 +252,6 @@ class JournalLog(JournalCommit):
             self._switches, self._is_full = self.journal.switches, True
             self._owner.full_locked()
 
-    def unhardened(self) -> dict[str, int]:
-        lowest: dict[str, int] = {}
-        for step in self.deferred:
-            for queue, number in step.planned.arrivals:
-                lowest[queue] = min(number, lowest.get(queue, number))
-        return lowest
-
     def perform_unrecorded(self, plan: Callable[[], Change]) -> None:
         self.exclusively(lambda: self._apply_unrecorded(plan().ops))
 
@@ -299,13 +265,6 @@ class JournalLog(JournalCommit):
         """Behind the change: who looks at once sees what it came to."""
         if self.touched is not None:
             self.touched.update(paths)
-
-    def published_late(self) -> None:
-        """What was kept back until now counts as published. Called with the lock held.
-
-        A round may be under way, whose changes are recorded and do not count yet.
-        """
-        self._owner.published_locked(self._marks)
 
     # The directories
 
@@ -334,8 +293,7 @@ class JournalLog(JournalCommit):
             put = self.behind.held.get(path)
             if put is not None:
                 return int(put[-1])
-            deferred = [(*one.ops, *one.rest) for step in self.deferred if type(one := step.planned) is Change]
-            for op in chain.from_iterable((*self.behind.changes, *deferred)):
+            for op in chain.from_iterable((*self.behind.changes, *self._deferred_ops())):
                 if (op[2] if op[0] == MOVE else op[1]) == path and op[0] != DROP:
                     when_us: int = op[-1]
                     return when_us
@@ -366,12 +324,6 @@ class JournalLog(JournalCommit):
     def settle(self) -> None:
         self._harden_deferred()  # here, and not where it may be slow: the round may need a turn there
         self._waiting.run(self._follow)
-
-    def _harden_deferred(self) -> None:
-        """What finds no room stays deferred."""
-        if self.deferred:
-            with suppress(RetryLater):
-                self.harden_late()
 
     def follow(self) -> None:
         """Does in the directories all that was published when it was called. Raises OSError, ResourceFailed.
