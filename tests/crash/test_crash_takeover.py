@@ -38,6 +38,7 @@ from xaqueue.features.counters import counters as counter_files
 from xaqueue.features.opening import WHOLE, create
 from xaqueue.features.pair import standby
 from xaqueue.features.pair.pair_fs import OWN
+from xaqueue.features.retries.register import TRIES
 from xaqueue.features.session import Session, attach
 from xaqueue.features.streams import cleanup
 from xaqueue.offline.check import check
@@ -52,7 +53,7 @@ CALLS = 40
 LARGE = b"x" * (1024 * 1024 + 1)
 """More than a branch keeps in memory: its block goes to active/."""
 QUEUES = "abcsd"
-UNREAD = (layout.JOURNAL, layout.TRIES, layout.HEARTBEAT)
+UNREAD = (layout.JOURNAL, TRIES, layout.HEARTBEAT)
 
 
 class WatchedFileSystem(FaultyFileSystem):

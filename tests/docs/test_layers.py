@@ -43,9 +43,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("xaqueue.features.replica.options", "xaqueue.features.replica.replicated", "xaqueue.features.streams.record"),
     *(
         ("xaqueue.features.dedup", "xaqueue.features.groups", "xaqueue.features.limits", "xaqueue.features.counters"),
-        ("xaqueue.features.carry", "xaqueue.features.topics", "xaqueue.features.scrub", "xaqueue.features.pair"),
+        ("xaqueue.features.carry", "xaqueue.features.topics", "xaqueue.features.scrub"),
         ("xaqueue.features.retries", "xaqueue.features.snapshots", "xaqueue.features.ages"),
-        ("xaqueue.features.batches", "xaqueue.features.streams", "xaqueue.features.replica"),
+        ("xaqueue.features.batches", "xaqueue.features.streams", "xaqueue.features.replica", "xaqueue.features.pair"),
     ),
     ("xaqueue.features.kinds", "xaqueue.features.options"),
     ("xaqueue.features.opening",),

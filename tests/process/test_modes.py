@@ -25,6 +25,8 @@ from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.modes import BY_UMASK, PRIVATE, Modes, for_group, heir_of
 from xaqueue.errors import InvalidArgument
 from xaqueue.features import opening
+from xaqueue.features.counters.values import COUNTERS
+from xaqueue.features.retries.register import TRIES
 from xaqueue.features.session import Session, attach
 from xaqueue.offline import inspect
 from xaqueue.offline.check import check
@@ -44,7 +46,7 @@ BRANCH = Xid(7, b"one", b"of two phases")
 STRICT, JOURNAL = "FSYNC;DSYNC", "JOURNAL"
 ALWAYS = {layout.FORMAT, layout.LOCK, layout.OWNER, layout.QUEUES, layout.RESERVE, layout.ARCHIVE, layout.OPERATORS}
 ALWAYS |= set(layout.directories())
-MADE = {STRICT: ALWAYS, JOURNAL: ALWAYS | {layout.JOURNAL, layout.TRIES}}
+MADE = {STRICT: ALWAYS, JOURNAL: ALWAYS | {layout.JOURNAL, TRIES}}
 """The names at the top of a space that has lived."""
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
@@ -201,7 +203,7 @@ def test_init_makes_a_private_space(tmp_path: Path, umask: int) -> None:
     assert CliRunner().invoke(app, ["init", str(tmp_path / "space")]).exit_code == 0
     seen = Seen(tmp_path / "space")
     seen.look()
-    assert set(seen.files) == {layout.FORMAT, layout.QUEUES, layout.COUNTERS}
+    assert set(seen.files) == {layout.FORMAT, layout.QUEUES, COUNTERS}
     assert seen.odd(0o600, 0o700) == {}
 
 

@@ -24,8 +24,8 @@ from support.failing_disk import FailingFileSystem
 from support.forgetful import Crashed, ForgetfulFileSystem, Tree
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.definitions import Definitions
-from xaqueue.core.model.layout import TRIES
 from xaqueue.errors import ConnectionLost, Error, ResourceFailed, RetryLater, RolledBack
+from xaqueue.features.retries.register import TRIES
 from xaqueue.message import MessageId
 from xaqueue.resource_manager import ResourceManager
 from xaqueue.xa import Flag, Outcome

@@ -26,7 +26,7 @@ import xaqueue
 from support.raw_client import JOIN, ONEPHASE, STARTRSCAN, SUCCESS, SUSPEND, HungUp, RawClient, UnknownXid
 from support.served import PATIENCE_S, ServerThread
 from xaqueue.batch import MANY_SPACES, ONE_SPACE
-from xaqueue.core.model import layout
+from xaqueue.features.counters.values import COUNTERS
 from xaqueue.rpc import wire
 from xaqueue.rpc.server.peer import Limits
 from xaqueue.rpc.server.session import METHODS
@@ -236,7 +236,7 @@ class Target:
 
     def look(self) -> tuple[dict[str, bytes], Any]:
         files = tree(self.root)
-        files.pop(layout.COUNTERS, None)  # written by the clock, every ten seconds
+        files.pop(COUNTERS, None)  # written by the clock, every ten seconds
         return files, self.bystander.call("browse", "orders")
 
     def left(self, xid: tuple[int, bytes, bytes]) -> None:

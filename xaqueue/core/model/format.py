@@ -8,6 +8,7 @@ import os
 import socket
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from xaqueue.core.model import layout, options
@@ -17,7 +18,7 @@ from xaqueue.core.storage.regular import DAMAGE, FOLLOW, read_at_most
 from xaqueue.errors import InvalidArgument, SpaceError
 
 FORMAT_BYTES = 4096
-_SIGNS = (layout.OWNER, layout.LOCK, layout.JOURNAL, layout.RESERVE, layout.TRIES, layout.OPERATORS, layout.ARCHIVE)
+_SIGNS = (layout.OWNER, layout.LOCK, layout.JOURNAL, layout.RESERVE, layout.OPERATORS, layout.ARCHIVE)
 """What an owner makes; a directory that was only begun to be made a space has none of it."""
 
 
@@ -113,7 +114,8 @@ def _from_copy(root: Path) -> str:
 
 def signs_of(root: Path) -> list[str]:
     """What is there that only an owner makes."""
-    signs = [name for name in _SIGNS if os.path.lexists(root / name)]
+    names = chain(_SIGNS, *(kind.signs for kind in options.everything().kinds()))
+    signs = [name for name in names if os.path.lexists(root / name)]
     return signs + [name for name in layout.directories() if (root / name).is_dir() and any((root / name).iterdir())]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from functools import lru_cache
+from itertools import chain
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -32,11 +33,7 @@ QUARANTINE = "quarantine"
 ARCHIVE = "archive"
 """What streams have consumed and were to keep; made when there is something."""
 JOURNAL = "journal"
-COUNTERS = "counters"
-"""What the queues count; see ``xaqueue.features.counters.counters``."""
 RESERVE = "reserve"
-TRIES = "tries"
-"""The register of tries; see ``xaqueue.features.retries.register``."""
 OPERATORS = "operators.log"
 """What became of decisions by hand; see ``xaqueue.core.engine.operator_log``."""
 HEARTBEAT = owner_file.HEARTBEAT
@@ -45,12 +42,10 @@ SOCKET = "socket"
 """A server's, where it was told of no other place."""
 _DIRECTORIES = (ACTIVE, PREPARED, COMMITTED, HEURISTIC, QUARANTINE)
 _OWN_NAMES = frozenset(
-    {FORMAT, LOCK, OWNER, QUEUES, JOURNAL, RESERVE, TRIES, COUNTERS, OPERATORS, SOCKET, ARCHIVE, *_DIRECTORIES}
+    {FORMAT, LOCK, OWNER, QUEUES, JOURNAL, RESERVE, OPERATORS, SOCKET, ARCHIVE, *_DIRECTORIES}
     | {GOOD_QUEUES, f".{GOOD_QUEUES}.new", HEARTBEAT, owner_file.NEW_LOCK, owner_file.NEW_OWNER}
-    | {f".{FORMAT}.new", f".{QUEUES}.new", f".{COUNTERS}.new"}
+    | {f".{FORMAT}.new", f".{QUEUES}.new"}
 )
-COPIED = (FORMAT, QUEUES, COUNTERS, OPERATORS)
-"""Of the top what a snapshot copies: small, and written in place, or by people."""
 
 RANGE_BITS = 12
 RANGE_SIZE = 1 << RANGE_BITS
@@ -72,10 +67,7 @@ _RECORDED = re.compile(
     rf"(?:{COMMITTED}|{ARCHIVE})/{_RANGES}"
     rf"|(?:{ACTIVE}|{PREPARED})/{_XID}\.(?:[0-9]{{3,}}|{COMMIT})|{HEURISTIC}/{_XID}"
 )
-_COPIED = re.compile(
-    rf"{'|'.join(map(re.escape, COPIED))}|{COMMITTED}/queue={QUEUE_NAME.pattern}/\.watermark"
-    rf"|{QUARANTINE}/(?!\.\.?\Z)[^/\0]+"
-)
+_COPIED = re.compile(rf"{COMMITTED}/queue={QUEUE_NAME.pattern}/\.watermark|{QUARANTINE}/(?!\.\.?\Z)[^/\0]+")
 _IN_QUEUE = re.compile(rf"{COMMITTED}/queue={QUEUE_NAME.pattern}/(\.[a-z]+)")
 _NAME_BYTES = 255
 WATERMARK_BYTES = 4096
@@ -177,6 +169,11 @@ def own_names() -> frozenset[str]:
     return _OWN_NAMES.union(directories(), *(kind.others for kind in options.everything().kinds()))
 
 
+def copied() -> tuple[str, ...]:
+    """Of the top what a snapshot copies: small, and written in place, or by people."""
+    return tuple(chain((FORMAT, QUEUES, OPERATORS), *(kind.copied for kind in options.everything().kinds())))
+
+
 def is_of_queue(name: str) -> bool:
     """Whether what has this name in the directory of a queue has files of the queue that steps put there."""
     return name.startswith("range=") or name in _kept(options.everything().kinds())
@@ -196,7 +193,7 @@ def is_recorded(path: str) -> bool:
 
 def is_copied(path: str) -> bool:
     """Whether a snapshot, or a replica's copy of one, may have it: that, and what snapshots copy beside it."""
-    is_other = _COPIED.fullmatch(path) is not None
+    is_other = path in copied() or _COPIED.fullmatch(path) is not None
     return is_recorded(path) or (is_other and len(os.fsencode(path.rpartition("/")[2])) <= _NAME_BYTES)
 
 

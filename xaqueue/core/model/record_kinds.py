@@ -108,6 +108,10 @@ class RecordKind:
     """Of its files there, which steps make."""
     others: tuple[str, ...] = ()
     """What else it has at the top of the space."""
+    signs: tuple[str, ...] = ()
+    """Of these what only an owner makes."""
+    copied: tuple[str, ...] = ()
+    """Of these what a snapshot copies."""
     steps: tuple[IntEnum, ...] = ()
     """Those of a journal that only it makes, each with a number of its own."""
 

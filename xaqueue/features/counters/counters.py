@@ -16,10 +16,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from xaqueue.core.model.layout import COUNTERS
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage.fs import FileSystem, replace_file
-from xaqueue.features.counters.values import Counters, Counting, decode, encode
+from xaqueue.features.counters.values import COUNTERS, Counters, Counting, decode, encode
 
 EVERY_S = 10.0
 """It is not written again sooner, but at the end."""

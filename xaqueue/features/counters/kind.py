@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from xaqueue.core.model import layout
-from xaqueue.core.model.layout import COUNTERS
 from xaqueue.core.model.record_kinds import Looking, Opening, RecordKind
 from xaqueue.core.storage.fs import FileSystem, replace_file
 from xaqueue.features.counters import counters
-from xaqueue.features.counters.values import Counting, encode
+from xaqueue.features.counters.values import COUNTERS, Counting, encode
 from xaqueue.features.streams.record import message_names
 
 
@@ -19,6 +18,9 @@ class _Uncounted:
 
 
 class CounterKind(RecordKind):
+    others = (COUNTERS, f".{COUNTERS}.new")
+    copied = (COUNTERS,)
+
     def made(self, fs: FileSystem, now_us: int) -> None:
         """From then on a space that has no file of them has lost it."""
         if not fs.exists(COUNTERS):

@@ -13,6 +13,9 @@ from operator import attrgetter
 from typing import Any, TypeVar
 from zlib import crc32
 
+COUNTERS = "counters"
+"""The file of the space that has them."""
+
 T = TypeVar("T")
 
 

@@ -21,6 +21,7 @@ from xaqueue.core.storage.modes import Modes
 from xaqueue.core.storage.owner_file import OwnerFile, beat
 from xaqueue.errors import InvalidArgument, ResourceFailed
 from xaqueue.features.pair.pair_fs import PairFileSystem, retire
+from xaqueue.features.retries.register import TRIES
 
 BEAT_S = 1.0
 
@@ -107,4 +108,4 @@ class Pair(Guard):
 
 def is_in_place(path: str) -> bool:
     """Segments are named by the epoch of who began them; entries of tries that are torn are only not counted."""
-    return path.startswith(f"{layout.JOURNAL}/") or path == layout.TRIES
+    return path.startswith(f"{layout.JOURNAL}/") or path == TRIES

@@ -12,12 +12,13 @@ from xaqueue.core.model.branch import Branch
 from xaqueue.core.model.record_kinds import Looking, Opening, RecordKind
 from xaqueue.core.recovery.prepared import PreparedBranch
 from xaqueue.features.retries import moving, tries
-from xaqueue.features.retries.register import Register
+from xaqueue.features.retries.register import TRIES, Register
 from xaqueue.xid import Xid
 
 
 class TriesKind(RecordKind):
     directory = ".retries"
+    others = signs = (TRIES,)
     names = re.compile(r"[0-7][0-9a-f]{15}\.[0-9a-f]{32}")
 
     def adopt(self, space: Any, branch: Branch, found: PreparedBranch) -> None:

@@ -18,11 +18,12 @@ from collections.abc import Callable, Iterable
 from struct import Struct
 from zlib import crc32
 
-from xaqueue.core.model import layout
 from xaqueue.core.model.entry import Entry
 from xaqueue.core.storage.fs import NO_ROOM, FileSystem, suppress_room
 from xaqueue.message import MessageId
 
+TRIES = "tries"
+"""Its file, at the top of the space."""
 SIZE_BYTES = 128 * 1024
 """Of a new one, about 2,900 entries."""
 LARGEST_BYTES = 128 * SIZE_BYTES
@@ -59,8 +60,8 @@ class Register:
         if self._is_made:
             return
         with suppress_room():
-            if not self._fs.exists(layout.TRIES):
-                self._fs.create(layout.TRIES, [bytes(SIZE_BYTES)])
+            if not self._fs.exists(TRIES):
+                self._fs.create(TRIES, [bytes(SIZE_BYTES)])
             self._is_made = True
 
     def add(self, queue: str, entry: Entry, *, handed_back: bool = False) -> None:
@@ -72,7 +73,7 @@ class Register:
             with self._lock:
                 if self._end + len(record) > self._full:
                     record = self._begin_again(record)
-                self._fs.write_at(layout.TRIES, self._end, [record])
+                self._fs.write_at(TRIES, self._end, [record])
                 self._end += len(record) - len(_END)
         except OSError as error:
             if error.errno not in NO_ROOM:

@@ -26,7 +26,7 @@ from xaqueue.core.storage.fs import NO_ROOM
 from xaqueue.core.storage.regular import DAMAGE, NO_DIRECTORY
 from xaqueue.errors import RetryLater
 from xaqueue.features.retries.options import policy_of
-from xaqueue.features.retries.register import LARGEST_BYTES, Taken, decode
+from xaqueue.features.retries.register import LARGEST_BYTES, TRIES, Taken, decode
 from xaqueue.message import MessageId, Properties
 from xaqueue.xa import Code, Outcome
 from xaqueue.xid import LOCAL_FORMAT_ID, Xid
@@ -167,13 +167,13 @@ def count(space: Space, name: str, held: Sequence[Held]) -> None:
 def count_killed(space: Space, set_aside: Callable[[str, str], object]) -> None:
     """Counts the tries that an earlier owner had begun when it was killed. Raises OSError, ResourceFailed."""
     try:
-        data = space.fs.read(layout.TRIES, LARGEST_BYTES)
+        data = space.fs.read(TRIES, LARGEST_BYTES)
     except FileNotFoundError:
         return
     except OSError as error:
         if error.errno not in DAMAGE:
             raise
-        set_aside(layout.TRIES, f"the register of tries cannot be read ({error.strerror}): some may not be counted")
+        set_aside(TRIES, f"the register of tries cannot be read ({error.strerror}): some may not be counted")
         return
     with space.lock:
         held = [pair for taken, had in decode(data).items() if (pair := _uncounted_locked(space, taken, had))]

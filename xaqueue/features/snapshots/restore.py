@@ -27,7 +27,7 @@ from xaqueue.core.engine import redo
 from xaqueue.core.model import change, layout
 from xaqueue.core.model.block_files import listed, ranges_in
 from xaqueue.core.model.change import highest_numbers
-from xaqueue.core.model.layout import JOURNAL, QUEUES, TRIES, Watermark
+from xaqueue.core.model.layout import JOURNAL, QUEUES, Watermark
 from xaqueue.core.model.record_kinds import RecordKinds
 from xaqueue.core.recovery.from_journal import check_end
 from xaqueue.core.storage.fs import FileSystem, discard
@@ -35,7 +35,9 @@ from xaqueue.core.storage.journal_files import headers
 from xaqueue.core.storage.journal_reader import look
 from xaqueue.core.storage.layers import Below
 from xaqueue.errors import JournalDamaged, SpaceError
+from xaqueue.features.counters.values import COUNTERS
 from xaqueue.features.replica.replicated import REPLICATION, UNSHIPPED
+from xaqueue.features.retries.register import TRIES
 from xaqueue.features.snapshots import manifest, restored, store
 from xaqueue.features.snapshots.history import History
 from xaqueue.features.snapshots.manifest import KEPT_JOURNAL, SNAPSHOTS, Manifest
@@ -49,7 +51,7 @@ _REMOVED = re.compile(rf"{REMOVED}/[0-9TZ]+(?:~[0-9]+)?")
 JUMP = 1 << 32
 """So many numbers are passed over: more than a lost tail can have used."""
 NEVER_BUILT = (JOURNAL, TRIES, UNSHIPPED)
-REPLACED = (QUEUES, *NEVER_BUILT, layout.COUNTERS, RESTORED, REPLICATION)
+REPLACED = (QUEUES, *NEVER_BUILT, COUNTERS, RESTORED, REPLICATION)
 """And every directory."""
 
 

@@ -158,7 +158,7 @@ class _Links:
             if layout.parse_queue_directory(queue) is not None:
                 self._make_dir(f"{layout.COMMITTED}/{queue}")
                 self._copy(f"{layout.COMMITTED}/{queue}/.watermark")
-        for path in layout.COPIED:
+        for path in layout.copied():
             self._copy(path)
 
     def _names(self, directory: str) -> list[str]:

@@ -20,6 +20,7 @@ from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.core.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.core.storage.journal_format import name_of
 from xaqueue.errors import DiskFull, ResourceFailed, RetryLater
+from xaqueue.features.retries.register import TRIES
 from xaqueue.xid import Xid
 
 LEFT = ["A prepared", "A", "B prepared", "B", "C", "D"]
@@ -120,11 +121,11 @@ def test_whoever_consumes_on_a_full_disk_goes_on(tmp_path: Path) -> None:
     with bare_space(tmp_path, "JOURNAL", definitions=small) as bare:
         bare.put("orders", *[b"x"] * 600)
         bare.space.checkpoint()
-        bare.fs.faults["create", "journal/"] = bare.fs.faults["write_at", layout.TRIES] = errno.ENOSPC
+        bare.fs.faults["create", "journal/"] = bare.fs.faults["write_at", TRIES] = errno.ENOSPC
         with closing(bare.connect()) as connection:
             while connection.dequeue("orders") is not None:
                 connection.commit()
-        assert {path.partition("/")[0] for _, path in bare.fs.struck} == {layout.TRIES, "journal"}
+        assert {path.partition("/")[0] for _, path in bare.fs.struck} == {TRIES, "journal"}
         bare.reopen()
         assert bare.take("orders") == []
 
@@ -164,7 +165,7 @@ def test_a_damaged_message_found_on_a_full_disk_is_set_aside_later(
 
 def test_a_try_that_cannot_be_recorded_fences(bare: BareSpace) -> None:
     bare.put("orders", b"first", b"second")
-    said = Said(bare, 0, "write_at", layout.TRIES, errno.EIO)
+    said = Said(bare, 0, "write_at", TRIES, errno.EIO)
     check_failure(bare, said)
     assert said == []
 

@@ -17,10 +17,11 @@ from support.bare_space import DURABLE, BareSpace, bare_space
 from xaqueue.batch import ONE_SPACE, Batch, key_of
 from xaqueue.core.engine import heuristics, state
 from xaqueue.core.engine.state import Space
-from xaqueue.core.model.layout import ACTIVE, COMMITTED, TRIES
+from xaqueue.core.model.layout import ACTIVE, COMMITTED
 from xaqueue.errors import ResourceFailed, RolledBack
 from xaqueue.features.batches import record
 from xaqueue.features.batches.batches import claimed
+from xaqueue.features.retries.register import TRIES
 from xaqueue.features.session import Session
 from xaqueue.xa import Flag, Outcome
 from xaqueue.xid import Xid

@@ -38,6 +38,7 @@ from xaqueue.core.storage.layers import OwnerFileSystem
 from xaqueue.core.storage.reserve import Reserve
 from xaqueue.errors import DiskFull, DiskLow, ResourceFailed, RetryLater, RolledBack
 from xaqueue.features.opening import open_space
+from xaqueue.features.retries.register import TRIES
 from xaqueue.offline import inspect
 from xaqueue.xa import Code
 from xaqueue.xid import Xid
@@ -492,7 +493,7 @@ def test_a_dequeue_is_prepared_with_room_from_the_reserve(reserved: ReservedSpac
 
 def test_what_remembers_a_dequeue_uses_nothing_of_it(reserved: ReservedSpace) -> None:
     reserved.put("orders", b"first")
-    full_until_given_up(reserved, "write_at", layout.TRIES, 1)
+    full_until_given_up(reserved, "write_at", TRIES, 1)
     assert reserved.take("orders") == [b"first"]
     assert reserved.pieces == 16
 

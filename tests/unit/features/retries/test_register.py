@@ -20,9 +20,10 @@ from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.core.model.entry import Entry, Retry
-from xaqueue.core.model.layout import ACTIVE, TRIES
+from xaqueue.core.model.layout import ACTIVE
 from xaqueue.errors import QueueFull, ResourceFailed, RetryLater
 from xaqueue.features.retries import register
+from xaqueue.features.retries.register import TRIES
 from xaqueue.features.session import Session
 from xaqueue.message import MessageId
 from xaqueue.offline.check import check
