@@ -33,6 +33,7 @@ from xaqueue.core.model.layout import Watermark
 from xaqueue.core.storage.journal_format import Record
 from xaqueue.errors import JournalDamaged
 from xaqueue.features.kinds import KINDS
+from xaqueue.features.streams.record import archived_path
 from xaqueue.message import Properties
 
 replay = partial(redo.replay, kinds=KINDS)
@@ -174,7 +175,7 @@ def test_a_moved_block_that_is_damaged_is_damage_until_it_is_in_quarantine() -> 
 
 
 def test_what_others_took_from_the_archive_is_no_loss() -> None:
-    archived = layout.archived_path(path_of(1, 1))
+    archived = archived_path(path_of(1, 1))
     (note,) = replay(EMPTY.open(), records(commit(path_of(1, 1), archived)))
     assert archived in note
 

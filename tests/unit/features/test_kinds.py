@@ -16,7 +16,7 @@ from xaqueue.core.model.block import NO_MESSAGE, Block, Kind, decode, encode
 from xaqueue.core.model.block_files import listed, read_checked
 from xaqueue.core.model.change import Kind as Step
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
-from xaqueue.core.model.format import read_format
+from xaqueue.core.model.format import read_format, signs_of
 from xaqueue.core.model.record_kinds import Advice, Looking, Opening, RecordKind
 from xaqueue.core.recovery.recover import open_space
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
@@ -38,6 +38,7 @@ ANY = Definitions(default=QueueDefinition())
 class NoteKind(RecordKind):
     directory = NOTES
     names = re.compile("[a-z]+")
+    others = signs = copied = ("notes.index",)
 
     def __init__(self) -> None:
         self.found: dict[str, str] = {}
@@ -126,6 +127,17 @@ def test_what_an_open_has_found_outlives_a_power_loss(kind: NoteKind) -> None:
     features = features_with(kind)
     open_space(fs, ANY, features=features, hardening=Hardening.parse("FDATASYNC;DSYNC"))
     assert [tree for tree in fs.trees_after_crash() if "notes/orders" not in tree.nodes] == []
+
+
+def test_what_a_kind_has_at_the_top_is_copied_and_is_a_sign_of_an_owner(kind: NoteKind, tmp_path: Path) -> None:
+    session = opened(tmp_path, kind)
+    (tmp_path / "notes.index").write_text("orders")
+    snapshot = take.take(session.space).number
+    session.close()
+    assert (tmp_path / f"snapshots/{snapshot}/notes.index").read_text() == "orders"
+    assert [finding for finding in check(tmp_path) if "notes.index" in str(finding)] == []
+    assert "notes.index" in signs_of(tmp_path)
+    assert not layout.is_recorded("notes.index")
 
 
 def test_no_record_may_name_what_is_no_note() -> None:

@@ -62,7 +62,7 @@ class DeferringCommit(JournalCommit):
                 lowest[queue] = min(number, lowest.get(queue, number))
         return lowest
 
-    def published_late(self) -> None:
+    def mark_published_locked(self) -> None:
         """What was kept back until now counts as published. Called with the lock held.
 
         A round may be under way, whose changes are recorded and do not count yet.

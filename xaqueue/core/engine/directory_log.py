@@ -210,7 +210,7 @@ class DirectoryLog(GroupCommit):
                         self._check_owner()
                     publish()
                     if self.changed_queues or self._marks:
-                        self._published()
+                        self.mark_published_locked()
                 except Error:
                     raise
                 except BaseException as error:
@@ -252,7 +252,7 @@ class DirectoryLog(GroupCommit):
                 if step.error is None:
                     step.publish()
             if self.changed_queues or self._marks:
-                self._published()
+                self.mark_published_locked()
 
     def _carry_out(self, change: Change, ops: Sequence[Op], touched: _Touched | None = None) -> None:
         """These of its operations, or none of their renames; before the first what its numbers need. Called with the
@@ -354,11 +354,7 @@ class DirectoryLog(GroupCommit):
     def ship(self, shipping: Shipping) -> None:
         """It records nothing."""
 
-    def published_late(self) -> None:
-        """What was kept back until now counts as published. Called with the lock held."""
-        self._published()
-
-    def _published(self) -> None:
+    def mark_published_locked(self) -> None:
         """Readers learn of it; without room, with the next step."""
         marks = self._marks
         self._owner.published_locked(marks)

@@ -202,7 +202,7 @@ class Log(Protocol):
     def harden_late(self) -> None:
         """Returns once all is durable that was performed late. Raises RetryLater where there is no room."""
 
-    def published_late(self) -> None:
+    def mark_published_locked(self) -> None:
         """What was kept back until now counts as published. Called with the lock held."""
 
     def ship(self, shipping: Shipping) -> None:

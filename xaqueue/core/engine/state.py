@@ -111,7 +111,7 @@ class Space(Memory):
         with self.lock:
             self.log.check()
             self.serving = self.loaded = True
-            self.log.published_late()  # what was committed since recovery wrote the watermarks
+            self.log.mark_published_locked()  # what was committed since recovery wrote the watermarks
             self.settled.notify_all()
 
     def redefine(self, definitions: Definitions, check: Callable[[], None] = nothing) -> None:

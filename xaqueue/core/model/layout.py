@@ -6,10 +6,8 @@ are relative to the space's directory, with ``/`` between parts.
 
 from __future__ import annotations
 
-import os
 import re
 from functools import lru_cache
-from itertools import chain
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -67,9 +65,8 @@ _RECORDED = re.compile(
     rf"(?:{COMMITTED}|{ARCHIVE})/{_RANGES}"
     rf"|(?:{ACTIVE}|{PREPARED})/{_XID}\.(?:[0-9]{{3,}}|{COMMIT})|{HEURISTIC}/{_XID}"
 )
-_COPIED = re.compile(rf"{COMMITTED}/queue={QUEUE_NAME.pattern}/\.watermark|{QUARANTINE}/(?!\.\.?\Z)[^/\0]+")
 _IN_QUEUE = re.compile(rf"{COMMITTED}/queue={QUEUE_NAME.pattern}/(\.[a-z]+)")
-_NAME_BYTES = 255
+NAME_BYTES = 255
 WATERMARK_BYTES = 4096
 """More than the file of a watermark ever has."""
 _WATERMARK = re.compile(rb"([0-9a-f]{16}) ([0-9a-f]{16}) ([0-9a-f]{8})\n")
@@ -109,11 +106,6 @@ def retries_path(queue: str) -> str:
 
 def retry_path(queue: str, seq: int, message_id: bytes) -> str:
     return f"{COMMITTED}/queue={queue}/.retries/{seq:016x}.{message_id.hex()}"
-
-
-def archived_path(path: str) -> str:
-    """Where the message file that stands there is kept once a stream has consumed it."""
-    return ARCHIVE + path.removeprefix(COMMITTED)
 
 
 def block_path(directory: str, xid_text: str, suffix: str) -> str:
@@ -169,16 +161,6 @@ def own_names() -> frozenset[str]:
     return _OWN_NAMES.union(directories(), *(kind.others for kind in options.everything().kinds()))
 
 
-def copied() -> tuple[str, ...]:
-    """Of the top what a snapshot copies: small, and written in place, or by people."""
-    return tuple(chain((FORMAT, QUEUES, OPERATORS), *(kind.copied for kind in options.everything().kinds())))
-
-
-def is_of_queue(name: str) -> bool:
-    """Whether what has this name in the directory of a queue has files of the queue that steps put there."""
-    return name.startswith("range=") or name in _kept(options.everything().kinds())
-
-
 def is_recorded(path: str) -> bool:
     """Whether a record may name it: a file of the space that steps make, move and remove. What came from elsewhere is
     believed in no other: none of these leads out of the space, or to what says who has it."""
@@ -188,13 +170,7 @@ def is_recorded(path: str) -> bool:
         in_queue = _IN_QUEUE.fullmatch(directory)
         names = _kept(options.everything().kinds()).get(in_queue[1] if in_queue else directory)
         found = names.fullmatch(name) if names is not None else None
-    return found is not None and len(name) <= _NAME_BYTES
-
-
-def is_copied(path: str) -> bool:
-    """Whether a snapshot, or a replica's copy of one, may have it: that, and what snapshots copy beside it."""
-    is_other = path in copied() or _COPIED.fullmatch(path) is not None
-    return is_recorded(path) or (is_other and len(os.fsencode(path.rpartition("/")[2])) <= _NAME_BYTES)
+    return found is not None and len(name) <= NAME_BYTES
 
 
 def parse_block(name: str) -> tuple[Xid, str] | None:

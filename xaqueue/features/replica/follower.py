@@ -42,7 +42,7 @@ from xaqueue.features.replica.journal_copy import Diverged, JournalCopy
 from xaqueue.features.replica.options import policy_of
 from xaqueue.features.replica.replicated import LAG, REPLICA, REPLICATION, UNSHIPPED, Replicated
 from xaqueue.features.replica.shipping import Piece
-from xaqueue.features.snapshots import restore, store
+from xaqueue.features.snapshots import manifest, restore, store
 from xaqueue.features.snapshots.restored import REMOVED, RESTORED
 from xaqueue.rpc.client.manager import RemoteManager, dialer, hello_of
 
@@ -318,7 +318,7 @@ class ReplicaFollower:
 
     def _put(self, path: str, when_ns: int, offset: int, data: bytes) -> None:
         """A part of a file; the last one says when it was changed."""
-        if not isinstance(path, str) or not layout.is_copied(path) or not isinstance(data, bytes):
+        if not isinstance(path, str) or not manifest.is_copied(path) or not isinstance(data, bytes):
             raise SpaceError(f"the source has sent the path {path!r}, which is none of a space")
         target = f"{restore.PLACE}/{path}"
         if offset == 0:

@@ -40,7 +40,7 @@ from xaqueue.core.storage.journal_reader import look
 from xaqueue.errors import DamagedBlock, OperationalError, SpaceError
 from xaqueue.features.kinds import KINDS
 from xaqueue.features.replica.shipping import Piece
-from xaqueue.features.streams.record import STREAMS, StreamRecord, decode_stream, stream_path
+from xaqueue.features.streams.record import STREAMS, StreamRecord, archived_path, decode_stream, stream_path
 
 INCOMING = f"{JOURNAL}/incoming"
 _INCOMING = struct.Struct("<QQQQI")
@@ -320,7 +320,7 @@ class JournalCopy:
                     continue
                 path = f"{directory}/{name}"
                 if record.archives(seq):
-                    archived = layout.archived_path(path)
+                    archived = archived_path(path)
                     redo.make_dirs(self._fs, archived.rpartition("/")[0])
                     self._fs.rename(path, archived)
                 else:

@@ -15,15 +15,19 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import chain
 from struct import unpack
 from typing import Any
 from zlib import crc32
 
-from xaqueue.core.model import layout
+from xaqueue.core.model import layout, options
 from xaqueue.core.model.block import CHECKSUM_OFFSET
 from xaqueue.core.model.format import parse as parse_format
+from xaqueue.core.model.layout import COMMITTED, FORMAT, NAME_BYTES, OPERATORS, QUARANTINE, QUEUES
 from xaqueue.core.storage.fs import NO_ROOM, FileSystem, is_damage
 from xaqueue.errors import SpaceError
 from xaqueue.message import QUEUE_NAME
@@ -45,6 +49,20 @@ MOST_BYTES = 64 * 1024 * 1024
 PIECE = 64
 """Blocks between two calls of who may give up."""
 _NONE = bytes(4)
+_COPIED = re.compile(rf"{COMMITTED}/queue={QUEUE_NAME.pattern}/\.watermark|{QUARANTINE}/(?!\.\.?\Z)[^/\0]+")
+
+
+def copied() -> tuple[str, ...]:
+    """Of the top what a snapshot copies: small, and written in place, or by people."""
+    return tuple(chain((FORMAT, QUEUES, OPERATORS), *(kind.copied for kind in options.everything().kinds())))
+
+
+def is_copied(path: str) -> bool:
+    """Whether a snapshot, or a replica's copy of one, may have it: what a record may name, and what is copied beside
+    that."""
+    if layout.is_recorded(path) or path in copied():
+        return True
+    return _COPIED.fullmatch(path) is not None and len(os.fsencode(path.rpartition("/")[2])) <= NAME_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +138,7 @@ def _check(found: Manifest) -> None:
         raise ValueError("a number is none")
     if type(found.is_held) is not bool:
         raise ValueError("is_held is neither true nor false")
-    if not all(map(QUEUE_NAME.fullmatch, found.queues)) or not all(map(layout.is_copied, found.copies)):
+    if not all(map(QUEUE_NAME.fullmatch, found.queues)) or not all(map(is_copied, found.copies)):
         raise ValueError("it names what is none of a space")
     if parse_format(found.space) is None:
         raise ValueError("it says no space")

@@ -245,7 +245,7 @@ class _Build:
 
     def build(self) -> Done:
         fs, found = self.fs, self.found
-        names = [path for path in manifest.files_below(fs, self.source) if layout.is_copied(path)]
+        names = [path for path in manifest.files_below(fs, self.source) if manifest.is_copied(path)]
         for directory in layout.directories():
             redo.make_dirs(fs, f"{PLACE}/{directory}")
         for path in names:

@@ -89,7 +89,7 @@ def damage(
     names = manifest.files_below(fs, directory)
     if manifest.crc_of(names) != made.names:
         for path in names:
-            if not layout.is_copied(path):  # else an older xaqueue has found it in the space: a restore leaves it out
+            if not manifest.is_copied(path):  # else an older xaqueue has found it in the space: a restore leaves it out
                 yield f"{directory}/{path} is none of the files that a snapshot has"
         yield f"{directory}: it has {len(names):,} files, and not the {made.files:,} that it was made with"
     for path, crc in made.copies.items():

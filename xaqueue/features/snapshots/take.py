@@ -22,7 +22,7 @@ from zlib import crc32
 
 from xaqueue.core.engine import redo
 from xaqueue.core.engine.state import LOOK_S, Space
-from xaqueue.core.model import layout
+from xaqueue.core.model import layout, options
 from xaqueue.core.storage.fs import NO_LINK, NO_ROOM, FileSystem, discard
 from xaqueue.core.storage.regular import NO_FILE
 from xaqueue.errors import NotSupportedError, OperationalError, RetryLater
@@ -121,13 +121,14 @@ class _Links:
 
     def changing(self) -> None:
         """All of every queue, but what is written in place."""
+        own = {kind.directory for kind in options.everything().kinds()}
         for queue in self._names(layout.COMMITTED):
             if layout.parse_queue_directory(queue) is None:
                 continue
             above = f"{layout.COMMITTED}/{queue}"
             for name in self._names(above):
                 directory = f"{above}/{name}"
-                if layout.is_of_queue(name) and self.fs.is_dir(directory):
+                if (name.startswith("range=") or name in own) and self.fs.is_dir(directory):
                     self.check()
                     self._make_dir(directory)
                     for file in self._names(directory):
@@ -158,7 +159,7 @@ class _Links:
             if layout.parse_queue_directory(queue) is not None:
                 self._make_dir(f"{layout.COMMITTED}/{queue}")
                 self._copy(f"{layout.COMMITTED}/{queue}/.watermark")
-        for path in layout.copied():
+        for path in manifest.copied():
             self._copy(path)
 
     def _names(self, directory: str) -> list[str]:
@@ -175,7 +176,7 @@ class _Links:
     def _link(self, path: str) -> None:
         """It may be gone, and then is no part of it, as what is nothing of a space; a directory that changes may show a
         name twice."""
-        if not layout.is_copied(path):
+        if not manifest.is_copied(path):
             return
         try:
             self.fs.link(path, f"{self.place}/{path}")

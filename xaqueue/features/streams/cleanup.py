@@ -34,7 +34,7 @@ from xaqueue.features.dedup import dedup
 from xaqueue.features.retries import moving
 from xaqueue.features.retries.options import EXPIRY_QUEUE
 from xaqueue.features.streams.options import CLEANUP_INTERVAL_S
-from xaqueue.features.streams.record import StreamRecord, StreamStep, record_of
+from xaqueue.features.streams.record import StreamRecord, StreamStep, archived_path, record_of
 
 PIECE = 256
 """Files between two looks whether it is to stop; for so many the lock is held where they are kept."""
@@ -231,7 +231,7 @@ def _clear_files(space: Space, record: StreamRecord, number: int, names: Sequenc
 
 def _archive(space: Space, fs: FileSystem, directory: str, names: Sequence[str]) -> None:
     """One step: nobody syncs the range, and so loses its names, before the archive has them on disk."""
-    target = layout.archived_path(directory)
+    target = archived_path(directory)
     with _making:
         make_dirs(fs, target)
     if not space.log.is_atomic:
@@ -253,14 +253,14 @@ def filled_archives(space: Space) -> list[str]:
         record = record_of(queue)
         for number in filter(record.archives_some_of, queue.ranges) if record is not None else ():
             directory = layout.range_path(queue.name, number << RANGE_BITS)
-            if _is_there(space.fs, layout.archived_path(directory)):
+            if _is_there(space.fs, archived_path(directory)):
                 found |= dict.fromkeys(archive_directories(directory))
     return list(found)
 
 
 def archive_directories(directory: str) -> list[str]:
     """Where what leaves this range directory is kept, and all that is above it."""
-    target = layout.archived_path(directory)
+    target = archived_path(directory)
     return [target, target.rpartition("/")[0], layout.ARCHIVE, ""]
 
 

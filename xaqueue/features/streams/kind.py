@@ -18,6 +18,7 @@ from xaqueue.features.streams.record import (
     STREAMS,
     StreamRecord,
     StreamStep,
+    archived_path,
     decode_stream,
     read_stream,
     record_of,
@@ -114,7 +115,7 @@ def _without_consumed(fs: FileSystem, wanted: Final) -> None:
                 want = Moved((path, *want.places), want.when_us)
             else:
                 wanted[path] = None  # what is left of it there may be torn
-            wanted[layout.archived_path(path)] = want
+            wanted[archived_path(path)] = want
 
 
 def _record_of(fs: FileSystem, queue: str, want: Content | Moved | None) -> StreamRecord | None:

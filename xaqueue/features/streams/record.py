@@ -17,7 +17,7 @@ from typing import cast
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import Kind, decode
 from xaqueue.core.model.block_files import damage_of, listed, ranges_in, read_block
-from xaqueue.core.model.layout import RANGE_BITS
+from xaqueue.core.model.layout import ARCHIVE, COMMITTED, RANGE_BITS
 from xaqueue.core.model.message_name import ID_DIGITS
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage.fs import FileSystem
@@ -33,6 +33,11 @@ class StreamStep(IntEnum):
 def stream_path(queue: str) -> str:
     """Of the record of the stream that consumes a queue."""
     return f"{STREAMS}/queue={queue}"
+
+
+def archived_path(path: str) -> str:
+    """Where the message file that stands there is kept once a stream has consumed it."""
+    return ARCHIVE + path.removeprefix(COMMITTED)
 
 
 @dataclass(frozen=True, slots=True)

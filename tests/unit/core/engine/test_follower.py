@@ -191,7 +191,7 @@ def test_what_is_recorded_and_not_published_is_not_covered(late: bool, monkeypat
         done = write(entries, syncing)
         if late:
             with log._lock:
-                log.published_late()
+                log.mark_published_locked()
         log.follow()
         covered.append(log.followed)
         return done

@@ -28,7 +28,7 @@ from xaqueue.features.replica.journal_copy import Diverged, JournalCopy
 from xaqueue.features.replica.shipping import Piece
 from xaqueue.features.snapshots import manifest, restore
 from xaqueue.features.snapshots.manifest import MANIFEST
-from xaqueue.features.streams.record import stream_path
+from xaqueue.features.streams.record import archived_path, stream_path
 from xaqueue.message import QUEUE_NAME, MessageId, Properties
 from xaqueue.xid import Xid
 
@@ -41,7 +41,7 @@ NUMBERS = st.integers(0, layout.LAST_SEQ)
 IDS = st.binary(min_size=16, max_size=16)
 OURS = st.one_of(
     st.builds(layout.message_path, QUEUES, NUMBERS, IDS, st.sampled_from(["", ".e5.n7", ".c0123456789abcdef.p9"])),
-    st.builds(layout.message_path, QUEUES, NUMBERS, IDS).map(layout.archived_path),
+    st.builds(layout.message_path, QUEUES, NUMBERS, IDS).map(archived_path),
     st.builds(layout.retry_path, QUEUES, NUMBERS, IDS),
     st.builds(dedup.key_path, QUEUES, NUMBERS, IDS, IDS),
     st.builds(stream_path, QUEUES),
@@ -101,7 +101,7 @@ def stays_inside(path: str) -> bool:
 def test_what_steps_name_may_be_named(path: str) -> None:
     assert layout.is_recorded(path)
     assert stays_inside(path)
-    assert layout.is_copied(path)
+    assert manifest.is_copied(path)
 
 
 @given(HOSTILE)
@@ -110,8 +110,8 @@ def test_what_steps_name_may_be_named(path: str) -> None:
 def test_what_leads_elsewhere_may_not_be_named(path: str) -> None:
     if layout.is_recorded(path):
         assert stays_inside(path)
-    if layout.is_copied(path):
-        is_of_top = path in layout.copied() or path.startswith("quarantine/") or path.endswith("/.watermark")
+    if manifest.is_copied(path):
+        is_of_top = path in manifest.copied() or path.startswith("quarantine/") or path.endswith("/.watermark")
         assert stays_inside(path) or is_of_top
         assert not {"..", "."} & set(path.split("/"))
         assert not path.startswith("/")

@@ -19,7 +19,6 @@ import xaqueue
 from support.carrying import eventually
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
-from xaqueue.core.model import layout
 from xaqueue.core.model.format import read_format
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.errors import RetryLater, SpaceError
@@ -242,7 +241,7 @@ def test_what_an_older_version_has_copied_with_it_is_left_out(root: Path, monkey
     foreign = blocks(root)[0].with_name("notes.txt")
     with xaqueue.connect(root) as connection, monkeypatch.context() as older:
         foreign.write_text("")
-        older.setattr(layout, "is_copied", lambda _: True)
+        older.setattr(manifest, "is_copied", lambda _: True)
         connection.snapshot()
     assert (root / "snapshots/3" / foreign.relative_to(root)).exists()
     for number in (3, None):
