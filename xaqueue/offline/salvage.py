@@ -133,10 +133,10 @@ def _damage(fs: FileSystem, owner: Owner | None) -> JournalDamaged | None:
     try:
         found = look(fs, JOURNAL, is_valid, used=owner is not None and owner.journalled)
         check_end(fs, found.records, found.position)
-        redo.check_lost(fs, found.records, KINDS)
+        lost = redo.find_lost(fs, found.records, KINDS)
     except JournalDamaged as damage:
         return damage
-    return None
+    return redo.lost_error(list(lost.values())) if lost else None
 
 
 def _step(record: Record, behind: bool) -> StepRead:

@@ -151,7 +151,7 @@ def replay(
     moves, lost = _planned(fs, wanted)
     known = {path for path in lost if _is_known(fs, path, wanted[path])}
     if lost.keys() - known and not without_lost:
-        raise _damage([reason for path, reason in lost.items() if path not in known])
+        raise lost_error([reason for path, reason in lost.items() if path not in known])
     _remove(fs, f"{layout.ACTIVE}/{MAKING}")
     for directory in sorted({path.rpartition("/")[0] for path, want in wanted.items() if want is not None}):
         make_dirs(fs, directory)
@@ -180,14 +180,7 @@ def find_lost(fs: FileSystem, records: Sequence[Record], kinds: RecordKinds) -> 
     return {path: reason for path, reason in lost.items() if not _is_known(fs, path, wanted[path])}
 
 
-def check_lost(fs: FileSystem, records: Sequence[Record], kinds: RecordKinds) -> None:
-    """As ``find_lost``. Raises JournalDamaged."""
-    lost = find_lost(fs, records, kinds)
-    if lost:
-        raise _damage(list(lost.values()))
-
-
-def _damage(lost: Sequence[str]) -> JournalDamaged:
+def lost_error(lost: Sequence[str]) -> JournalDamaged:
     more = f", and so it is with {len(lost) - 1:,} more" if len(lost) > 1 else ""
     damage = JournalDamaged(
         f"{lost[0]}{more}. What was acknowledged is missing, so nothing was changed: put it back from a copy if there "
