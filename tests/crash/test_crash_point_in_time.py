@@ -99,7 +99,7 @@ def begun(level: Level, crash_after: int | None) -> History:
 
 
 def went_back(history: History, left: ForgetfulFileSystem, at_us: int) -> State:
-    done = restore.restore(left, None, history.now_us, at_us=at_us, kinds=KINDS)
+    done = restore.restore(left, restore.Wanted(at_us=at_us), history.now_us, kinds=KINDS)
     assert done.at == at_us
     left.sync_all()
     space = history.opened(left)
@@ -138,7 +138,7 @@ def test_going_back_may_be_cut_off_at_any_call(level: Level) -> None:
     for crash_after in count(3, 1 if FULL else 29):
         fs = tree.open(crash_after)
         with suppress(Crashed):
-            restore.restore(fs, None, history.now_us, at_us=at_us, kinds=KINDS)
+            restore.restore(fs, restore.Wanted(at_us=at_us), history.now_us, kinds=KINDS)
         for left in (fs.tree_after_kill(), *trees_of(fs, level, EXTREMES)):
             assert went_back(history, left.open(), at_us) == state
         if not fs.crashed:

@@ -176,7 +176,7 @@ def test_a_crash_while_it_is_taken_leaves_the_space_as_it_was(level: Level) -> N
 
 
 def restored(fs: ForgetfulFileSystem, *, exact: bool = False) -> restore.Done:
-    return restore.restore(fs, None, NOW_US, exact=exact, kinds=KINDS)
+    return restore.restore(fs, restore.Wanted(exact=exact), NOW_US, kinds=KINDS)
 
 
 def to_restore(

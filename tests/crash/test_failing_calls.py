@@ -392,11 +392,11 @@ def test_a_restore_whose_call_fails(level: Level, number: int) -> None:
             is_given_up = gives_up_at_once
             work.fs.fail(at, number)
             with suppress(*REFUSALS):
-                restore.restore(work.fs, None, NOW_US, exact=True, kinds=KINDS)
+                restore.restore(work.fs, restore.Wanted(exact=True), NOW_US, kinds=KINDS)
                 assert not work.fs.struck, "it is done, and yet a call has failed"
             work.fs.heal()
             if work.fs.struck and (not is_given_up or restore.is_cut_off(work.fs)):
-                restore.restore(work.fs, None, NOW_US, exact=True, kinds=KINDS)
+                restore.restore(work.fs, restore.Wanted(exact=True), NOW_US, kinds=KINDS)
                 is_given_up = False
             work.reopen()
             may_be = [work.known, then] if work.fs.struck and is_given_up else [then]

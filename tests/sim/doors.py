@@ -149,7 +149,7 @@ def life(fs: ForgetfulFileSystem) -> str:
 
 def restore(fs: ForgetfulFileSystem, snapshot: int, now_us: int, *, exact: bool) -> None:
     """As it was, or with what came since into a space that was closed well; or on with one that was cut off."""
-    restoring.restore(fs, snapshot, now_us, exact=exact, is_whole=not exact, kinds=KINDS)
+    restoring.restore(fs, restoring.Wanted(snapshot, exact=exact, is_whole=not exact), now_us, kinds=KINDS)
 
 
 def count_keys(fs: FailingFileSystem) -> int:

@@ -191,7 +191,7 @@ def test_a_snapshot_has_it_and_a_restore_brings_what_came_since(kind: NoteKind, 
     assert (tmp_path / "snapshots" / str(taken.number) / NOTES / "orders").exists()
     (tmp_path / NOTES / "orders").unlink()
     fs = DirectoryFileSystem(tmp_path, keep_unsynced=False)
-    done = restore.restore(fs, None, session.space.now_us(), kinds=(*KINDS, kind))
+    done = restore.restore(fs, restore.Wanted(), session.space.now_us(), kinds=(*KINDS, kind))
     fs.close()
     assert (tmp_path / done.removed / NOTES / "bills").exists()
     opened(tmp_path, kind).close()

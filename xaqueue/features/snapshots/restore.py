@@ -56,6 +56,26 @@ REPLACED = (QUEUES, *NEVER_BUILT, COUNTERS, RESTORED, REPLICATION)
 
 
 @dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to be put back, and what is known of the space that is here."""
+
+    number: int | None = None
+    """Of the snapshot; None for the newest that is clean."""
+    at_us: int = 0
+    """As of this moment, by the newest snapshot before it and the journal since; 0 for as of the snapshot."""
+    exact: bool = False
+    """What came after the snapshot stays behind, as it does with a moment."""
+    as_new: bool = False
+    """A snapshot of another space is used as well, and then nothing of this one is brought over."""
+    queues: str = QUEUES
+    """The file that says what is defined; without one the snapshot does."""
+    is_whole: bool = False
+    """The space was opened and closed just now, so that it has all that it is to have."""
+    space_id: str = ""
+    """Of the space that is here, as far as that is known."""
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """What a restore did."""
 
@@ -125,45 +145,31 @@ def lives_of(fs: FileSystem, space_id: str) -> set[str]:
 
 
 def restore(
-    fs: FileSystem,
-    number: int | None,
-    now_us: int,
-    *,
-    kinds: RecordKinds,
-    at_us: int = 0,
-    exact: bool = False,
-    queues: str = QUEUES,
-    is_whole: bool = False,
-    space_id: str = "",
-    as_new: bool = False,
-    close: Callable[[], None] = lambda: None,
+    fs: FileSystem, wanted: Wanted, now_us: int, *, kinds: RecordKinds, close: Callable[[], None] = lambda: None
 ) -> Done:
     """Puts it back; finishes a restore that was cut off instead, whatever is asked for. The caller owns the space.
 
-    at_us: as of this moment, by the newest snapshot before it and the journal since; 0 for as of the snapshot.
-    exact: what came after the snapshot stays behind, as it does with a moment. queues: the file that says what is
-    defined; without one the snapshot does. is_whole: the space was opened and closed just now, so that it has all that
-    it is to have. space_id: of the space that is here, as far as that is known. as_new: a snapshot of another space is
-    used as well, and then nothing of this one is brought over. close: called when all but FORMAT is in its place:
-    nothing that was there has to be believed any more. Raises SpaceError, OSError.
+    close: called when all but FORMAT is in its place: nothing that was there has to be believed any more. Raises
+    SpaceError, OSError.
     """
     if not fs.exists(READY):
         if fs.is_dir(PLACE):
             store.remove_tree(fs, PLACE)
-        lives = lives_of(fs, space_id)
-        found, passed = choose(fs, number, at_us, set() if as_new else lives)
-        if at_us and not found.lsn:
+        lives = lives_of(fs, wanted.space_id)
+        found, passed = choose(fs, wanted.number, wanted.at_us, set() if wanted.as_new else lives)
+        if wanted.at_us and not found.lsn:
             raise SpaceError(
                 f"snapshot {found.number}, the newest before that, was taken at level {found.sync}, and only at "
                 "JOURNAL a space can go back to a moment in between: restore it with --snapshot"
             )
-        if _another(found, lives):
-            exact, lives = True, set()
-        if not (exact or at_us or is_whole):
+        is_another = _another(found, lives) is not None
+        if is_another:
+            lives = set()
+        queues = wanted.queues if lives or not wanted.as_new else ""
+        wanted = replace(wanted, queues=queues, exact=wanted.exact or wanted.at_us > 0 or is_another)
+        if not (wanted.exact or wanted.is_whole):
             _follow(fs, kinds)
-        queues = queues if lives or not as_new else ""
-        all_lives = sorted({*lives, found.space.split()[-1]})
-        build = _Build(fs, found, now_us, at_us, exact, queues, is_whole, kinds, all_lives)
+        build = _Build(fs, found, wanted, now_us, kinds, sorted({*lives, found.space.split()[-1]}))
         return put_in_place(fs, replace(build.build(), passed=passed), close)
     return finish(fs, close)
 
@@ -223,11 +229,8 @@ class _Build:
 
     fs: FileSystem
     found: Manifest
+    wanted: Wanted
     now_us: int
-    at_us: int
-    exact: bool
-    queues: str
-    is_whole: bool
     kinds: RecordKinds
     lives: list[str]
     source: str = field(init=False)
@@ -240,8 +243,7 @@ class _Build:
         with suppress(SpaceError, OSError):
             self.told = highest_numbers(look(self.fs, JOURNAL, change.is_valid).records)
         self.source = f"{SNAPSHOTS}/{self.found.number}"
-        self.exact = self.exact or bool(self.at_us)
-        self.newer = Newer(self.fs, PLACE, self.kinds, is_whole=self.is_whole)
+        self.newer = Newer(self.fs, PLACE, self.kinds, is_whole=self.wanted.is_whole)
 
     def build(self) -> Done:
         fs, found = self.fs, self.found
@@ -253,12 +255,13 @@ class _Build:
                 self._put(path, self._changed(path, fs.read(f"{self.source}/{path}")))
             else:
                 self._link(f"{self.source}/{path}", path)
-        if self.queues and fs.exists(self.queues):
+        queues, at_us = self.wanted.queues, self.wanted.at_us
+        if queues and fs.exists(queues):
             discard(fs, f"{PLACE}/{QUEUES}")
-            self._put(QUEUES, fs.read(self.queues))
+            self._put(QUEUES, fs.read(queues))
         through = {queue: published for queue, (_, published, _) in found.queues.items()}
         messages = found.messages
-        if self.at_us:
+        if at_us:
             through |= self._done_again(through)
             names = manifest.files_below(fs, PLACE)
             messages = sum(1 for path in names if layout.parse_message_path(path))
@@ -271,12 +274,12 @@ class _Build:
         )
         place = free_place(fs, self.now_us)
         newer = self.newer
-        return Done(found.number, found.taken_at, place, messages, newer.messages, newer.lost, branches, self.at_us)
+        return Done(found.number, found.taken_at, place, messages, newer.messages, newer.lost, branches, at_us)
 
     def _done_again(self, through: dict[str, int]) -> dict[str, int]:
         """What the journal tells from the snapshot on; returns by queue how far its messages go now."""
         highest: dict[str, int] = {}
-        for records in History(self.fs, self.found, self.at_us).records():
+        for records in History(self.fs, self.found, self.wanted.at_us).records():
             try:
                 redo.replay(Below(self.fs, PLACE), records, self.kinds)
             except JournalDamaged as damage:
@@ -341,7 +344,7 @@ class _Build:
         then = set(branches_in(self.fs, f"{PLACE}/{layout.PREPARED}"))
         for queue in sorted(self._queues() - through.keys()):
             self._put(layout.watermark_path(queue), layout.format_watermark(Watermark(0, self._beyond(queue))))
-        if self.exact:
+        if self.wanted.exact:
             return then
         self.newer.bring(names)
         unknown, earlier = self.newer.bring_branches(), restored.read(self.fs)

@@ -21,7 +21,7 @@ from xaqueue.features.opening import attach
 from xaqueue.features.snapshots import restore as restoring
 from xaqueue.features.snapshots.manifest import SNAPSHOTS
 from xaqueue.features.snapshots.options import policy_of
-from xaqueue.features.snapshots.restore import Done
+from xaqueue.features.snapshots.restore import Done, Wanted
 from xaqueue.offline.plan import BROUGHT_BACK, REPLACED, Item, Plan, Site, counted, site_of, when
 
 log = logging.getLogger("xaqueue")
@@ -71,19 +71,8 @@ def restore(
                     closed = replace(owner, epoch=owner.epoch + 1, boot="", journalled=False, unclosed="")
                     site.write_owner(fs, replace(closed, trouble="", state="", space=line))
 
-            return restoring.restore(
-                fs,
-                number,
-                time.time_ns() // 1000,
-                kinds=KINDS,
-                at_us=at_us,
-                exact=exact,
-                queues=queues,
-                is_whole=is_whole,
-                space_id=space_id,
-                as_new=as_new,
-                close=close,
-            )
+            wanted = Wanted(number, at_us, exact, as_new, queues, is_whole, space_id)
+            return restoring.restore(fs, wanted, time.time_ns() // 1000, kinds=KINDS, close=close)
     except OSError as error:
         raise SpaceError(
             f"{root} cannot be restored: {error.filename or ''} {error.strerror}. Nothing is lost: mend that, and call "

@@ -302,7 +302,7 @@ def test_a_number_that_only_the_journal_tells_is_not_given_again() -> None:
     take(space)
     session = Session(space)
     first = added(session)
-    restoring.restore(fs, 1, NOON_US, exact=True, kinds=KINDS)
+    restoring.restore(fs, restoring.Wanted(1, exact=True), NOON_US, kinds=KINDS)
     assert added(Session(open_space(fs, LAGGING))) > first
 
 
