@@ -20,6 +20,7 @@ from threading import get_ident
 from typing import Any, NamedTuple
 
 from xaqueue.core.engine import quarantine
+from xaqueue.core.engine.disk_space import RoomLimit
 from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
@@ -28,18 +29,26 @@ from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.model.definitions import parse as parse_definitions
 from xaqueue.core.model.format import check_committed, parse, read_format
 from xaqueue.core.owner.definitions_file import hardening_of, usable_definitions
-from xaqueue.core.owner.open import is_owned, reason_of
-from xaqueue.core.owner.record import Owner, find_group, format_owner, in_use, next_owner, open_to, read_owner
+from xaqueue.core.owner.open import is_owned, reason_of, refusal
+from xaqueue.core.owner.record import (
+    Owner,
+    find_group,
+    format_owner,
+    in_use,
+    next_owner,
+    open_to,
+    parse_owner,
+    read_owner,
+)
 from xaqueue.core.recovery.load import Progress
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
-from xaqueue.core.storage.fs import FileSystem
+from xaqueue.core.storage.fs import FileSystem, replace_file
 from xaqueue.core.storage.journal import SMALLEST_SEGMENT_BYTES
-from xaqueue.core.storage.owner_file import LOCK, OwnerFile, read_owner_file
+from xaqueue.core.storage.owner_file import LOCK, OWNER, OWNER_BYTES, OwnerFile, read_owner_file
+from xaqueue.core.storage.reserve import Reserve
 from xaqueue.core.storage.scheduling import THREADS
 from xaqueue.errors import InvalidArgument, ResourceFailed, SpaceError
 from xaqueue.features.opening import WHOLE, attach, open_space
-from xaqueue.features.replica import options as replica
-from xaqueue.features.snapshots import options as snapshots
 from xaqueue.offline.overlay import Overlay
 
 MADE_AGAIN = "made again"
@@ -183,34 +192,37 @@ class Rehearsal(Site):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path)
         self._fs = Overlay(DirectoryFileSystem(self.root, keep_unsynced=False), self._may_change)
-        self._owner: Owner | None = None
-        """The last one here."""
 
     def files(self) -> FileSystem:
         return self._fs
 
     def owner(self) -> Owner | None:
-        return self._owner or read_owner(self.root)
+        with suppress(OSError):
+            return parse_owner(self._fs.read(OWNER, OWNER_BYTES))
+        return None
 
     @contextmanager
     def opened(self, progress: Progress | None = None) -> Iterator[Session]:
-        """As by ``open.attach``; see ``alone``."""
+        """As by ``open.attach``."""
         try:
             _check_lock(self.root)
         except OSError as error:
             raise SpaceError(f"{self.root} cannot be opened for writing: {reason_of(error)}") from error
-        with self.held() as fs:
+        with self._unchanged():
             if not self._may_change(""):
                 raise SpaceError(f"{self.root} cannot be opened as a queue space: its directory cannot be written to")
             try:
-                space, owner = self._recovered(fs, progress)
+                space, owner = self._recovered(progress)
             except OSError as error:
-                raise SpaceError(f"{self.root} cannot be opened as a queue space: {error}") from error
+                if error.filename:
+                    error.filename = os.fspath(self.root / error.filename)
+                raise (refusal(self.root, error) or error) from error
             try:
                 yield Session(space)
                 if space.close():
+                    space.features.closed(space)
                     owner = replace(owner, boot="", journalled=False, unclosed="")
-                self.write_owner(fs, owner)
+                self.write_owner(self._fs, owner)
             finally:
                 space.log.end(ResourceFailed("the rehearsal is over"))
 
@@ -218,8 +230,8 @@ class Rehearsal(Site):
         mode = os.W_OK | os.X_OK if (self.root / path).is_dir() else os.W_OK
         return os.access(self.root / path, mode, effective_ids=True)
 
-    def _recovered(self, fs: FileSystem, progress: Progress | None) -> tuple[Space, Owner]:
-        root, found = self.root, None
+    def _recovered(self, progress: Progress | None) -> tuple[Space, Owner]:
+        root, fs, found = self.root, self._fs, None
         with suppress(OSError):  # it may have been made here
             found = parse(fs.read(layout.FORMAT).decode("utf-8", "replace"))
         if found is None or found.version != FORMAT_VERSION:
@@ -231,18 +243,26 @@ class Rehearsal(Site):
         WHOLE.check(root, definitions, hardening, THREADS)
         if not fs.is_dir(layout.COMMITTED):
             check_committed(root, was_in_use=self.owner() is not None)
-        epoch = WHOLE.begin(fs) + 1
-        owner = next_owner(self._last_owner(), found, hardening, fs.is_dir(layout.JOURNAL))
+        epoch, content = WHOLE.begin(fs) + 1, None
+        with suppress(FileNotFoundError):
+            read_owner_file(root)  # which says what else stands there
+            content = fs.read(OWNER, OWNER_BYTES)
+        owner = next_owner(content, found, hardening, fs.is_dir(layout.JOURNAL))
         owner = replace(owner, epoch=max(owner.epoch, epoch))
+        room = RoomLimit(fs, Reserve(fs, layout.RESERVE))
+        self.write_owner(fs, owner)
         space = open_space(
             fs,
-            alone(definitions),
+            replace(definitions, journal_segment_bytes=SMALLEST_SEGMENT_BYTES),  # they are in memory
             hardening=hardening,
             epoch=owner.epoch,
             progress=progress,
             journalled=owner.journalled,
+            room=room,
             space_id=found.id,
         )
+        if space.read_only is None:
+            room.restore(definitions)
         return space, owner
 
     def _definitions(self) -> Definitions:
@@ -250,35 +270,25 @@ class Rehearsal(Site):
             return parse_definitions(self._fs.read(layout.QUEUES).decode())
         return usable_definitions(self.root)[0]
 
-    def _last_owner(self) -> bytes | None:
-        if self._owner is not None:
-            return format_owner(self._owner)
-        with suppress(FileNotFoundError):
-            return read_owner_file(self.root)
-        return None
-
     @contextmanager
     def held(self, *, keep_unsynced: bool = False) -> Iterator[FileSystem]:
-        """Whoever opens it meanwhile changes what is looked at: then nothing is foretold."""
         _check_lock(self.root)
+        with self._unchanged():
+            yield self._fs
+
+    @contextmanager
+    def _unchanged(self) -> Iterator[None]:
+        """Whoever opens it meanwhile changes what is looked at: then nothing is foretold."""
         before = read_owner(self.root)
         for is_begun in (False, True):
             if is_owned(self.root) or read_owner(self.root) != before:
                 raise in_use(self.root, read_owner(self.root), alone=True)
             if not is_begun:
                 with _quiet():
-                    yield self._fs
+                    yield
 
     def write_owner(self, fs: FileSystem, owner: Owner) -> None:
-        self._owner = owner
-
-
-def alone(found: Definitions) -> Definitions:
-    """Without what is about the disk: the shortest journal, and nobody who has to have it, too."""
-    tables = {
-        name: said for name, said in found.tables.items() if name not in (snapshots.TABLE.name, replica.TABLE.name)
-    }
-    return replace(found, journal_segment_bytes=SMALLEST_SEGMENT_BYTES, tables=tables)
+        replace_file(fs, OWNER, format_owner(owner))
 
 
 def site_of(place: Site | str | os.PathLike[str], *, is_dry: bool = False) -> Site:

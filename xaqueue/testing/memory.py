@@ -15,6 +15,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -29,14 +30,16 @@ from xaqueue.core.owner.definitions_file import check_empty, hardening_of
 from xaqueue.core.owner.threads import TimeLimits
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.core.storage.ids import fresh_id
+from xaqueue.core.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.endpoint import MEMORY
 from xaqueue.errors import InvalidArgument, ResourceFailed
 from xaqueue.features.ages.chores import Expire
 from xaqueue.features.opening import open_space
+from xaqueue.features.replica import options as replica
 from xaqueue.features.session import Session
+from xaqueue.features.snapshots import options as snapshots
 from xaqueue.features.streams.cleanup import Clear
 from xaqueue.message import Message, check_queue_name
-from xaqueue.offline.plan import alone
 from xaqueue.resource_manager import ResourceManager
 from xaqueue.rpc.client import reach
 from xaqueue.spans import connection
@@ -326,7 +329,10 @@ def text_of(queues: Queues) -> str:
 
 
 def _parsed(text: str) -> Definitions:
-    return alone(definitions_of.parse(text))
+    """Without what is about the disk: the shortest journal, and nobody who has to have it, too."""
+    found, off = definitions_of.parse(text), (snapshots.TABLE.name, replica.TABLE.name)
+    tables = {name: said for name, said in found.tables.items() if name not in off}
+    return replace(found, journal_segment_bytes=SMALLEST_SEGMENT_BYTES, tables=tables)
 
 
 def _after_fork() -> None:

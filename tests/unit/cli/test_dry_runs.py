@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -17,6 +18,8 @@ import xaqueue
 from support.harms import garbled, harmed, littered, replaceable, torn
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
+from xaqueue.core.model import layout
+from xaqueue.features.counters.values import COUNTERS
 
 VARIES = re.compile(r"\d+\.\d\d s|removed/\d{8}T\d{6}Z|since [\dT:+-]+")
 
@@ -83,6 +86,61 @@ def test_it_needs_a_space_that_nobody_has_open(tmp_path: Path, command: list[str
         assert result.exit_code == ExitCode.SPACE
         assert "is in use by process" in result.stderr
         assert tree(root) == before
+
+
+def replaced(path: Path, kind: str) -> None:
+    """What stands there is something else from now on."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    match kind:
+        case "directory":
+            path.mkdir()
+            (path / "inside").write_bytes(b"inside")
+        case "link":
+            path.symlink_to("nowhere")
+        case "pipe":
+            os.mkfifo(path)
+        case _:
+            path.write_bytes(b"" if kind == "empty" else b"\xffgarbage\n" * 20)
+
+
+@pytest.fixture(scope="module")
+def closed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A space that was closed well, and has all that it may have."""
+    root = littered(tmp_path_factory.mktemp("closed") / "space")
+    with (root / layout.QUEUES).open("a") as file:
+        file.write("\n[snapshots]\npoint_in_time = true\n\n[replication]\n")
+    with xaqueue.connect(root) as connection:
+        connection.snapshot()
+    assert {layout.RESERVE, COUNTERS, "snapshots", "removed"} <= {path.name for path in root.iterdir()}
+    return root
+
+
+DIRECTORIES = {*layout.directories(), layout.JOURNAL, layout.ARCHIVE, layout.RESERVE, "snapshots", "removed"}
+FILES = {*layout.own_names(), "restored", "foreign"} - DIRECTORIES
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *itertools.product(sorted(DIRECTORIES), ("empty", "link", "pipe")),
+        *itertools.product(sorted(FILES), ("garbage", "directory", "link")),
+        *itertools.product((layout.OWNER, COUNTERS, layout.QUEUES), ("empty", "pipe")),
+    ],
+)
+def test_whatever_stands_at_the_top_the_run_comes_to_what_was_foretold(
+    tmp_path: Path, closed: Path, name: str, kind: str
+) -> None:
+    root = tmp_path / "space"
+    shutil.copytree(closed, root)
+    replaced(root / name, kind)
+    command = ["reconstruct"] if name in (layout.FORMAT, layout.QUEUES) else ["check", "--repair"]
+    foretold, done = (
+        CliRunner().invoke(app, [*command, *more, "--json", "--space", str(root)]) for more in (["--dry-run"], [])
+    )
+    told = VARIES.sub("", foretold.stdout).replace('"dry_run": true', '"dry_run": false')
+    assert (foretold.exit_code, told, foretold.stderr) == (done.exit_code, VARIES.sub("", done.stdout), done.stderr)
 
 
 def no_lock(root: Path) -> None:

@@ -276,7 +276,7 @@ def _open(
         if space.read_only is None:
             watchdog = Watchdog(space, files, lambda why: record_trouble(files, lock, owner, why))
     except BaseException as error:
-        refused = _refusal(root, error, taken)
+        refused = refusal(root, error, taken)
         if fs is not None:
             guard.stop()
             fs.close()
@@ -294,7 +294,7 @@ def _open(
     return _Attached(space, files, lock, watching, background, watchdog, guard, owner)
 
 
-def _refusal(root: Path, error: BaseException, taken: OwnerFile | None) -> Error | None:
+def refusal(root: Path, error: BaseException, taken: OwnerFile | None = None) -> Error | None:
     """What the open ends with in the place of this; taken: a standby's lock, which another one may have taken over."""
     if taken is not None and isinstance(error, Error | OSError) and (lost := taken.lost()):
         return ResourceFailed(f"{root} was taken over while it was opened: {lost}")

@@ -84,7 +84,7 @@ class Owner:
 def read_owner(path: str | os.PathLike[str]) -> Owner | None:
     """The space's present or last owner; None where that cannot be told."""
     try:
-        return _parse_owner(read_owner_file(path))
+        return parse_owner(read_owner_file(path))
     except OSError:
         return None
 
@@ -96,7 +96,7 @@ def next_owner(
 
     Where that cannot be read, the epoch is above any that can have been used, and the journal is believed to count.
     """
-    before = _parse_owner(content or b"")
+    before = parse_owner(content or b"")
     fenced_at = before.fenced_at if before is not None else 0
     if before is not None:
         epoch, boot, journalled = before.epoch + 1, before.boot, before.journalled
@@ -122,7 +122,7 @@ def next_owner(
 
 def is_suspect(content: bytes | None, has_journal: bool) -> bool:
     """Whether what is read of the space may be in memory only; where nobody tells, it may."""
-    before = _parse_owner(content or b"")
+    before = parse_owner(content or b"")
     if before is None:
         return content is not None or has_journal
     return before.unclosed == boot_to_close()
@@ -176,7 +176,7 @@ def write_owner(files: OwnerFileSystem, lock: OwnerFile, owner: Owner, *, durabl
         log.warning("[no-room-yet] no room to write %s: %s", layout.OWNER, error.strerror)
 
 
-def _parse_owner(content: bytes) -> Owner | None:
+def parse_owner(content: bytes) -> Owner | None:
     try:
         return Owner.of(json.loads(content))
     except (ValueError, TypeError):

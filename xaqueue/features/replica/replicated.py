@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
-from xaqueue.core.storage.fs import FileSystem, replace_file
+from xaqueue.core.storage.fs import FileSystem, is_damage, replace_file
 from xaqueue.errors import SpaceError
 
 REPLICATION = "replication"
@@ -95,7 +95,9 @@ def read(fs: FileSystem) -> Replicated | None:
         return None
     try:
         found = Replicated(**json.loads(fs.read(REPLICATION, MOST_BYTES)))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OSError) as error:
+        if isinstance(error, OSError) and not is_damage(fs, REPLICATION, error):
+            raise
         raise SpaceError(
             f"{REPLICATION} is damaged ({error}), and tells whether this is a replica or was replaced by one: put it "
             "back from a copy, or remove it if this directory alone is the space"
