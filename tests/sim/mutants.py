@@ -238,7 +238,7 @@ MUTANTS: Sequence[Mutant] = (
     undone("sync_file", "counters", (Counts,)),
     dropped("features.counters.counters.go_on", None, Counts),
     dropped("features.retries.moving.move_all", True, Delays, Retries),
-    dropped("features.retries.tries.hand_back", None, Leases, Retries),
+    dropped("features.retries.tries.return_untried", None, Leases, Retries),
     dropped("features.leases.leases._hand_over_locked", None, Leases),
     dropped("features.retries.moving.reject", None, Leases, Retries),
     dropped("features.ages.ages.Ages.strike", True, Ages),

@@ -97,7 +97,7 @@ def _careless_step(care: Carelessness) -> Callable[..., None]:
             targets = care.kept(asks, "target", own.targets)
             losing = care.kept(asks, "source", [path for path in own.sources if path not in own.targets])
             touched.targets.update(dict.fromkeys(targets))
-            touched.to_take_back += own.to_take_back
+            touched.to_move_back += own.to_move_back
             touched.sources.update(dict.fromkeys([*losing, *(path for path in targets if path in own.sources)]))
 
     return carry

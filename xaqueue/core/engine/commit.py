@@ -171,7 +171,7 @@ def forget_numbers(space: Space, branch: Branch) -> None:
     with space.lock:
         for written in branch.blocks:
             if written.kind is Kind.ENQUEUE and written.entry is not None and written.entry.seq:
-                space.queues[written.queue].give_back(written.entry.seq)
+                space.queues[written.queue].return_number(written.entry.seq)
                 written.entry.seq = 0
 
 

@@ -48,13 +48,13 @@ STAGED = ".put."
 class _Touched:
     """Directories that gained and that lost a name, and files that changed in place, since the last SYNC."""
 
-    __slots__ = ("files", "sources", "targets", "to_take_back")
+    __slots__ = ("files", "sources", "targets", "to_move_back")
 
     def __init__(self) -> None:
         self.files: dict[str, None] = {}
         self.targets: dict[str, None] = {}
         self.sources: dict[str, None] = {}
-        self.to_take_back: list[Op] = []
+        self.to_move_back: list[Op] = []
         """Renames of steps that then found no room: to be taken back."""
 
     def note(self, ops: Sequence[Op]) -> None:
@@ -119,7 +119,7 @@ class DirectoryLog(GroupCommit):
     def take(self, branch: Branch, written: Written, block: Callable[[], bytes]) -> None:
         self.add(branch, written, block(), b"")
 
-    def hand_back(self, written: Written) -> None:
+    def return_untried(self, written: Written) -> None:
         """It is where its block is."""
 
     def remember_takes(self, begin: Callable[[], Register]) -> None:
@@ -286,12 +286,12 @@ class DirectoryLog(GroupCommit):
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
-            to_take_back = [op for op in done if op[0] == MOVE]
+            to_move_back = [op for op in done if op[0] == MOVE]
             if touched is None:
-                self._take_back(to_take_back)
+                self._move_back(to_move_back)
             else:
                 touched.note(done)
-                touched.to_take_back += to_take_back
+                touched.to_move_back += to_move_back
             raise no_room_error(change, error, is_decided=is_decided) from error
         if touched is not None:
             touched.note(ops)
@@ -306,7 +306,7 @@ class DirectoryLog(GroupCommit):
         if self.hardens_names:
             self.fs.hold_dir(layout.range_path(queue.name, seq))
 
-    def _take_back(self, moves: Sequence[Op]) -> None:
+    def _move_back(self, moves: Sequence[Op]) -> None:
         """A directory that must grow on a full disk does not."""
         for _, source, target, _ in reversed(moves):
             try:
@@ -322,9 +322,9 @@ class DirectoryLog(GroupCommit):
                 self._sync_content(path)
         names = sorted({**touched.targets, **touched.sources}, key=_rank) if self.hardens_names else []
         self._sync_names(names)
-        if touched.to_take_back:
+        if touched.to_move_back:
             with self._lock:
-                self._take_back(touched.to_take_back)
+                self._move_back(touched.to_move_back)
             self._sync_names(reversed(names))
 
     def _tidy(self, change: Change) -> None:

@@ -169,10 +169,10 @@ class JournalLog(DeferringCommit):
     def remember_takes(self, begin: Callable[[], Register]) -> None:
         self.register = begin()
 
-    def hand_back(self, written: Written) -> None:
+    def return_untried(self, written: Written) -> None:
         if self.register is not None and written.entry is not None:
             with self._fencing():
-                self.register.add(written.queue, written.entry, handed_back=True)
+                self.register.add(written.queue, written.entry, returned=True)
 
     def _whole_entry(self, change: Change | Entry) -> Entry:
         """Of a journal that is kept: what stands in active/ by now is in it as well, since no snapshot has that."""
@@ -343,7 +343,7 @@ class JournalLog(DeferringCommit):
                 try:
                     self._carry_out(turn)
                 except BaseException:
-                    self._put_back(turn)
+                    self._return_turn(turn)
                     raise
                 self.behind.followed(turn, [])
             self.followed = upto
@@ -385,7 +385,7 @@ class JournalLog(DeferringCommit):
             redo.make_dirs(self.fs, layout.queue_path(queue))
             self.fs.write_at(path, 0, [layout.format_watermark(watermark)])
 
-    def _put_back(self, turn: Turn) -> None:
+    def _return_turn(self, turn: Turn) -> None:
         self.behind.followed(turn, [turn.rest()])
         with self._lock:
             self._marks = turn.marks | self._marks

@@ -62,7 +62,7 @@ class Owner(group_commit.Owner, Protocol):
 class Register(Protocol):
     """What is remembered of dequeues should this process be killed. Its calls raise OSError."""
 
-    def add(self, queue: str, entry: Entry, *, handed_back: bool = False) -> None:
+    def add(self, queue: str, entry: Entry, *, returned: bool = False) -> None:
         """A message of the queue was taken, or is handed back, which is no try."""
 
     def make(self) -> None:
@@ -141,7 +141,7 @@ class Log(Protocol):
         """A message is dequeued: if this process is killed, that counts as a try. block: makes the block of the
         dequeue. Raises OSError; where it is one of NO_ROOM nothing is left."""
 
-    def hand_back(self, written: Written) -> None:
+    def return_untried(self, written: Written) -> None:
         """If this process is killed from here on, this dequeue is no try. Raises ResourceFailed."""
 
     def remember_takes(self, begin: Callable[[], Register]) -> None:

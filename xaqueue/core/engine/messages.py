@@ -220,7 +220,7 @@ def dequeue(
             if correlation_id is not None and message.correlation_id != correlation_id:
                 assert written.entry is not None
                 passed.add(message.seq)
-                _give_back(space, branch, written, written.entry)
+                _return_entry(space, branch, written, written.entry)
                 continue
             blocks.take(space, branch, written)
             if message.properties.tries and not even_early:
@@ -228,16 +228,16 @@ def dequeue(
                     space.queue(name).redelivered += 1
             return message
     except BaseException:  # or interrupted: a commit of what was done before is not to consume what nobody got
-        put_back(space, branch, taken)
+        return_last(space, branch, taken)
         raise
     return None
 
 
-def give_back(space: Space, branch: Branch, name: str, taken: Collection[bytes]) -> None:
+def return_taken(space: Space, branch: Branch, name: str, taken: Collection[bytes]) -> None:
     """These messages, which the branch has taken, are back in the queue."""
     for written in reversed(branch.blocks):  # another session may be at work in the branch
         if written.kind is Kind.DEQUEUE and written.queue == name and written.message_id in taken:
-            put_back(space, branch, [written])
+            return_last(space, branch, [written])
 
 
 def browse(space: Space, name: str, limit: int | None, id_digits: str = "") -> Iterator[Message]:
@@ -407,7 +407,7 @@ def fetch(space: Space, branch: Branch, written: Written, *, is_held: bool = Fal
             log.error("[message-gone] message file %s is gone: something else removed it", path)
         else:
             if not is_held:
-                _give_back(space, branch, written, entry)
+                _return_entry(space, branch, written, entry)
             raise space.unread(path, error) from error
     if reason:
         try:
@@ -415,13 +415,13 @@ def fetch(space: Space, branch: Branch, written: Written, *, is_held: bool = Fal
             _set_aside(space, path, files_of(written.queue, entry)[1:], reason)
         except RetryLater:
             if not is_held:
-                _give_back(space, branch, written, entry)
+                _return_entry(space, branch, written, entry)
             raise
-    _give_back(space, branch, written, entry, gone=True)
+    _return_entry(space, branch, written, entry, gone=True)
     return None
 
 
-def _give_back(space: Space, branch: Branch, written: Written, entry: Entry, *, gone: bool = False) -> None:
+def _return_entry(space: Space, branch: Branch, written: Written, entry: Entry, *, gone: bool = False) -> None:
     """This dequeue did not happen."""
     with space.lock:
         branch.blocks.remove(written)
@@ -434,13 +434,13 @@ def _give_back(space: Space, branch: Branch, written: Written, entry: Entry, *, 
             queue.arrived.notify_all()  # somebody may have passed it over
 
 
-def put_back(space: Space, branch: Branch, taken: Sequence[Written]) -> None:
+def return_last(space: Space, branch: Branch, taken: Sequence[Written]) -> None:
     """What was taken last and is not given back yet."""
     written = taken[-1] if taken else None
     if written is not None and written.entry is not None and written in branch.blocks:
         if space.failure is None:
-            space.log.hand_back(written)  # before somebody else takes it: a kill from here on counts no try
-        _give_back(space, branch, written, written.entry)
+            space.log.return_untried(written)  # before somebody else takes it: a kill from here on counts no try
+        _return_entry(space, branch, written, written.entry)
         if written.path:
             space.discard([written.path])
 

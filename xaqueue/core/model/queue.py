@@ -216,7 +216,7 @@ class Queue:
         self.ranges[number] = self.ranges.get(number, 0) + 1
         return seq
 
-    def give_back(self, seq: int) -> None:
+    def return_number(self, seq: int) -> None:
         """A number that was given to a message which did not come; it is not used again."""
         self.ranges[seq >> RANGE_BITS] -= 1
 

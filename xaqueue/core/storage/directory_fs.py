@@ -282,10 +282,10 @@ class DirectoryFileSystem:
 
     def _free_descriptor(self, error: OSError) -> None:
         """Closes some of what is kept, so that the same call may find a descriptor; raises where that is no help."""
-        if error.errno not in _NO_DESCRIPTOR or not self._give_back():
+        if error.errno not in _NO_DESCRIPTOR or not self._close_some():
             raise error
 
-    def _give_back(self) -> bool:
+    def _close_some(self) -> bool:
         """Closes some of what is kept; whether there was something. What a step is about to sync goes last."""
         for kept in (self._places, self._directories):
             if kept:

@@ -92,7 +92,7 @@ def _receive(
             size += len(one[1].body)
     except BaseException as error:  # or interrupted: nobody gets those
         if not found or not isinstance(error, RetryLater):
-            _take_back(self, [branch for branch, _ in found])
+            _return_all(self, [branch for branch, _ in found])
             raise
     return [(branch.xid.gtrid, message) for branch, message in found]
 
@@ -135,7 +135,7 @@ def settle(self: Session, queue: str, lease: bytes, how: str, detail: Detail = N
             taken = _held_locked(self, queue, xid, how)
             taken.busy = True
         if how == NACK:
-            tries.hand_back(space, taken, delay_us, reason)
+            tries.return_untried(space, taken, delay_us, reason)
         elif how == REJECT and taken.base is State.ACTIVE:
             moving.reject(space, taken, reason)
         else:
@@ -232,9 +232,9 @@ def _lend(self: Session, queue: str, lease_s: float, wait_s: float) -> tuple[Bra
     return None if message is None else (branch, message)
 
 
-def _take_back(self: Session, branches: Sequence[Branch]) -> None:
+def _return_all(self: Session, branches: Sequence[Branch]) -> None:
     for branch in branches:
-        messages.put_back(self.space, branch, branch.blocks)
+        messages.return_last(self.space, branch, branch.blocks)
         with self.space.lock:
             self.space.branches.pop(branch.xid, None)
 

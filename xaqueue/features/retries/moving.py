@@ -187,7 +187,7 @@ def move_one(
                     leaves(branch, written, MOVED)
         return _add(space, branch, message, properties, wanted_id)
     except BaseException:
-        messages.give_back(space, branch, name, [message_id])
+        messages.return_taken(space, branch, name, [message_id])
         raise
 
 

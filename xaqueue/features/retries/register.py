@@ -34,7 +34,7 @@ Taken = tuple[str, int, MessageId]
 _CHECKSUM = Struct("<I")
 _FIXED = Struct("<IQ16sB")
 """Tries, sequence number, id, length of the queue's name, which follows."""
-HANDED_BACK = 2**32 - 1
+RETURNED = 2**32 - 1
 """In the place of the tries."""
 _END = bytes(_CHECKSUM.size)
 """Behind the last entry; what follows was written before."""
@@ -64,11 +64,11 @@ class Register:
                 self._fs.create(TRIES, [bytes(SIZE_BYTES)])
             self._is_made = True
 
-    def add(self, queue: str, entry: Entry, *, handed_back: bool = False) -> None:
+    def add(self, queue: str, entry: Entry, *, returned: bool = False) -> None:
         """A message of the queue was taken, or is handed back, which is no try. Raises OSError."""
         if not self._is_made:
             return
-        record = encode(queue, entry, handed_back=handed_back)
+        record = encode(queue, entry, returned=returned)
         try:
             with self._lock:
                 if self._end + len(record) > self._full:
@@ -86,10 +86,10 @@ class Register:
         return kept[: LARGEST_BYTES // 2] + record
 
 
-def encode(queue: str, entry: Entry, *, handed_back: bool = False) -> bytes:
+def encode(queue: str, entry: Entry, *, returned: bool = False) -> bytes:
     """The entry of a message that is taken, or handed back, and an end behind it."""
     name = queue.encode()
-    tries = HANDED_BACK if handed_back else entry.tries
+    tries = RETURNED if returned else entry.tries
     content = _FIXED.pack(tries, entry.seq, entry.message_id, len(name)) + name
     return _CHECKSUM.pack(crc32(content)) + content + _END
 
@@ -106,7 +106,7 @@ def decode(data: bytes) -> dict[Taken, int]:
         if end > len(data) or crc32(data[start:end]) != checksum:
             break
         taken = data[start + _FIXED.size : end].decode("ascii", "replace"), seq, MessageId(message_id)
-        if had == HANDED_BACK:
+        if had == RETURNED:
             found.pop(taken, None)
         else:
             found[taken] = max(had, found.get(taken, 0))

@@ -77,7 +77,7 @@ def failed_now(space: Space, queue: str, entry: Entry, reason: str) -> Retry:
     return retry
 
 
-def hand_back(space: Space, branch: Branch, delay_us: int | None, reason: str = "") -> None:
+def return_untried(space: Space, branch: Branch, delay_us: int | None, reason: str = "") -> None:
     """The only dequeue of a branch is handed back, which is no try, and the branch is over. Its message is put off;
     None: as its queue's policy says. reason: of who hands it back. Raises RetryLater, and then it is held still,
     ResourceFailed.
@@ -95,7 +95,7 @@ def hand_back(space: Space, branch: Branch, delay_us: int | None, reason: str = 
         raise RetryLater(f"no room to record that a message of queue {queue} is put off: it is held still")
     if written.path:
         ops.append((DROP, written.path))
-    space.log.hand_back(written)  # before somebody else takes it: what is killed meanwhile is no try either
+    space.log.return_untried(written)  # before somebody else takes it: what is killed meanwhile is no try either
 
     def publish_back() -> None:
         branch.blocks.clear()

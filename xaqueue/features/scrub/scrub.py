@@ -133,7 +133,7 @@ def _is_set_aside(space: Space, name: str, found: Entry) -> bool:
     except RetryLater as lack:
         log.warning("[no-room-yet] %s", lack)
         return False
-    messages.put_back(space, branch, [written])  # it is in memory yet, and whole there
+    messages.return_last(space, branch, [written])  # it is in memory yet, and whole there
     return False
 
 

@@ -159,7 +159,7 @@ def _take_many(
                 found.append(message)
                 size += len(message.body)
         except BaseException:
-            messages.give_back(self.space, branch, queue, {message.message_id for message in found})
+            messages.return_taken(self.space, branch, queue, {message.message_id for message in found})
             raise
         return found
 

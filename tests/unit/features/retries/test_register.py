@@ -54,7 +54,7 @@ def told(entries: list[tuple[str, int, int, int]]) -> dict[register.Taken, int]:
     found: dict[register.Taken, int] = {}
     for queue, seq, number, tries in entries:
         place = queue, seq, identity(number)
-        if tries == register.HANDED_BACK:
+        if tries == register.RETURNED:
             found.pop(place, None)
         else:
             found[place] = max(tries, found.get(place, 0))
