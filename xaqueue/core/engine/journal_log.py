@@ -241,9 +241,10 @@ class JournalLog(DeferringCommit):
                     ops = [*planned.point, *planned.ops, *planned.rest]
                     if not step.done:  # else it was shown when it was deferred
                         behind.show(ops)
+                    is_first = not behind.changes
                     behind.changes.append(ops)
                     behind.files += len(ops)
-                    if len(behind.changes) == 1:
+                    if is_first:
                         self._owner.pending_locked()
         if self.changed_queues:
             self._owner.published_locked(self._marks)

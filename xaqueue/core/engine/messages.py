@@ -63,7 +63,7 @@ class Terms(NamedTuple):
     """See ``Rider.added_locked``."""
 
 
-_PLAIN = Terms()
+_PLAIN, _NAMED = Terms(), Terms(True)
 
 
 def enqueue(space: Space, branch: Branch, name: str, body: bytes, options: EnqueueOptions) -> MessageId:
@@ -88,7 +88,10 @@ def enqueue(space: Space, branch: Branch, name: str, body: bytes, options: Enque
         if there is not None:
             return there
     written = Written(0, Kind.ENQUEUE, name, message_id, checksum, Entry(0, message_id, tags))
-    add(space, branch, written, (head, body), Terms(given is not None, wanted=properties) if options else _PLAIN)
+    if properties is not None:
+        add(space, branch, written, (head, body), Terms(given is not None, wanted=properties))
+    else:
+        add(space, branch, written, (head, body), _NAMED if options else _PLAIN)
     return message_id
 
 

@@ -335,7 +335,7 @@ class Space(Memory):
             return
         self.branches.pop(xid, None)
         branch.base = State.UNKNOWN
-        if self.outcomes.of_local or xid[0] != LOCAL_FORMAT_ID:
+        if xid[0] != LOCAL_FORMAT_ID or self.outcomes.of_local:
             self.outcomes.remember(xid, outcome, branch.begun.by)
 
     def close(self) -> bool:

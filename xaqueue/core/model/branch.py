@@ -291,7 +291,9 @@ class Branch:
     @property
     def needs_list(self) -> bool:
         """Whether its blocks alone do not say what it does."""
-        return len(self.blocks) > 1 or self.blocks[0].shared is not None or any(one.listed() for one in self.riders)
+        if len(self.blocks) > 1 or self.blocks[0].shared is not None:
+            return True
+        return bool(self.riders) and any(one.listed() for one in self.riders)
 
     @property
     def is_for_operator(self) -> bool:
@@ -300,7 +302,10 @@ class Branch:
     @property
     def decided(self) -> State | None:
         """An operator's recorded decision, on its way: what the verbs answer from now on."""
-        return next((rider.decided for rider in self.riders if rider.decided is not None), None)
+        for rider in self.riders:
+            if rider.decided is not None:
+                return rider.decided
+        return None
 
     @property
     def damage(self) -> Sequence[str]:
@@ -310,12 +315,15 @@ class Branch:
     @property
     def holder(self) -> bytes | int | None:
         """For whom it waits though no session is in it; see ``Rider``."""
-        return next((rider.holder for rider in self.riders if rider.holder is not None), None)
+        for rider in self.riders:
+            if rider.holder is not None:
+                return rider.holder
+        return None
 
     @property
     def contents(self) -> list[str]:
         """Its files, each under one name."""
-        return [written.path for written in self.all_blocks if written.twin is None or not written.twin.path]
+        return [one.path for one in self.all_blocks if one.shared is None or one.twin is None or not one.twin.path]
 
     def state_for(self, session: int) -> State:
         """The branch's state as this session sees it."""

@@ -124,13 +124,15 @@ def vote(space: Space, branch: Branch, name: str) -> CarriedChange | None:
         return None
     if not space.log.is_atomic or not space.serving:
         return None
+    memory = carriers_of(space)
     with space.lock:
-        carrier = carriers_of(space).by_name.get(name)
+        carrier = memory.by_name.get(name)
         if carrier is None:
             carrier = Carrier(name)
-        if carrier.pending or any(space.why_shut(queue) for queue in queues) or _follows_prepared(space, branch):
+        is_shut = space.gates and any(space.why_shut(queue) for queue in queues)
+        if carrier.pending or is_shut or _follows_prepared(space, branch):
             return None
-        carriers_of(space).by_name[name] = carrier
+        memory.by_name[name] = carrier
     if not queues <= carrier.noted:
         try:
             _note(space, carrier, CarrierState.OPEN, queues)
@@ -138,7 +140,7 @@ def vote(space: Space, branch: Branch, name: str) -> CarriedChange | None:
             return None
     with space.lock:
         space.check()
-        carriers_of(space).last = number = carriers_of(space).last + 1
+        memory.last = number = memory.last + 1
         carrier.open.add(number)
         carrier.next = number + 1
         branch.riders, branch.prepared_at = (*branch.riders, Carried(carrier, number)), space.now_us()

@@ -82,7 +82,8 @@ def _receive(
     count, lease_s, limit_s = checked_count(max_messages), checked_lease_s(lease_s), check_seconds("wait_s", wait_s)
     self._check_open()
     self.space.wait_until_loaded()
-    found, size = list[tuple[Branch, Message]](), 0
+    found: list[tuple[Branch, Message]] = []
+    size = 0
     try:
         while len(found) < count and (most_bytes is None or size < most_bytes):
             one = _lend(self, queue, lease_s, 0.0 if found else limit_s)

@@ -208,10 +208,11 @@ def _enqueue_to(space: Space, branch: Branch, names: Sequence[str], body: bytes,
     properties = properties_of("", space.now_ns() // 1000, options)  # the branch's list has the queues
     packed, tags = pack_properties(properties), tags_of(properties)
     head, checksum = head_of(Kind.ENQUEUE, message_id, packed, body, space.epoch, space.definitions.max_body_bytes)
-    there = {name: space.features.admit(space, branch, name, message_id, properties) for name in names}
-    names = [name for name in names if there[name] is None]
-    if not names:
-        return next(filter(None, there.values()))
+    if options:
+        there = {name: space.features.admit(space, branch, name, message_id, properties) for name in names}
+        names = [name for name in names if there[name] is None]
+        if not names:
+            return next(filter(None, there.values()))
     with space.lock:  # before the first has it
         for queue in map(space.queue, names):
             if queue.room is not None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from xaqueue.core.model.definitions import Definitions, QueueDefinition
+from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.model.options import Key, Table, name_of_another, suggestion, text, values
 from xaqueue.errors import InvalidArgument, UnknownQueue
 from xaqueue.message import check_queue_name
@@ -55,12 +55,14 @@ def subscribers(definitions: Definitions, topic: str, headers: Mapping[str, str]
             f"define it with `xaqueue define --topic {topic}`"
         )
     return sorted(
-        name for name, queue in definitions.queues.items() if TOPIC.of(queue) == topic and _wants(queue, headers)
+        name
+        for name, queue in definitions.queues.items()
+        if TOPIC.of(queue) == topic and (not (wanted := MATCH.of(queue)) or _has(headers, wanted))
     )
 
 
-def _wants(queue: QueueDefinition, headers: Mapping[str, str]) -> bool:
-    return all(_fits(headers.get(name), value) for name, value in MATCH.of(queue).items())
+def _has(headers: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
+    return all(_fits(headers.get(name), value) for name, value in wanted.items())
 
 
 def _fits(found: str | None, wanted: str) -> bool:

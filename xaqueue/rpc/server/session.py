@@ -59,21 +59,21 @@ def perform(caller: Caller, name: str, params: list[Any]) -> Any:
     method = METHODS.get(name)
     if method is None:
         raise InvalidArgument(f"method {name[:60]!r} is unknown: see xaqueue(5)")
-    _, call, need, is_verb, least, most, forms = method
-    if not least <= len(params) <= most:
-        wanted = str(least) if least == most else f"{least} to {most}"
+    if not method.least <= len(params) <= method.most:
+        wanted = str(method.least) if method.least == method.most else f"{method.least} to {method.most}"
         raise InvalidArgument(f"{name} takes {wanted} parameters, not {len(params)}")
+    call = method.call
     if call is hello and params and isinstance(params[0], Mapping) and params[0].get("token") is not None:
         caller.show(params[0]["token"])
     if not caller.identity.owner:  # who may do everything, whatever the policy
-        caller.check(name, need, params)
+        caller.check(name, method.need, params)
     shipping = caller.session.space.shipping
     if shipping is not None and shipping.refusal and method not in REPLICATION_METHODS and call is not hello:
         shipping.check_shown()
-    for at, value_of in forms:
+    for at, value_of in method.forms:
         if at < len(params):
             params[at] = value_of(params[at])
-    return call(caller.session if is_verb else caller, *params)
+    return call(caller.session if method.is_verb else caller, *params)
 
 
 class Host(ServerCalls, Protocol):
