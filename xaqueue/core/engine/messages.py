@@ -88,10 +88,8 @@ def enqueue(space: Space, branch: Branch, name: str, body: bytes, options: Enque
         if there is not None:
             return there
     written = Written(0, Kind.ENQUEUE, name, message_id, checksum, Entry(0, message_id, tags))
-    if properties is not None:
-        add(space, branch, written, (head, body), Terms(given is not None, wanted=properties))
-    else:
-        add(space, branch, written, (head, body), _NAMED if options else _PLAIN)
+    terms = _PLAIN if not options else _NAMED if properties is None else Terms(given is not None, wanted=properties)
+    add(space, branch, written, (head, body), terms)
     return message_id
 
 

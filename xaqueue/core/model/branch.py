@@ -291,9 +291,7 @@ class Branch:
     @property
     def needs_list(self) -> bool:
         """Whether its blocks alone do not say what it does."""
-        if len(self.blocks) > 1 or self.blocks[0].shared is not None:
-            return True
-        return bool(self.riders) and any(one.listed() for one in self.riders)
+        return len(self.blocks) > 1 or self.blocks[0].shared is not None or any(one.listed() for one in self.riders)
 
     @property
     def is_for_operator(self) -> bool:
@@ -302,10 +300,7 @@ class Branch:
     @property
     def decided(self) -> State | None:
         """An operator's recorded decision, on its way: what the verbs answer from now on."""
-        for rider in self.riders:
-            if rider.decided is not None:
-                return rider.decided
-        return None
+        return next(filter(None, [rider.decided for rider in self.riders]), None)
 
     @property
     def damage(self) -> Sequence[str]:
