@@ -74,8 +74,10 @@ class QueueIndex(DeliveryOrder):
                 entry = None
         elif correlation is not None:
             entry = self._first_correlated(now, correlation, passed, holder)
+        elif not self.lines.by_name or self._lines_are_clear(now):
+            entry = self._first(now, holder)
         else:
-            entry = self._first(now, holder) if self._lines_are_clear(now) else None
+            entry = None
         if entry is not None:
             entry.locked = True
             self.locked += 1
@@ -87,12 +89,10 @@ class QueueIndex(DeliveryOrder):
 
     def _lines_are_clear(self, now: int) -> bool:
         """Whether nothing that is to leave stands in a line: it might hold back what comes up before it."""
-        if self.lines.by_name:
-            if self.is_to_be_searched:
-                self.find_exhausted()
-            if self._expiring:
-                self.find_expired(now, len(self.expired) + SKIPPED)
-                self.is_unfinished = bool(self._expiring) and self._expiring[0][0] <= now
+        if self.is_to_be_searched:
+            self.find_exhausted()
+        self.find_expired(now, len(self.expired) + SKIPPED)
+        self.is_unfinished = bool(self._expiring) and self._expiring[0][0] <= now
         return not self.is_unfinished
 
     def find_expired(self, now: int, limit: int) -> None:
