@@ -70,7 +70,7 @@ NOTICED: dict[str, tuple[Callable[[str], None], str]] = {
     "_sync_directories: names root": (power_loss, "first in a bare directory: one_phase"),
     "_publish: content watermark": (next_owner, "put: one_phase"),
     "_publish: names queue": (numbers_go_on, "watermark lost: takes one_phase"),
-    "write_anew: content block": (kill_then_power_loss, "put: prepared"),
+    "rewrite: content block": (kill_then_power_loss, "put: prepared"),
     "_harden: content block": (raised_level, "puts in new queues: prepared"),
     "_harden: content first block": (raised_level, "put: prepared"),
 }

@@ -113,7 +113,7 @@ def give_up(fs: FileSystem, segment_bytes: int) -> Salvaged:
             if fs.exists(name):
                 quarantine.move(fs, name, "a file where a directory should be", time.time_ns() // 1000)
             fs.make_dir(name)
-    notes = redo.replay(fs, readable.records, KINDS, anew=True, without_lost=True)
+    notes = redo.replay(fs, readable.records, KINDS, rewrites=True, without_lost=True)
     fs.sync_all()
     for name in readable.unused:
         fs.unlink(f"{JOURNAL}/{name}")

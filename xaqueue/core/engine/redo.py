@@ -139,12 +139,12 @@ def replay(
     records: Sequence[Record],
     kinds: RecordKinds,
     *,
-    anew: bool = False,
+    rewrites: bool = False,
     without_lost: bool = False,
 ) -> list[str]:
     """Makes the directories what the records say; the caller syncs it all. Returns what is worth a note.
 
-    anew: content is written again where it stands already, which may be in memory only, whatever a sync says.
+    rewrites: content is written again where it stands already, which may be in memory only, whatever a sync says.
     without_lost: what is found nowhere is given up. Raises OSError, and else JournalDamaged, with nothing changed.
     """
     wanted, highest = _wanted(fs, records, kinds)
@@ -164,7 +164,7 @@ def replay(
     stands: dict[tuple[bytes, int], str] = {}
     for path, want in wanted.items():
         if isinstance(want, Content):
-            _make(fs, path, want, anew, stands.setdefault((want.head, want.when_us), path))
+            _make(fs, path, want, rewrites, stands.setdefault((want.head, want.when_us), path))
     for path, want in wanted.items():
         if want is None:
             _remove(fs, path)
@@ -254,19 +254,19 @@ def _remove(fs: FileSystem, path: str) -> None:
             _clear(fs, path)
 
 
-def _make(fs: FileSystem, path: str, content: Content, anew: bool, first: str) -> None:
+def _make(fs: FileSystem, path: str, content: Content, rewrites: bool, first: str) -> None:
     """Puts the content there, unless it is there. first: where it was made before, if that is not this path."""
     data = read(fs, path)
     stands = len(data) == len(content.head) + len(content.body) and data == content.head + bytes(content.body)
     if not stands:
         _clear(fs, path)
-    if (anew or not stands) and not (first is not path and _link_anew(fs, first, path)):
-        write_anew(fs, path, [data] if stands else [content.head, bytes(content.body)], stands)
+    if (rewrites or not stands) and not (first is not path and _relink(fs, first, path)):
+        rewrite(fs, path, [data] if stands else [content.head, bytes(content.body)], stands)
     if content.when_us:
         fs.set_modified_ns(path, content.when_us * 1000)
 
 
-def _link_anew(fs: FileSystem, first: str, path: str) -> bool:
+def _relink(fs: FileSystem, first: str, path: str) -> bool:
     """Whether what stands there is only another name of the first from now on."""
     making = f"{layout.ACTIVE}/{MAKING}"
     try:
@@ -280,7 +280,7 @@ def _link_anew(fs: FileSystem, first: str, path: str) -> bool:
     return True
 
 
-def write_anew(
+def rewrite(
     fs: FileSystem,
     path: str,
     chunks: Sequence[bytes],

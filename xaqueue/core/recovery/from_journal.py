@@ -87,7 +87,7 @@ def open_journal(
             journal.clock = clock
     notes: list[str] = []
     if records:
-        notes += redo.replay(fs, records, kinds, anew=suspect)
+        notes += redo.replay(fs, records, kinds, rewrites=suspect)
         fs.sync_all()
     if journal.position or suspect or hardening.journal:
         carried = [checkpoint_entry(begun), time_entry(clock())] if keeps else []

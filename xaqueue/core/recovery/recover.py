@@ -140,7 +140,7 @@ class _Recovery:
         paths += [path for kind in self.kinds for path in kind.hardened(self.space)]
         if self.suspect:  # with a journal they were replayed, or checked off before
             for path in paths:
-                redo.write_anew(self.fs, path, [self.fs.read(path)], harden=self.space.log.sync_contents)
+                redo.rewrite(self.fs, path, [self.fs.read(path)], harden=self.space.log.sync_contents)
         else:
             self.space.log.sync_contents(paths)
         self._sync_directories()
