@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -16,12 +16,13 @@ from support import crash_level
 from support.crash_level import CYCLING, FILLING, LAGGING, STRICT, Level, level_of
 from support.failing_disk import FailingFileSystem
 from support.forgetful import ForgetfulFileSystem, Tree
-from xaqueue.core.engine import heuristics, journal_log, timeouts
+from xaqueue.core.engine import commit, directory_log, heuristics, journal_log, timeouts
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import definitions, layout
 from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.owner import definitions_file
 from xaqueue.core.storage.ids import _fresh as fresh
+from xaqueue.features.batches import batch_steps
 from xaqueue.features.counters import counters
 from xaqueue.features.dedup import dedup
 from xaqueue.features.kinds import KINDS
@@ -198,6 +199,16 @@ def end_idle(space: Space, now_s: float) -> int:
 def large(size_bytes: int | None) -> Any:
     """From this size on a branch is in files before its record is; None: as it is."""
     return nullcontext() if size_bytes is None else mock.patch.object(journal_log, "KEPT_BYTES", size_bytes)
+
+
+@contextmanager
+def small_steps(is_so: bool) -> Iterator[None]:
+    """A step moves a file or two, so that few are many."""
+    with ExitStack() as stack:
+        for place, name in ((commit, "STEP_FILES"), (directory_log, "STEP_FILES"), (batch_steps, "STEP_BLOCKS")):
+            if is_so:
+                stack.enter_context(mock.patch.object(place, name, 1))
+        yield
 
 
 def ids(dice: random.Random) -> mock._patch[Callable[[int], bytes]]:

@@ -241,6 +241,7 @@ MUTANTS: Sequence[Mutant] = (
     dropped("features.retries.tries.return_untried", None, Leases, Retries),
     dropped("features.leases.leases._hand_over_locked", None, Leases),
     dropped("features.retries.moving.reject", None, Leases, Retries),
+    dropped("core.engine.timeouts.expire", 1),
     dropped("features.ages.ages.Ages.strike", True, Ages),
     dropped("features.ages.ages.Ages._end_of", 1, Ages),
     dropped("features.pair.pair_fs.retire", None, Takeovers, levels=JOURNALS),

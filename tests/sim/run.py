@@ -51,7 +51,11 @@ def play(seed: int, steps: Sequence[int] | None = None, kinds: Sequence[type[Rul
     excluded = tuple(kind for each in drawn for kind in each.excludes)
     rules = [each for each in drawn if any(map(each.holds_at, doors.LEVELS)) and not isinstance(each, excluded)]
     doors.forget_ids()
-    with doors.ids(dice(seed, "ids")), doors.large(dice(seed, "large").choice((None, None, 1000, 5000))):
+    with (
+        doors.ids(dice(seed, "ids")),
+        doors.large(dice(seed, "large").choice((None, None, 1000, 5000))),
+        doors.small_steps(dice(seed, "steps").random() < 0.3),
+    ):
         world = World(seed, Model(tuple(rules), doors.NOON_US))
         with mock.patch("time.monotonic", world.monotonic):
             try:
