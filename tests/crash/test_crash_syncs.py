@@ -97,7 +97,7 @@ REDUNDANT = {
 ELSEWHERE = {
     "append: content operators.log": "test_operators",
     "append: names root": "test_operators",
-    "_sync_directories: names batches": "test_crash_batch",
+    "_sync_directories: names batches": "sim.mutants",
     "_sync_directories: names streams": "test_crash_streams",
 }
 """Kinds that another module has in its tables."""

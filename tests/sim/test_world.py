@@ -6,14 +6,21 @@ same, so that nobody's change fails by a world that another one would have met: 
 
 from __future__ import annotations
 
+import itertools
 import os
 from unittest import mock
 
 import pytest
 
 from sim import doors, run
-from sim.mutants import MUTANTS, Mutant, Struck
-from support.crash_level import STRICT
+from sim.mutants import BY_FEATURES, MUTANTS, REDUNDANT, Mutant, Struck
+from sim.rules.batches import Batches
+from sim.rules.counts import Counts
+from sim.rules.delays import Delays
+from sim.rules.restores import Restores
+from sim.rules.streams import Streams
+from support.careless_log import careless
+from support.crash_level import CYCLING, STRICT
 from support.forgetful import ForgetfulFileSystem
 
 PARTS = 6
@@ -45,6 +52,18 @@ def test_every_mutant_is_of_this_product(mutant: Mutant) -> None:
     """What each leaves out is there, by its name. Whether it is found takes long: ``tox -e mutants``."""
     with mutant.wrong(Struck()):
         run.failure_of(1, [0])
+
+
+def test_every_sync_of_a_feature_is_left_out_by_a_mutant_or_is_said_to_be_redundant(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with careless(monkeypatch) as care:
+        for seed, levels in itertools.product(range(1, 4), ((STRICT,), (CYCLING,))):
+            with mock.patch.object(doors, "LEVELS", levels):
+                run.failure_of(seed, None, (Batches, Streams, Delays, Counts, Restores))
+    own = {kind for kind in care.asked if kind.startswith(BY_FEATURES) or "batch" in kind or "stream" in kind}
+    assert own
+    assert own <= {one.name.removeprefix("left out: ") for one in MUTANTS} | REDUNDANT.keys()
 
 
 def test_a_failure_gets_short_and_says_how_it_is_played_again() -> None:

@@ -7,15 +7,13 @@ what it was made from is known with it, so that no other one is ever taken for i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 
-from support.crash_cases import GIVEN
-from support.crash_level import Level, follow, open_space, ready
+from support.crash_level import Level, follow, open_space
 from support.crash_story import FRESH, Became, Contents, Put, Take, do, look, message_id, shown, xid_of
-from support.forgetful import ForgetfulFileSystem, Tree
+from support.forgetful import Tree
 from xaqueue.batch import ONE_SPACE, Batch, BatchDecision, Plan
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
@@ -72,8 +70,6 @@ class Promise:
     shown: dict[tuple[str, int], int] = field(default_factory=dict)
     highest: dict[str, int] = field(default_factory=dict)
     """By queue, the highest number that was ever seen: no later message gets it."""
-    first_call: int | None = None
-    """Of the decision."""
 
     def key(self) -> object:
         numbers = tuple(sorted(self.shown.items())), tuple(sorted(self.highest.items()))
@@ -90,39 +86,11 @@ def prepare(session: Session, branch: Xid, work: tuple[Put | Take, ...], level: 
     follow(session.space, level, "prepare")
 
 
-Watch = Callable[[ForgetfulFileSystem, Promise], object]
-
-
-def play(
-    level: Level, *, undo: bool = False, watch: Watch = lambda fs, promise: None
-) -> tuple[ForgetfulFileSystem, Promise]:
-    """Plays it to its end and a clean close. undo: the batch is rolled back and not committed. watch: is called before
-    each call that changes or syncs something.
-    """
-    fs, promise = ready(GIVEN, level).open(), Promise()
-    fs.before_call = lambda: watch(fs, promise)
-    space = open_space(fs, level, goes_on=True)
-    _tell(space, level, promise, undo=undo)
-    fs.before_call = lambda: None
-    show(fs.tree_after_kill(), promise)
-    return fs, promise
-
-
 def show(killed: Tree, promise: Promise) -> None:
     """Notes what a reader sees in this tree and nobody takes."""
     taken = {(each.queue, each.message) for work in LISTED.values() for each in work if isinstance(each, Take)}
     taken.update(CONSUMED)
     promise.shown = {place: seq for place, seq in shown(killed).items() if place not in taken}
-
-
-def _tell(space: Space, level: Level, promise: Promise, *, undo: bool) -> None:
-    session = prepared(space, level, promise)
-    promise.first_call = _calls(space)
-    decide(session, promise, undo=undo)
-    follow(space, level, "rollback" if undo else "commit")
-    if not undo:
-        _consume(session, level, promise)
-    space.close()
 
 
 def prepared(space: Space, level: Level, promise: Promise) -> Session:
@@ -148,44 +116,6 @@ def decide(session: Session, promise: Promise, *, undo: bool) -> None:
         assert (seen.contents, seen.listed) == (DECIDED, {BESIDE: Became.IN_DOUBT})
         promise.highest = {queue: seq for (queue, _), seq in sorted(seen.seqs.items(), key=lambda item: item[1])}
     promise.decided = not undo
-
-
-def _consume(session: Session, level: Level, promise: Promise) -> None:
-    """One at a time: a list would have the next owner look into prepared/."""
-    for place in CONSUMED:
-        promise.asked += 1
-        session.start(CONSUMER)
-        do(session, Take(*place))
-        session.end(CONSUMER)
-        session.commit(CONSUMER, Flag.ONEPHASE)
-        follow(session.space, level, "one-phase")
-        promise.consumed += 1
-
-
-def _calls(space: Space) -> int:
-    fs = space.fs
-    assert isinstance(fs, ForgetfulFileSystem)
-    return fs.calls
-
-
-def crashes(
-    level: Level, every: int = 1, *, undo: bool = False, forward: bool = False
-) -> Iterator[tuple[ForgetfulFileSystem, Promise]]:
-    """What a crash leaves before each call from that of the decision on, or one in so many; and at the end.
-
-    forward: otherwise the end comes first.
-    """
-    left: list[tuple[ForgetfulFileSystem, Promise]] = []
-
-    def watch(fs: ForgetfulFileSystem, promise: Promise) -> None:
-        if promise.first_call is not None:
-            left.append((fs.copy(), replace(promise)))
-
-    whole = play(level, undo=undo, watch=watch)
-    some = [*left, whole][::-every]
-    for fs, promise in reversed(some) if forward else some:
-        show(fs.tree_after_kill(), promise)
-        yield fs, promise
 
 
 def judge(tree: Tree, promise: Promise, level: Level) -> None:

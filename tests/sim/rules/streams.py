@@ -65,6 +65,7 @@ class Streams(Rules):
             mine.archived = mine.archived + [one.number for one in there if one.seq <= upto] * archives
             model.known = [one for one in model.known if one.queue != "feed" or one.seq > upto]
 
+        world.strike()
         world.attempt(lambda: session.consume("feed", stream, upto, archives), effect)
 
     def release(self, world: World) -> None:
@@ -75,6 +76,7 @@ class Streams(Rules):
         assert (found is not None) == bool(self.stream)
 
     def clear(self, world: World) -> None:
+        world.strike()
         world.attempt(lambda: in_the_background(world, doors.clear))
         world.look()
 
