@@ -30,7 +30,7 @@ from support.crash_level import (
     open_space,
 )
 from support.crash_story import Act, End, Put, perform, play, xid_of
-from support.crash_ways import go_on
+from support.crash_ways import go_on, judge_cut_off
 from support.forgetful import ForgetfulFileSystem, Tree
 from xaqueue.core.engine.state import Space
 from xaqueue.core.storage.journal import SMALLEST_SEGMENT_BYTES
@@ -55,6 +55,19 @@ def test_the_power_goes_after_a_fence_and_an_open(name: str, level: Level, numbe
             return
         at = fs.calls
         go_on(jury, fs, record, "commit", End.ONE_PHASE)
+
+
+@pytest.mark.parametrize("level", [LAGGING, MOVING, CYCLING, STRICT] if FULL else [LAGGING, MOVING], ids=str)
+@pytest.mark.parametrize("name", ["put and take: one_phase", "several: two_phase"])
+def test_the_power_goes_within_the_open_after_a_fence(name: str, level: Level) -> None:
+    """After every sync of the story, and at every call of that opening, which reads what no disk may have."""
+    jury, at = Jury(STORIES[name], level), play(STORIES[name], level)[1].first_call
+    while True:
+        fs, record = play(STORIES[name], level, fail_after=at, fail_number=errno.EIO)
+        if not fs.failed:
+            return
+        at = fs.calls
+        judge_cut_off(jury, fs, record)
 
 
 def opened_after_failures(fs: ForgetfulFileSystem, level: Level, more: int) -> bool:

@@ -131,7 +131,7 @@ class CommittedCheck:
         except DamagedBlock as damage:
             yield damaged(path, str(damage))
             return
-        if message_name.known_tags(tags) != wanted:
+        if known_tags(tags) != wanted:
             right = f"{name[: message_name.PLAIN_NAME]}{wanted}"
             yield broken(path, f"its name does not say what its head says: rename it to {right} while nobody uses it")
         self.highest[queue] = max(self.highest.get(queue, 0), seq)
@@ -199,3 +199,8 @@ class CommittedCheck:
             yield leftover(path, "is missing or empty: the queue's first commit was on its way; made anew")
         else:
             yield note(path, "is missing or empty: the queue's first message never came; its next one makes it")
+
+
+def known_tags(tags: str) -> str:
+    """Of the tags in the name of a message those that this version knows."""
+    return "".join(f".{tag}" for tag in tags.split(".") if tag[:1] in message_name.TAGS)

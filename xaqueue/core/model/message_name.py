@@ -122,11 +122,6 @@ def read_tags(tags: str) -> Tags:
     )
 
 
-def known_tags(tags: str) -> str:
-    """Those of them that this version knows."""
-    return "".join(f".{tag}" for tag in tags.split(".") if tag[:1] in TAGS)
-
-
 def parse(name: str) -> tuple[int, MessageId, str] | None:
     """Number, id and tags of a message by the name of its file; None for any other name."""
     match = _NAME.fullmatch(name)

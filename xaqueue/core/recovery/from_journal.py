@@ -75,7 +75,7 @@ def open_journal(
     journal = Journal(fs, layout.JOURNAL, segment_bytes=size, is_valid=change.is_valid, used=used, epoch=epoch)
     records, steps = journal.replay, [*filter(_is_local, journal.covered), *journal.replay]
     check_end(fs, records, journal.position)
-    journal.harden()
+    journal.harden(rewrites=suspect)
     begun = journal.position  # 0 where there is none
     if keeps:
         redo.make_dirs(fs, keeping.kept_in)

@@ -37,6 +37,7 @@ from xaqueue.core.storage.journal_format import (
     record_of,
 )
 from xaqueue.core.storage.journal_reader import look
+from xaqueue.core.storage.reserve import PIECE_BYTES
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 """Default size of a segment."""
@@ -118,11 +119,15 @@ class Journal:
         self.kept = ""
         """The directory into which segments go that nothing needs any more; empty where they are used again."""
 
-    def harden(self) -> None:
+    def harden(self, *, rewrites: bool = False) -> None:
         """What was read is on disk, and so is every name: after a kill both may be in memory only, and nobody acts on
-        that, as by removing the segments that a newer one covers. Raises OSError."""
+        that, as by removing the segments that a newer one covers. rewrites: what no checkpoint covers is overwritten
+        with itself before, since a sync that failed may have let go of it. Raises OSError."""
         for segment in self._segments:
-            self._sync(self._path(segment.name))
+            path, end = self._path(segment.name), min(segment.end, self.position) - segment.start
+            for offset in range(max(0, self.checkpoint - segment.start), end if rewrites else 0, PIECE_BYTES):
+                self._fs.write_at(path, offset, [self._fs.read(path, min(PIECE_BYTES, end - offset), offset)])
+            self._sync(path)
         if self._segments:
             synced(self._fs.sync_dir, self._directory)
 

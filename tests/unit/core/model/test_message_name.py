@@ -14,7 +14,6 @@ from xaqueue.core.model.message_name import (
     Tags,
     correlation_hash,
     hash_of,
-    known_tags,
     parse,
     parse_plain,
     parse_seq,
@@ -23,6 +22,7 @@ from xaqueue.core.model.message_name import (
 )
 from xaqueue.errors import DamagedBlock
 from xaqueue.message import DEFAULT_PRIORITY, MOST_TRIES, MessageId, Properties
+from xaqueue.offline.check_committed import known_tags
 
 SEQ, ID = "0000000000000abc", "00112233445566778899aabbccddeeff"
 PLAIN = f"{SEQ}.{ID}"
