@@ -35,10 +35,10 @@ class DeferringCommit(JournalCommit):
     ) -> Any:
         owner = self._owner
         if (
-            late or (branch is not None and owner.definitions.has_unsynced and not self._waits(branch))
+            late or (owner.definitions.has_unsynced and branch is not None and not self._waits(branch))
         ) and owner.serving:
             return self.perform_late(plan, publish)
-        return super().perform(plan, publish)
+        return JournalCommit.perform(self, plan, publish)
 
     def _waits(self, branch: Branch) -> bool:
         """Whether its steps wait for their syncs: not where all its queues say so. What has a rule for its xid does,
