@@ -12,7 +12,7 @@ from typing import Any
 from xaqueue.carried import CarriedChange
 from xaqueue.errors import ConnectionLost, Error, ProtocolError, ResourceFailed, RolledBack
 from xaqueue.tm import awaiting, driver, guard, last_resource
-from xaqueue.tm.driver import Dialect
+from xaqueue.tm.driver import Abilities, Dialect
 from xaqueue.tm.guard import Guard, TransactionEnded
 from xaqueue.tm.last_resource import DecisionRow
 from xaqueue.tm.participant import ConnectionSource
@@ -44,9 +44,10 @@ def enlist(source: ConnectionSource, gtrid: bytes) -> EnlistedBranch:
 
 
 def _enlist_on(connection: Any, source: ConnectionSource, gtrid: bytes) -> EnlistedBranch:
-    awaiting.check_usable(connection, source.name)
-    kind = EnlistedBranch if driver.has_two_phases(connection) else PlainBranch
-    return kind(source, connection, gtrid)
+    can = source.abilities(connection)
+    if not can.is_ours:
+        awaiting.check_usable(connection, source.name)
+    return (EnlistedBranch if can.has_two_phases else PlainBranch)(source, connection, gtrid, can)
 
 
 class EnlistedBranch:
@@ -57,45 +58,57 @@ class EnlistedBranch:
     """
 
     has_two_phases = True
+    error: Exception | None = None
+    """The first thing that went wrong."""
+    failed_at = 0.0
+    """When that was."""
+    _is_usable = True
+    _interrupted = False
+    _is_interrupting = False
+    """Whether a thread is at it now."""
+    _asked = False
+    """Whether it may be prepared."""
+    is_deferred = False
+    carrier = ""
+    """The database that is to carry its work, instead of a prepare."""
+    carried: CarriedChange | None = None
+    """What it carries."""
+    commits_alone = False
+    """Whether it may be committed without a decision of anybody else."""
 
-    def __init__(self, source: ConnectionSource, connection: Any, gtrid: bytes) -> None:
+    def __init__(self, source: ConnectionSource, connection: Any, gtrid: bytes, can: Abilities) -> None:
         self.source = source
         self.name = source.name
         self.connection = connection
         self.gtrid = gtrid
-        self.error: Exception | None = None
-        """The first thing that went wrong."""
-        self.failed_at = 0.0
-        """When that was."""
-        self.sort_key = source.sort_key(connection)
-        self.is_parallel = source.is_parallel(connection)
-        self.may_decide = source.may_decide and driver.takes_sql(connection)
+        self.can = can
+        self.may_decide = source.may_decide and can.takes_sql
         """Whether its own commit may decide for all."""
-        self._tells = driver.offers(connection, "outcome")
-        self._is_usable = True
-        self._interrupted = False
-        self._is_interrupting = False
-        """Whether a thread is at it now."""
-        self._asked = False
-        """Whether it may be prepared."""
-        self.is_deferred = False
-        self.can_carry = (
-            self.may_decide and source.may_carry and driver.dialect_of(connection) in last_resource.CARRYING
-        )
-        """Whether it may take the work of a queue with its own."""
-        self.can_be_carried = driver.can_be_carried(connection)
-        self.carrier = ""
-        """The database that is to carry its work, instead of a prepare."""
-        self.carried: CarriedChange | None = None
-        """What it carries."""
-        self.commits_alone = False
-        """Whether it may be committed without a decision of anybody else."""
+        self._tells = can.has_two_phases and driver.offers(connection, "outcome")
+        """Of one without two phases nobody is asked: its row tells."""
         self._begin()
 
     def _begin(self) -> None:
         self.connection.tpc_begin(driver.xid_on(self.connection, self.gtrid, self.name))
-        if driver.takes_sql(self.connection):
+        if self.can.takes_sql:
             guard.mark(self.connection)
+
+    @property
+    def sort_key(self) -> str:
+        return self.source.sort_key(self.connection)
+
+    @property
+    def is_parallel(self) -> bool:
+        return self.source.is_parallel(self.can)
+
+    @property
+    def can_carry(self) -> bool:
+        """Whether it may take the work of a queue with its own."""
+        return self.may_decide and self.source.may_carry and self.can.dialect in last_resource.CARRYING
+
+    @property
+    def can_be_carried(self) -> bool:
+        return driver.can_be_carried(self.connection)
 
     def lend(self) -> Any:
         """What the transaction's user works on. Raises ProtocolError where they have ended its transaction."""
@@ -109,7 +122,7 @@ class EnlistedBranch:
 
     def check_begun(self) -> None:
         """Raises ProtocolError where its transaction is known to be over, or can only be rolled back."""
-        if self.connection is not None and driver.has_ended(self.connection):
+        if not self.can.is_ours and self.connection is not None and driver.has_ended(self.connection):
             raise TransactionEnded(self.name)
 
     def prepare(self) -> Reply:
@@ -117,7 +130,7 @@ class EnlistedBranch:
         try:
             self._refuse_failed()
             self.check_begun()
-            if driver.takes_sql(self.connection) and not guard.is_marked(self.connection):
+            if self.can.takes_sql and not guard.is_marked(self.connection):
                 raise TransactionEnded(self.name)  # noqa: TRY301
             if self.carrier:
                 self.carried = self.connection.tpc_carry(self.carrier)
@@ -282,7 +295,7 @@ class EnlistedBranch:
     def release(self) -> None:
         """The transaction is over for this connection."""
         if self._is_usable and self.connection is not None:
-            self.source.return_connection(self.connection)
+            self.source.return_connection(self.connection, self.can)
             self.connection = None
         self.discard()
 
@@ -320,7 +333,7 @@ class EnlistedBranch:
             )
 
     def _in_failed(self) -> bool:
-        return self.connection is not None and driver.has_failed(self.connection)
+        return not self.can.is_ours and self.connection is not None and driver.has_failed(self.connection)
 
 
 class PlainBranch(EnlistedBranch):
@@ -329,10 +342,8 @@ class PlainBranch(EnlistedBranch):
     has_two_phases = False
 
     def _begin(self) -> None:
-        """Nobody is asked for its outcome: its row tells."""
-        self._tells = False
         self._guard: Guard | None = None
-        if driver.dialect_of(self.connection) is Dialect.SQLITE:
+        if self.can.dialect is Dialect.SQLITE:
             driver.sync_fully(self.connection)
 
     def lend(self) -> Any:

@@ -127,6 +127,8 @@ class Coordinator:
         """Why a participant could not be recovered at last, by name."""
         self._mutex = threading.Lock()
         self._counter = 0
+        self._named = str(Gtrid(log.node, log.epoch, 0))[:-16]
+        """What all names begin with that are given here."""
         self._live: dict[bytes, LiveTransaction] = {}
         self._finished: OrderedDict[bytes, Outcome] = OrderedDict()
         self._pool: ThreadPoolExecutor | None = None
@@ -143,19 +145,21 @@ class Coordinator:
                 raise InterfaceError("the transaction manager is closed: open it again")
             self.log.check()
             self._counter += 1
-            gtrid = bytes(Gtrid(self.log.node, self.log.epoch, self._counter))
+            gtrid = f"{self._named}{self._counter:016x}".encode("ascii")
             self._live[gtrid] = transaction
             return gtrid
 
-    def leave(self, gtrid: bytes, outcome: Outcome, unfinished: Iterable[str]) -> None:
+    def leave(self, gtrid: bytes, outcome: Outcome, unfinished: Collection[str]) -> None:
         """It is over for its thread; participants that did not finish are recovery's from here on."""
         with self._mutex:
             self._live.pop(gtrid, None)
             self._remember(gtrid, outcome)
-            self._quiet.notify_all()
+            if self.is_closing:
+                self._quiet.notify_all()
             undecided = self._undecided.get(gtrid)
             asked = sorted(undecided.unasked) if undecided is not None else []
-        self.wake([*unfinished, *asked])
+        if asked or unfinished:
+            self.wake([*unfinished, *asked])
 
     @property
     def is_lone(self) -> bool:
@@ -213,13 +217,11 @@ class Coordinator:
         details: in the participants' words. deferred: those that have not hardened it. Raises DecisionLogError where a
         heuristic could not be recorded.
         """
-        noted = [
-            Heuristic(gtrid, name, decision, outcome, self.log.now_us(), details.get(name, ""))
-            for name, outcome in participants.items()
-            if outcome.is_heuristic
-        ]
-        for heuristic in noted:
-            self.log.note(heuristic)
+        noted: list[Heuristic] = []
+        for name, outcome in participants.items():
+            if outcome.is_heuristic:
+                noted.append(Heuristic(gtrid, name, decision, outcome, self.log.now_us(), details.get(name, "")))
+                self.log.note(noted[-1])
         for name, outcome in participants.items():
             if name in deferred and outcome is ParticipantOutcome.COMMITTED:
                 self.log.committed_deferred(gtrid, name)

@@ -12,16 +12,15 @@ import select
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from enum import Enum
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from xaqueue.connection import Connection
 from xaqueue.errors import ConnectionLost, Error, HeuristicOutcome, ResourceFailed, UnknownXid
 from xaqueue.spans import TracedConnection
 from xaqueue.tm.gtrid import FORMAT_ID
 from xaqueue.tm.voting import Reply
-from xaqueue.xa import Code, Outcome
+from xaqueue.xa import Code, Outcome, TableKey
 
 UNDEFINED_OBJECT = "42704"
 """SQLSTATE of PostgreSQL for a prepared transaction that is not there."""
@@ -37,7 +36,7 @@ IDLE, IN_ERROR = 0, 3
 """libpq's PQTRANS_IDLE, no transaction is open, and PQTRANS_INERROR: one has failed, and can only be rolled back."""
 
 
-class Dialect(Enum):
+class Dialect(TableKey):
     """A database's, as far as its statements differ here."""
 
     POSTGRESQL = "postgresql"
@@ -83,6 +82,26 @@ def dialect_of(connection: Any) -> Dialect:
 @lru_cache(maxsize=256)
 def _dialect_of(kind: type) -> Dialect:
     return next((known for name in _packages(kind) if (known := _DIALECTS.get(name))), Dialect.OTHER)
+
+
+class Abilities(NamedTuple):
+    """What is the same of all connections that one function opens, and asked at each transaction."""
+
+    has_two_phases: bool
+    takes_sql: bool
+    dialect: Dialect
+    is_shared: bool
+    is_ours: bool
+
+
+def abilities_of(connection: Any) -> Abilities:
+    return Abilities(
+        has_two_phases(connection),
+        takes_sql(connection),
+        dialect_of(connection),
+        is_shared(connection),
+        isinstance(connection, Connection),
+    )
 
 
 def has_two_phases(connection: Any) -> bool:

@@ -19,6 +19,7 @@ from xaqueue.endpoint import MEMORY, is_url, parse
 from xaqueue.errors import InvalidArgument
 from xaqueue.tm import awaiting, driver, last_resource
 from xaqueue.tm.awaiting import AsyncLoop
+from xaqueue.tm.driver import Abilities
 from xaqueue.tm.gtrid import checked_name
 
 _WANTED = "give a function that opens one, as lambda: sqlite3.connect('shop.db')"
@@ -81,7 +82,8 @@ class ConnectionSource:
         self.may_carry = may_decide and may_carry
         self.loop = loop or AsyncLoop()
         self._mutex = threading.Lock()
-        self._idle: list[tuple[float, Any]] = []
+        self._abilities: dict[tuple[type, type], Abilities] = {}
+        self._idle: list[tuple[float, Any, Abilities]] = []
         """Each with the time since when it is kept, by the monotonic clock; the longest kept first."""
         self.interruptions = threading.BoundedSemaphore(INTERRUPTIONS)
         self._closed = False
@@ -112,21 +114,32 @@ class ConnectionSource:
         finally:
             driver.close(connection)
 
+    def abilities(self, connection: Any) -> Abilities:
+        kinds = type(connection), driver.kind_of(connection)
+        found = self._abilities.get(kinds)
+        if found is None:
+            found = self._abilities[kinds] = driver.abilities_of(connection)
+        return found
+
+    def _is_at_rest(self, connection: Any, can: Abilities) -> bool:
+        """Whether it may wait for the next transaction, and whether it still is as it was then."""
+        return not connection.in_transaction if can.is_ours else driver.is_at_rest(connection)
+
     def take_idle(self) -> Any | None:
         """One that was kept and looks usable; None without one."""
         while True:
             with self._mutex:
                 if not self._idle:
                     return None
-                since, connection = self._idle.pop()
+                since, connection, can = self._idle.pop()
             is_fresh = time.monotonic() - since < KEPT_S
-            if is_fresh and driver.is_at_rest(connection) and not driver.is_left(connection):
+            if is_fresh and self._is_at_rest(connection, can) and (can.is_ours or not driver.is_left(connection)):
                 if awaiting.is_of_tasks(connection):
                     return connection
                 return self.loop.adapted(connection, self.name, is_async=False)
             driver.close(connection)
 
-    def return_connection(self, connection: Any) -> None:
+    def return_connection(self, connection: Any, can: Abilities | None = None) -> None:
         """Keeps it for the next, where it is outside of any transaction; the one that was kept longest goes for it.
 
         Not those of sqlite3, though a new one syncs a directory with its first commit: they are their thread's, a
@@ -134,22 +147,23 @@ class ConnectionSource:
         replaced or deleted, or its process forked, meanwhile.
         """
         connection = awaiting.plain(connection)
-        is_of_its_thread = not (driver.has_two_phases(connection) or driver.is_shared(connection))
-        if is_of_its_thread or not driver.is_at_rest(connection):
+        can = can or self.abilities(connection)
+        if not (can.has_two_phases or can.is_shared) or not self._is_at_rest(connection, can):
             driver.close(connection)
             return
+        gone: list[Any] = []
         with self._mutex:
-            kept = [*self._idle, (time.monotonic(), connection)]
-            too_many = max(0, len(kept) - (0 if self._closed else self.participant.idle))
-            gone, self._idle = kept[:too_many], kept[too_many:]
-        for _, dropped in gone:
+            self._idle.append((time.monotonic(), connection, can))
+            while len(self._idle) > (0 if self._closed else self.participant.idle):
+                gone.append(self._idle.pop(0)[1])
+        for dropped in gone:
             driver.close(dropped)
 
     def drop_idle(self) -> None:
         """One connection was lost: its siblings most likely are, too."""
         with self._mutex:
             dropped, self._idle = self._idle, []
-        for _, connection in dropped:
+        for _, connection, _ in dropped:
             driver.close(connection)
 
     def close(self) -> None:
@@ -162,10 +176,10 @@ class ConnectionSource:
         own = getattr(connection, "sortKey", None)
         return str(own()) if callable(own) else self.name
 
-    def is_parallel(self, connection: Any) -> bool:
-        """Whether another thread may work on it while this one waits; never on one without two phases."""
+    def is_parallel(self, can: Abilities) -> bool:
+        """Whether another thread may work on one while this one waits; never on one without two phases."""
         given = self.participant.parallel
-        return driver.has_two_phases(connection) and (driver.is_shared(connection) if given is None else given)
+        return can.has_two_phases and (can.is_shared if given is None else given)
 
 
 def sources(

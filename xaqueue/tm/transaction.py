@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import Enum
 from functools import partial
 from types import TracebackType
@@ -294,18 +294,14 @@ class Transaction:
 
     def _perform_at_each(self, command: Command) -> Replies:
         """Side by side where the participants allow it."""
-        before, verb, after = _VERBS[command.verb]
-
-        def call(name: str) -> Reply:
-            self._coordinator.step(before, self.gtrid, name)
-            reply = verb(self._branches[name])
-            self._coordinator.step(after, self.gtrid, name)
-            return reply
-
-        if self._async is not None and len(command.names) > 1 and self._are_parallel(command.names):
+        call = partial(self._perform_at, *_VERBS[command.verb])
+        if len(command.names) == 1:
+            return {command.names[0]: call(command.names[0])}
+        are_parallel = self._are_parallel(command.names)
+        if self._async is not None and are_parallel:
             calls = [partial(call, name) for name in command.names]
             return dict(zip(command.names, self._coordinator.loop.side_by_side(calls), strict=True))
-        others = command.names[1:] if self._are_parallel(command.names) else ()
+        others = command.names[1:] if are_parallel else ()
         lent = {name: self._coordinator.lend(call, name) for name in others}
         futures = {name: future for name, future in lent.items() if future is not None}
         try:
@@ -314,6 +310,14 @@ class Transaction:
             for future in futures.values():
                 future.exception()  # it is over, however it ended
         return replies | {name: future.result() for name, future in futures.items()}
+
+    def _perform_at(
+        self, before: TraceStep, verb: Callable[[EnlistedBranch], Reply], after: TraceStep, name: str
+    ) -> Reply:
+        self._coordinator.step(before, self.gtrid, name)
+        reply = verb(self._branches[name])
+        self._coordinator.step(after, self.gtrid, name)
+        return reply
 
     def _decide(self, command: Command) -> Reply:
         if self._is_expired():
@@ -383,16 +387,17 @@ class Transaction:
 
     def _conclude(self, result: TransactionResult, wanted: Outcome) -> None:
         self._outcomes = dict(result.participants)
-        details = {name: str(one.error) for name, one in self._branches.items() if one.error is not None}
+        is_heuristic = any(one.is_heuristic for one in self._outcomes.values())
         unrecorded: Exception | None = None
         try:
             if result.outcome in (Outcome.COMMITTED, Outcome.ROLLED_BACK):
                 deferred = [name for name, branch in self._branches.items() if branch.is_deferred]
-                settle = partial(self._coordinator.settle, self.gtrid, result.outcome, result.participants, details)
-                if any(one.is_heuristic for one in result.participants.values()):
-                    self._coordinator.loop.in_thread(partial(settle, deferred), must_end=True)
+                settle = partial(self._coordinator.settle, self.gtrid, result.outcome, result.participants)
+                if is_heuristic:
+                    details = {name: str(one.error) for name, one in self._branches.items() if one.error is not None}
+                    self._coordinator.loop.in_thread(partial(settle, details, deferred), must_end=True)
                 else:
-                    settle(deferred)
+                    settle({}, deferred)
         except (DecisionLogError, RetryLater) as failed:  # it is not acknowledged either, so recovery notes it again
             unrecorded = failed
         except BaseException:
@@ -411,9 +416,10 @@ class Transaction:
             for _, branch in left:
                 branch.discard()
             self._leave(result.outcome, self.pending if unrecorded is None else self._branches)
-        self._raise_for(result, wanted, unrecorded)
+        if is_heuristic or result.outcome is not wanted:
+            self._raise_for(result, wanted, unrecorded)
 
-    def _leave(self, outcome: Outcome, unfinished: Iterable[str]) -> None:
+    def _leave(self, outcome: Outcome, unfinished: Collection[str]) -> None:
         self._phase = _Phase.OVER
         self._coordinator.leave(self.gtrid, outcome, unfinished)
 
@@ -442,7 +448,7 @@ class Transaction:
                 Xid(FORMAT_ID, self.gtrid, who.encode("ascii")),
             ) from cause
         if result.outcome is wanted:
-            return
+            return  # it did by itself what was decided
         if cause is None and self._is_expired():
             raise self.expired()
         cause = cause or self._coordinator.log.failure

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from xaqueue.xa import Code, Outcome
+from xaqueue.xa import Code, Outcome, TableKey
 
 Names = tuple[str, ...]
 
 
-class Reply(Enum):
+class Reply(TableKey):
     """What one participant said to one command, or the lack of it."""
 
     PREPARED = "prepared"
@@ -39,7 +38,7 @@ class Reply(Enum):
     HEUR_HAZARD = "perhaps finished by itself"
 
 
-class ParticipantOutcome(Enum):
+class ParticipantOutcome(TableKey):
     """What became of one participant's branch."""
 
     READ_ONLY = "read-only"
@@ -56,10 +55,13 @@ class ParticipantOutcome(Enum):
 
     @property
     def is_heuristic(self) -> bool:
-        return self.name.startswith("HEUR_")
+        return self in _BY_ITSELF
 
 
-class XaVerb(Enum):
+_BY_ITSELF = {one for one in ParticipantOutcome if one.name.startswith("HEUR_")}
+
+
+class XaVerb(TableKey):
     """What is to be done by, or on behalf of, participants, and what they may reply."""
 
     PREPARE = "prepare"
@@ -78,8 +80,7 @@ class XaVerb(Enum):
     """COMMITTED, ROLLED_BACK, PENDING (it is in doubt), UNKNOWN."""
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(NamedTuple):
     """A verb, for these participants. last: of COMMIT_LAST, whose commit decides."""
 
     verb: XaVerb
@@ -136,10 +137,14 @@ def commit(names: Sequence[str], last: str | None = None, *, is_parallel: bool =
         batch = tuple(waiting) if is_parallel else (waiting[0],)
         votes = yield Command(XaVerb.PREPARE, batch)
         waiting = waiting[len(batch) :]
-        prepared += [name for name in batch if votes[name] is Reply.PREPARED]
-        outcomes |= {name: ParticipantOutcome.READ_ONLY for name in batch if votes[name] is Reply.READ_ONLY}
-        outcomes |= {name: ParticipantOutcome.ROLLED_BACK for name in batch if votes[name] is Reply.REFUSED}
-        lost = [name for name in batch if votes[name] is Reply.LOST]
+        lost: list[str] = []
+        for name in batch:
+            if votes[name] is Reply.PREPARED:
+                prepared.append(name)
+            elif votes[name] is Reply.LOST:
+                lost.append(name)
+            else:
+                outcomes[name] = _UNPREPARED[votes[name]]
         if lost or ParticipantOutcome.ROLLED_BACK in outcomes.values():
             return (yield from roll_back((*prepared, *lost, *waiting), last, outcomes))
     if not prepared:
@@ -218,6 +223,10 @@ _AS_DECIDED = {
     Outcome.COMMITTED: ParticipantOutcome.COMMITTED,
     Outcome.ROLLED_BACK: ParticipantOutcome.ROLLED_BACK,
     Outcome.UNKNOWN: ParticipantOutcome.UNKNOWN,
+}
+_UNPREPARED = {
+    Reply.READ_ONLY: ParticipantOutcome.READ_ONLY,
+    Reply.REFUSED: ParticipantOutcome.ROLLED_BACK,
 }
 _HEURISTIC = (Reply.HEUR_COMMITTED, Reply.HEUR_ROLLED_BACK, Reply.HEUR_MIXED, Reply.HEUR_HAZARD)
 _OF_LAST = {
