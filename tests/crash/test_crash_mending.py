@@ -15,9 +15,7 @@ import pytest
 import xaqueue
 from support.harms import garbled, harmed, littered, replaceable, torn
 from xaqueue.core.model import layout
-from xaqueue.core.owner.record import Owner, format_owner
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
-from xaqueue.core.storage.fs import FileSystem, replace_file
 from xaqueue.errors import SpaceError
 from xaqueue.features.snapshots.restored import REMOVED
 from xaqueue.features.snapshots.restoring import restore
@@ -64,17 +62,11 @@ class OnDisk(Rehearsal):
 
     def __init__(self, root: Path, fs: Killed) -> None:
         super().__init__(root)
-        self.fs = fs
-
-    def files(self) -> FileSystem:
-        return self.fs
+        self._fs = fs  # type: ignore[assignment]
 
     @contextmanager
-    def held(self, *, keep_unsynced: bool = False) -> Iterator[FileSystem]:
-        yield self.fs
-
-    def write_owner(self, fs: FileSystem, owner: Owner) -> None:
-        replace_file(fs, layout.OWNER, format_owner(owner))
+    def _unchanged(self) -> Iterator[None]:
+        yield
 
 
 def salvaged(site: Site) -> None:
