@@ -109,10 +109,11 @@ def replaced(path: Path, kind: str) -> None:
 def closed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A space that was closed well, and has all that it may have."""
     root = littered(tmp_path_factory.mktemp("closed") / "space")
+    with xaqueue.connect(root) as connection:
+        connection.snapshot()  # before one is due, which nobody else can take meanwhile
     with (root / layout.QUEUES).open("a") as file:
         file.write("\n[snapshots]\npoint_in_time = true\n\n[replication]\n")
-    with xaqueue.connect(root) as connection:
-        connection.snapshot()
+    xaqueue.connect(root).close()
     assert {layout.RESERVE, COUNTERS, "snapshots", "removed"} <= {path.name for path in root.iterdir()}
     return root
 
