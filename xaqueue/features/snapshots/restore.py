@@ -235,13 +235,13 @@ class _Build:
     lives: list[str]
     source: str = field(init=False)
     newer: Newer = field(init=False)
-    told: dict[str, int] = field(init=False)
+    journal_numbers: dict[str, int] = field(init=False)
     """By queue the highest number that the journal gives, which the directories may be behind."""
 
     def __post_init__(self) -> None:
-        self.told = {}
+        self.journal_numbers = {}
         with suppress(SpaceError, OSError):
-            self.told = highest_numbers(look(self.fs, JOURNAL, change.is_valid).records)
+            self.journal_numbers = highest_numbers(look(self.fs, JOURNAL, change.is_valid).records)
         self.source = f"{SNAPSHOTS}/{self.found.number}"
         self.newer = Newer(self.fs, PLACE, self.kinds, is_whole=self.wanted.is_whole)
 
@@ -332,11 +332,11 @@ class _Build:
     def _queues(self) -> set[str]:
         """Those of the space as it is."""
         found = {name for one in listed(self.fs, layout.COMMITTED) if (name := layout.parse_queue_directory(one))}
-        return found | self.told.keys()
+        return found | self.journal_numbers.keys()
 
     def _numbers(self, queue: str) -> list[int]:
         ranges = [(number + 1) << layout.RANGE_BITS for number in ranges_in(self.fs, queue)]
-        return [self.told.get(queue, 0), *ranges]
+        return [self.journal_numbers.get(queue, 0), *ranges]
 
     def _bring_over(self, names: list[str], through: dict[str, int]) -> set[Xid]:
         """What came since, and the numbers of queues that came since. Returns the branches of which nobody can tell
