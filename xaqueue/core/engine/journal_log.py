@@ -27,11 +27,11 @@ from itertools import chain
 from xaqueue.core.engine import redo
 from xaqueue.core.engine.behind import Behind, Turn
 from xaqueue.core.engine.deferred import DeferringCommit
-from xaqueue.core.engine.log import Copying, Owner, Register
+from xaqueue.core.engine.log import HELD_BYTES, Copying, Owner, Register
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import Kind, split_block
 from xaqueue.core.model.block_files import make_twin, read_block
-from xaqueue.core.model.branch import Branch, Written
+from xaqueue.core.model.branch import Branch, State, Written
 from xaqueue.core.model.change import DROP, MOVE, PUT, Change, Moved, Op, entry_of, final_states
 from xaqueue.core.model.layout import ACTIVE, Watermark, block_path, numbered
 from xaqueue.core.model.queue import Queue
@@ -41,8 +41,10 @@ from xaqueue.core.storage.journal import Journal, checkpoint_entry
 from xaqueue.core.storage.journal_format import Entry
 from xaqueue.core.storage.scheduling import THREADS, Threads
 
-KEPT_BYTES = 1024 * 1024
+KEPT_BYTES = 8 * 1024 * 1024
 """How much of its blocks a branch keeps in memory, at most; the rest is written to active/."""
+ALL_KEPT_BYTES = 64 * 1024 * 1024
+"""The same of all branches that are not prepared. HELD_BYTES of each it may have in any case."""
 BLOCK_BYTES = 1024
 """More than a record holds of a block beside its message."""
 PENDING_BYTES = 32 * 1024 * 1024
@@ -86,6 +88,8 @@ class JournalLog(DeferringCommit):
         self.fs = fs
         self.register: Register | None = None
         self._kept_bytes = min(KEPT_BYTES, journal.largest_bytes)
+        self._kept_left = 0
+        """What all may keep before it is counted again."""
         self.behind = Behind(lock, cache_bytes)
         self._marks = {}
         if journal.kept:
@@ -123,14 +127,26 @@ class JournalLog(DeferringCommit):
         if twin is written:
             twin = None
         size = BLOCK_BYTES if twin is not None else len(head) + len(body) + BLOCK_BYTES
-        if (twin is None or not twin.path) and branch.kept_bytes + size <= self._kept_bytes:
-            branch.kept_bytes += size
-            written.content = head, body
-            return
+        if twin is None or not twin.path:
+            branch.kept_bytes = kept = branch.kept_bytes + size
+            self._kept_left -= size
+            if kept <= self._kept_bytes and (kept <= HELD_BYTES or self._kept_left >= 0 or self._count_kept() >= 0):
+                written.content = head, body
+                return
+            branch.kept_bytes -= size
         self._end_earlier(branch)
         if twin is not None and not twin.path:  # with those that have a place, so that there is one file
             self._spill(branch, [one for one in branch.blocks if one.shared is twin])
         self._write(branch, written, head, body)
+
+    def _count_kept(self) -> int:
+        """What all branches may keep yet, by what they have now: nobody needs to say what he lets go. A prepared one
+        keeps little (``commit.prepare``), and there may be many."""
+        with self._lock:
+            branches = self._owner.branches.values()
+            kept = sum(branch.kept_bytes for branch in branches if branch.base is not State.PREPARED)
+        self._kept_left = ALL_KEPT_BYTES - kept
+        return self._kept_left
 
     def _end_earlier(self, branch: Branch) -> None:
         """Before a block goes to active/: a crash would leave an earlier branch of this name, whose commit is deferred,
@@ -192,10 +208,8 @@ class JournalLog(DeferringCommit):
         return entry_of(change._replace(point=(), ops=ops, rest=()))
 
     def harden(self, branch: Branch) -> None:
-        paths = [path for path in branch.contents if path.startswith(ACTIVE)]
-        if paths:
-            self.sync_contents(paths)
-            self.sync_names((ACTIVE,))
+        if any(path.startswith(ACTIVE) for path in branch.contents):
+            self.sync_names((ACTIVE,))  # content and names of all of them at once
 
     def harden_unprepared(self, branch: Branch, complete: Callable[[], None]) -> None:
         if branch.to_harden and (branch.needs_list or branch.blocks[0].kind is Kind.ENQUEUE):
