@@ -76,11 +76,11 @@ def _is_kept(branch: Branch) -> bool:
     )
 
 
-def take(space: Space, branch: Branch, written: Written) -> None:
-    """A message is dequeued. Without room for its block, that is added later, or not at all: what ends the branch may
+def take(space: Space, branch: Branch, *taken: Written) -> None:
+    """Messages are dequeued. Without room for a block, that is added later, or not at all: what ends the branch may
     need none."""
     try:
-        space.log.take(branch, written, partial(dequeue_block, space, written))
+        space.log.take(branch, taken, partial(dequeue_block, space))
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise space.fence(error) from error

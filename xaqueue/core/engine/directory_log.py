@@ -116,8 +116,9 @@ class DirectoryLog(GroupCommit):
         written.path = path
         branch.to_harden = self._hardens
 
-    def take(self, branch: Branch, written: Written, block: Callable[[], bytes]) -> None:
-        self.add(branch, written, block(), b"")
+    def take(self, branch: Branch, taken: Sequence[Written], block: Callable[[Written], bytes]) -> None:
+        for written in taken:
+            self.add(branch, written, block(written), b"")
 
     def return_untried(self, written: Written) -> None:
         """It is where its block is."""

@@ -178,17 +178,17 @@ class JournalLog(DeferringCommit):
                     if written.content is not None and not written.path:
                         self._write(branch, written, *written.content)
 
-    def take(self, branch: Branch, written: Written, block: Callable[[], bytes]) -> None:
-        if self.register is not None and written.entry is not None and written.is_try:
-            self.register.add(written.queue, written.entry)
+    def take(self, branch: Branch, taken: Sequence[Written], block: Callable[[Written], bytes]) -> None:
+        if self.register is not None:
+            self.register.add(taken)
 
     def remember_takes(self, begin: Callable[[], Register]) -> None:
         self.register = begin()
 
     def return_untried(self, written: Written) -> None:
-        if self.register is not None and written.entry is not None:
+        if self.register is not None:
             with self._fencing():
-                self.register.add(written.queue, written.entry, returned=True)
+                self.register.add([written], returned=True)
 
     def _whole_entry(self, change: Change | Entry) -> Entry:
         """Of a journal that is kept: what stands in active/ by now is in it as well, since no snapshot has that."""

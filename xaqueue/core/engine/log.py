@@ -14,7 +14,6 @@ from xaqueue.core.engine.features import Features
 from xaqueue.core.model.branch import Branch, Written
 from xaqueue.core.model.change import Change
 from xaqueue.core.model.definitions import Definitions
-from xaqueue.core.model.entry import Entry
 from xaqueue.core.model.layout import Watermark
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage import group_commit
@@ -64,8 +63,8 @@ class Owner(group_commit.Owner, Protocol):
 class Register(Protocol):
     """What is remembered of dequeues should this process be killed. Its calls raise OSError."""
 
-    def add(self, queue: str, entry: Entry, *, returned: bool = False) -> None:
-        """A message of the queue was taken, or is handed back, which is no try."""
+    def add(self, taken: Iterable[Written], *, returned: bool = False) -> None:
+        """These were taken, as a try, or are handed back, which is none."""
 
     def make(self) -> None:
         """Makes its file where it is missing and there is room."""
@@ -139,9 +138,9 @@ class Log(Protocol):
     def add(self, branch: Branch, written: Written, head: bytes, body: bytes) -> None:
         """Keeps the block, or writes it to active/. Raises OSError; where it is one of NO_ROOM nothing is left."""
 
-    def take(self, branch: Branch, written: Written, block: Callable[[], bytes]) -> None:
-        """A message is dequeued: if this process is killed, that counts as a try. block: makes the block of the
-        dequeue. Raises OSError; where it is one of NO_ROOM nothing is left."""
+    def take(self, branch: Branch, taken: Sequence[Written], block: Callable[[Written], bytes]) -> None:
+        """Messages are dequeued: if this process is killed, that counts as a try of each. block: makes the block of a
+        dequeue. Raises OSError; where it is one of NO_ROOM some have no block, and nothing is left of it."""
 
     def return_untried(self, written: Written) -> None:
         """If this process is killed from here on, this dequeue is no try. Raises ResourceFailed."""

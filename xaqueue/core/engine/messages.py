@@ -194,10 +194,12 @@ def dequeue(
     correlation_id: bytes | str | None,
     *,
     even_early: bool = False,
+    together: list[Written] | None = None,
 ) -> Message | None:
     """Locks and reads the next message and writes the block that names it; see ``ResourceManager.dequeue``.
 
-    even_early: the one of this id, whatever it waits for.
+    even_early: the one of this id, whatever it waits for. together: gets it instead, of a caller who hands nothing out
+    before ``blocks.take`` of all of them.
     """
     if name not in space.definitions.known:
         space.definitions.find(name)
@@ -223,7 +225,10 @@ def dequeue(
                 passed.add(message.seq)
                 _return_entry(space, branch, written, written.entry)
                 continue
-            blocks.take(space, branch, written)
+            if together is None:
+                blocks.take(space, branch, written)
+            else:
+                together.append(written)
             if message.properties.tries and not even_early:
                 with space.lock:
                     space.queue(name).redelivered += 1

@@ -1,11 +1,11 @@
 """A process that is killed with a message in its hands has tried it: the register of tries outlives the process.
 
 With a journal the block of a dequeue stays in memory for a moment, and goes with its process. So each dequeue adds an
-entry to the register: one overwrite of a file that has its room already, and no sync. An entry says that a message had
-so many tries when it was taken, which stays true. It is never taken back: an opening that finds the message with no
-more tries than that, and in no branch in doubt, counts one more, unless a later entry says that it was handed back on
-purpose. Whatever was consumed, rolled back or counted since changes nothing then; nor do old pages that a power loss
-brings back, nor an opening that is itself killed.
+entry to the register, and one of many messages one for each: one overwrite of a file that has its room already, and no
+sync, before anybody has them. An entry says that a message had so many tries when it was taken, which stays true. It
+is never taken back: an opening that finds the message with no more tries than that, and in no branch in doubt, counts
+one more, unless a later entry says that it was handed back on purpose. Whatever was consumed, rolled back or counted
+since changes nothing then; nor do old pages that a power loss brings back, nor an opening that is itself killed.
 
 A full register begins again at its start, with an entry for each message that is held just then; it grows where these
 take more than half of it. Without room for it a try is only a try not counted.
@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from struct import Struct
 from zlib import crc32
 
+from xaqueue.core.model.branch import Written
 from xaqueue.core.model.entry import Entry
 from xaqueue.core.storage.fs import NO_ROOM, FileSystem, suppress_room
 from xaqueue.message import MessageId
@@ -64,34 +65,40 @@ class Register:
                 self._fs.create(TRIES, [bytes(SIZE_BYTES)])
             self._is_made = True
 
-    def add(self, queue: str, entry: Entry, *, returned: bool = False) -> None:
-        """A message of the queue was taken, or is handed back, which is no try. Raises OSError."""
+    def add(self, taken: Iterable[Written], *, returned: bool = False) -> None:
+        """These were taken, as a try, or are handed back, which is none. Raises OSError."""
         if not self._is_made:
             return
-        record = encode(queue, entry, returned=returned)
+        records = []
+        for written in taken:
+            if written.entry is not None and (written.is_try or returned):
+                records.append(encode(written.queue, written.entry, returned=returned))
+        if not records:
+            return
+        record = b"".join(records)
         try:
             with self._lock:
-                if self._end + len(record) > self._full:
+                if self._end + len(record) + len(_END) > self._full:
                     record = self._begin_again(record)
-                self._fs.write_at(TRIES, self._end, [record])
-                self._end += len(record) - len(_END)
+                self._fs.write_at(TRIES, self._end, [record, _END])
+                self._end += len(record)
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
 
     def _begin_again(self, record: bytes) -> bytes:
         """What goes to the start: what is held, and this."""
-        kept = b"".join(encode(queue, entry)[: -len(_END)] for queue, entry in self._held())
+        kept = b"".join(encode(queue, entry) for queue, entry in self._held())
         self._end, self._full = 0, min(max(SIZE_BYTES, 2 * len(kept)), LARGEST_BYTES)
         return kept[: LARGEST_BYTES // 2] + record
 
 
 def encode(queue: str, entry: Entry, *, returned: bool = False) -> bytes:
-    """The entry of a message that is taken, or handed back, and an end behind it."""
+    """The entry of a message that is taken, or handed back."""
     name = queue.encode()
     tries = RETURNED if returned else entry.tries
     content = _FIXED.pack(tries, entry.seq, entry.message_id, len(name)) + name
-    return _CHECKSUM.pack(crc32(content)) + content + _END
+    return _CHECKSUM.pack(crc32(content)) + content
 
 
 def decode(data: bytes) -> dict[Taken, int]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 from xaqueue.access import CONSUME, PRODUCE
-from xaqueue.core.engine import messages
+from xaqueue.core.engine import blocks, messages
 from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.block import NO_MESSAGE, Kind, head_of, pack_properties
@@ -150,14 +150,17 @@ def _take_many(
             self._waits_since = time.monotonic()
         self._awaits = queue if limit_s else ""
         found: list[Message] = []
+        taken: list[Written] = []
         size = 0
         try:
             while len(found) < count and (most_bytes is None or size < most_bytes):
-                message = messages.dequeue(self.space, branch, queue, 0.0 if found else limit_s, None, None)
+                waits_s = 0.0 if found else limit_s
+                message = messages.dequeue(self.space, branch, queue, waits_s, None, None, together=taken)
                 if message is None:
                     break
                 found.append(message)
                 size += len(message.body)
+            blocks.take(self.space, branch, *taken)
         except BaseException:
             messages.return_taken(self.space, branch, queue, {message.message_id for message in found})
             raise

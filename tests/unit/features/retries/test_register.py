@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from support.bare_space import DURABLE, BareSpace, bare_space
 from support.crash_level import LAGGING, open_space
 from support.forgetful import Crashed, Tree
+from xaqueue.core.engine import messages as engine_messages
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
@@ -63,7 +65,7 @@ def told(entries: list[tuple[str, int, int, int]]) -> dict[register.Taken, int]:
 
 def joined(entries: list[tuple[str, int, int, int]]) -> bytes:
     """As the register writes them: the end of one is the place of the next."""
-    return b"".join(record(*entry)[:-4] for entry in entries)
+    return b"".join(record(*entry) for entry in entries)
 
 
 @given(st.lists(taken, max_size=5), st.lists(taken, max_size=5))
@@ -341,3 +343,66 @@ def test_a_move_that_is_refused_is_no_try(tmp_path: Path, flags: str) -> None:
                 assert session.dequeue("q", message_id=message.message_id) is not None
             bare.reopen()
         assert [one.tries for one in Session(bare.space).browse("q")] == [1]
+
+
+def test_a_dequeue_of_many_is_one_write_and_a_try_of_each(
+    journalled: BareSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journalled.put("q", *(b"%d" % number for number in range(20)))
+    write_at, written = journalled.fs.write_at, list[str]()
+
+    def counted(path: str, offset: int, chunks: Sequence[bytes]) -> None:
+        written.append(path)
+        write_at(path, offset, chunks)
+
+    monkeypatch.setattr(journalled.fs, "write_at", counted)
+    connection = journalled.connect()
+    assert len(connection.dequeue_many("q", 20)) == 20
+    assert written.count(TRIES) == 1
+    journalled.reopen()
+    assert tries_of(journalled) == [1] * 20 + [0] * 2
+
+
+def test_who_is_killed_before_a_dequeue_of_many_returns_has_tried_none(
+    journalled: BareSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def killed(path: str, offset: int, chunks: Sequence[bytes]) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journalled.fs, "write_at", killed)
+        with pytest.raises((Killed, ResourceFailed)):
+            journalled.connect().dequeue_many("q", 2)
+    journalled.reopen()
+    assert tries_of(journalled) == [0, 0]
+
+
+@pytest.mark.parametrize("level", [DURABLE, "JOURNAL"])
+def test_a_dequeue_of_many_that_fails_is_no_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: str) -> None:
+    with bare_space(tmp_path, level) as bare:
+        bare.put("q", b"one", b"two", b"three")
+        real, left = engine_messages.fetch, iter((real_one, real_one, interrupted))
+
+        def fetch(*given: Any, **options: Any) -> Any:
+            return next(left)(real, *given, **options)
+
+        with monkeypatch.context() as patch, closing(bare.connect()) as connection:
+            patch.setattr(engine_messages, "fetch", fetch)
+            with pytest.raises(KeyboardInterrupt):
+                connection.dequeue_many("q", 3)
+            connection.commit()
+        assert tries_of(bare) == [0, 0, 0]
+        bare.reopen()
+        assert tries_of(bare) == [0, 0, 0]
+        assert bare.take("q") == [b"one", b"two", b"three"]
+
+
+def real_one(real: Callable[..., Any], *given: Any, **options: Any) -> Any:
+    return real(*given, **options)
+
+
+def interrupted(real: Callable[..., Any], *given: Any, **options: Any) -> Any:
+    raise KeyboardInterrupt
