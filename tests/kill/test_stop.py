@@ -261,7 +261,7 @@ def test_a_commit_that_is_under_way_is_answered(
     served = ServerThread(root, tmp_path / "socket", sync=sync)
     served.server.scheduler._apart_until = math.inf  # the loop goes on while the disk is waited for
     held, go_on = threading.Event(), threading.Event()
-    name = "sync_data"
+    name = "write_synced" if sync == "JOURNAL" else "sync_data"
     harden = getattr(DirectoryFileSystem, name)
 
     def hold(*arguments: object) -> object:

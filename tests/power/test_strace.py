@@ -20,9 +20,11 @@ import xaqueue
 from support import SUPPORT
 from support.strace_child import MARK
 from xaqueue.core.model import layout
+from xaqueue.core.storage import directory_fs as file_systems
 
 CHILD = SUPPORT / "strace_child.py"
-TRACED = "fsync,fdatasync,sync_file_range,rename,renameat,renameat2,unlink,unlinkat,write,writev,pwrite64"
+TRACED = "fsync,fdatasync,sync_file_range,rename,renameat,renameat2,unlink,unlinkat"
+WRITES = "write,writev,pwrite64,pwritev,pwritev2"
 MAKES = "link,linkat,openat,creat"
 LOOKS = "stat,newfstatat,statx,faccessat,faccessat2,access"
 DIRECTORY_SYNC_DELAY_US = 4000
@@ -143,7 +145,7 @@ def run_traced(tmp_path: Path, sync: str, *, threads: int = 1, rounds: int = 0, 
         "-f",
         "-y",
         "-e",
-        f"trace={TRACED},?{MAKES.replace(',', ',?')},?{LOOKS.replace(',', ',?')}",
+        f"trace={TRACED},{WRITES},?{MAKES.replace(',', ',?')},?{LOOKS.replace(',', ',?')}",
         "-s",
         "16",
         "-o",
@@ -201,6 +203,19 @@ def test_no_verb_returns_before_its_file_and_both_directories_are_synced(
         check_order(trace, verb)
     on_blocks = {call.name for call in trace.syncs if trace.inside(call.file).startswith("active/")}
     assert on_blocks == {content}
+
+
+def test_with_a_journal_a_verb_returns_behind_one_write_that_syncs(tmp_path: Path) -> None:
+    trace = run_traced(tmp_path, "JOURNAL")
+    verbs = verbs_of(trace.calls)
+    assert len(verbs) == 24
+    hardens = (*WRITES.split(","), "fdatasync")
+    in_one = file_systems.has_dsync(str(tmp_path))
+    for number, verb in enumerate(verbs):
+        own = [call for call in verb.own if call.name in hardens and trace.inside(call.file).startswith("journal/")]
+        expected = ["pwritev2"] if in_one and number else ["pwritev", "fdatasync"]  # the first opens the file
+        assert [call.name for call in own] == expected, verb.name
+        assert ("RWF_DSYNC" in own[0].arguments) == (len(own) == 1)
 
 
 @pytest.mark.parametrize("sync", ["JOURNAL", "NONE", "FDATASYNC;DSYNC"])

@@ -157,10 +157,10 @@ def test_a_decision_log_likewise(
 ) -> None:
     owned = open_log(tmp_path)
 
-    def broken(path: str) -> None:
+    def broken(path: str, *_: object) -> None:
         raise OSError(errno.EIO, "Input/output error", path)
 
-    monkeypatch.setattr(owned._fs, "sync_data", broken)
+    monkeypatch.setattr(owned._fs, "write_synced", broken)
     for _ in range(2):
         with pytest.raises(DecisionLogError):
             owned.decide(b"1", ["a", "b"])

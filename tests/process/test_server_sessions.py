@@ -7,7 +7,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -290,12 +290,12 @@ def test_a_sync_that_hangs_holds_up_only_who_waits_for_it(
     assert log is not None
     hangs, go_on = threading.Event(), threading.Event()
     files = log.journal._fs
-    sync_data = files.sync_data
+    write_synced = files.write_synced
 
-    def sync(path: str) -> None:
+    def sync(path: str, offset: int, chunks: Sequence[bytes]) -> None:
         hangs.set()
         assert go_on.wait(PATIENCE_S)
-        sync_data(path)
+        write_synced(path, offset, chunks)
 
     def work(client: RawClient, name: bytes) -> tuple[int, bytes, bytes]:
         xid = (1, name, b"")
@@ -306,7 +306,7 @@ def test_a_sync_that_hangs_holds_up_only_who_waits_for_it(
     with RawClient(served.path) as first, RawClient(served.path) as second, RawClient(served.path) as third:
         first.call("prepare", work(first, b"before"))
         leading, waiting = work(second, b"leading"), work(first, b"waiting")
-        monkeypatch.setattr(files, "sync_data", sync)
+        monkeypatch.setattr(files, "write_synced", sync)
         asked = [second.ask("prepare", leading), second.ask("echo", "behind"), second.ask("commit", leading)]
         assert hangs.wait(PATIENCE_S)
         behind = [first.ask("prepare", waiting), first.ask("echo", "behind")]

@@ -40,6 +40,7 @@ class FaultyFileSystem(DirectoryFileSystem):
 
     def __init__(self, root: str | os.PathLike[str], **options: Any) -> None:
         super().__init__(root, **options)
+        self._dsync = False  # the write and the sync fail apart
         self.faults: dict[tuple[str, str], int] = {}
         self.meanwhile: dict[tuple[str, str], Callable[[], object]] = {}
         self.struck: list[tuple[str, str]] = []

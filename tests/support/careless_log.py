@@ -109,6 +109,7 @@ WITHIN = frozenset(
     {
         *(
             "synced",
+            "write_synced",
             "Threads.run",
             "Space.put",
             "Space.stage",

@@ -40,9 +40,9 @@ def hold(space: str) -> None:
     sys.stdin.read()
 
 
-def commit_until_it_fails(space: str) -> None:
+def commit_until_it_fails(space: str, sync: str) -> None:
     """Two-phase transactions until one of them fails, and what every verb answers then."""
-    connection = xaqueue.connect(space, sync="FDATASYNC;DSYNC")
+    connection = xaqueue.connect(space, sync=sync)
     for number in range(1000):
         try:
             connection.tpc_begin(Xid(1, b"%d" % number, b"fault"))
@@ -142,7 +142,7 @@ def starve_of_file_size(space: str) -> None:
     connection.close()
 
 
-VERBS = {
+VERBS: dict[str, Callable[..., None]] = {
     "hold": hold,
     "commit": commit_until_it_fails,
     "descriptors": starve_of_descriptors,
@@ -151,4 +151,4 @@ VERBS = {
 }
 
 if __name__ == "__main__":
-    VERBS[sys.argv[1]](sys.argv[2])
+    VERBS[sys.argv[1]](*sys.argv[2:])

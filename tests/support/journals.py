@@ -121,6 +121,7 @@ class FullFileSystem(DirectoryFileSystem):
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         super().__init__(root)
+        self._dsync = False
         self.full = False
         self.short_by: int | None = None
         """Of a write that would grow a file so many bytes are missing; None: it fails whole."""

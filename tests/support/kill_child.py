@@ -66,6 +66,14 @@ class MortalFileSystem(DirectoryFileSystem):
         super().write_at(path, offset, chunks)
         rollback_reason.strike(["write_at"], "after")
 
+    def write_synced(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
+        if not self._dsync:  # in two calls, each of which strikes
+            super().write_synced(path, offset, chunks)
+            return
+        rollback_reason.strike(["write_at", "sync_data", "sync"], "before")
+        super().write_synced(path, offset, chunks)
+        rollback_reason.strike(["write_at", "sync_data", "sync"], "after")
+
     def sync_data(self, path: str) -> None:
         rollback_reason.strike(["sync_data", "sync"], "before")
         super().sync_data(path)

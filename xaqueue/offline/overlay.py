@@ -62,6 +62,8 @@ class Overlay:
         file.data[offset : offset + len(written)] = written
         file.modified_ns = time.time_ns()
 
+    write_synced = write_at
+
     def read(self, path: str, size: int | None = None, offset: int = 0) -> bytes:
         file = self._file(path)
         if file.data is None:

@@ -25,7 +25,7 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from xaqueue.core.storage.fs import Room
+from xaqueue.core.storage.fs import Room, synced
 from xaqueue.testing.content import FileContent, fingerprint
 
 ROOT = 0
@@ -98,6 +98,10 @@ class ForgetfulFileSystem:
         if name not in self._names[directory]:
             self._change(directory, name, self._new(Node(self.content(b""))))
         self._file(path).overwrite(offset, b"".join(chunks))
+
+    def write_synced(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
+        self.write_at(path, offset, chunks)
+        synced(self.sync_data, path)
 
     def set_modified_ns(self, path: str, when_ns: int) -> None:
         self._node(path).modified_ns = when_ns

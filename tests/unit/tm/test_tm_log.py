@@ -6,7 +6,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -118,11 +118,11 @@ def test_concurrent_decisions_share_syncs(tmp_path: Path) -> None:
     class Slow(DirectoryFileSystem):
         slow = False
 
-        def sync_data(self, path: str) -> None:
+        def write_synced(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
             if self.slow:
                 entered.set()
                 assert goes_on.wait(60)
-            super().sync_data(path)
+            super().write_synced(path, offset, chunks)
 
     tmp_path.joinpath("log").mkdir()
     fs = Slow(tmp_path / "log")

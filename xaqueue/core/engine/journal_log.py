@@ -252,7 +252,9 @@ class JournalLog(DeferringCommit):
                 step.publish()
                 planned = step.planned
                 if type(planned) is Change:
-                    ops = [*planned.point, *planned.ops, *planned.rest]
+                    ops = planned.ops
+                    if planned.point or planned.rest:
+                        ops = [*planned.point, *ops, *planned.rest]
                     if not step.done:  # else it was shown when it was deferred
                         behind.show(ops)
                     is_first = not behind.changes

@@ -83,8 +83,7 @@ def entry_of(change: Change | Entry) -> Entry:
     packed: list[Op] = []
     put: dict[bytes, str] = {}
     for op in chain(change.point, change.ops, change.rest):
-        code = op[0]
-        if code == PUT:
+        if op[0] == PUT:
             _, path, head, body, when_us = op
             if body:
                 first = put.setdefault(head, path)  # a head has the id, and the checksum of all

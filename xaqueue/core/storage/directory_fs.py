@@ -15,10 +15,12 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import ParamSpec, Protocol, TypeVar
 
-from xaqueue.core.storage.fs import Room
+from xaqueue.core.storage.fs import Room, lasting, synced
 from xaqueue.core.storage.modes import BY_UMASK, PRIVATE, Modes, give, heir_of
+from xaqueue.core.storage.mounts import MOUNTINFO, mount_of
 from xaqueue.core.storage.regular import WRITE, open_regular, read_up_to, stat_regular
 
 OPEN_FILES = 384
@@ -29,6 +31,11 @@ WRITE_VECTORS = 512
 _libc = ctypes.CDLL(None, use_errno=True)
 """For syncfs(2), which ``os`` lacks."""
 _NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
+_RWF_DSYNC = getattr(os, "RWF_DSYNC", 0)
+_NO_FLAG = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
+_OVERWRITES = frozenset({"ext2", "ext3", "ext4", "tmpfs"})
+"""File systems on which what has its room is overwritten without any: a write that syncs, too, and fails for want of
+room was then a sync that failed. On others the two are two calls, whose failures are not the same."""
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 P = ParamSpec("P")
@@ -53,6 +60,8 @@ class DirectoryFileSystem:
         self._directories: OrderedDict[str, int] = OrderedDict()
         self._places: OrderedDict[str, int] = OrderedDict()
         self._root_fd: int | None = None
+        self._dsync: bool | None = None
+        """Whether a write may sync what it writes; None until the first one."""
         self._descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0] & sys.maxsize
         """What the process may have. Half of it is others', whatever is kept here."""
 
@@ -104,6 +113,32 @@ class DirectoryFileSystem:
                 self._remember(self._places, path, fd)
             else:
                 self._places[path] = fd
+
+    def write_synced(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
+        fd = self._places.pop(path, None) if self._dsync and len(chunks) <= WRITE_VECTORS else None
+        if fd is None:
+            if self._dsync is None:
+                self._dsync = has_dsync(self.root)
+            self.write_at(path, offset, chunks)
+            synced(self.sync_data, path)
+            return
+        try:
+            written = os.pwritev(fd, chunks, offset, _RWF_DSYNC)
+        except OSError as error:
+            if error.errno not in _NO_FLAG:
+                _name_file(error, self._prefix + path)
+                raise lasting(error, path) from error
+            written = 0
+            self._dsync = False
+        finally:
+            if path in self._places:
+                self._remember(self._places, path, fd)
+            else:
+                self._places[path] = fd
+        if not self._dsync:
+            self.write_synced(path, offset, chunks)
+        elif written != sum(map(len, chunks)):
+            raise OSError(errno.EIO, "short write in place", self._prefix + path)
 
     def read(self, path: str, size: int | None = None, offset: int = 0) -> bytes:
         try:
@@ -310,6 +345,17 @@ class DirectoryFileSystem:
 
 class Sync(Protocol):
     def __call__(self, fd: int, /) -> None: ...
+
+
+def has_dsync(root: str) -> bool:
+    """Whether a write may sync what it writes there."""
+    if not _RWF_DSYNC:
+        return False
+    try:
+        mounts = Path(MOUNTINFO).read_text("utf-8", "surrogateescape")
+    except OSError:
+        return False
+    return mount_of(os.path.realpath(root), mounts).file_system in _OVERWRITES
 
 
 def _name_file(error: BaseException, full: str) -> None:

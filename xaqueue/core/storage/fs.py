@@ -40,6 +40,11 @@ class FileSystem(Protocol):
     def write_at(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
         """Overwrites part of a file in place with the chunks, creating it where it is missing."""
 
+    def write_synced(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
+        """``write_at`` and ``sync_data``, in one call where the system has it. Raises one of ``NO_ROOM`` only where
+        nothing was synced: where the two cannot be told from each other, it is the sync that failed.
+        """
+
     def read(self, path: str, size: int | None = None, offset: int = 0) -> bytes:
         """The file from an offset on, all of it or ``size`` bytes. Raises one of ``NO_FILE`` for no regular file."""
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from threading import get_ident
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, cast
 
 from xaqueue.core.storage.fs import NO_ROOM
 from xaqueue.core.storage.journal import Journal
@@ -330,8 +330,8 @@ class Shipping(Protocol):
 class JournalCommit(GroupCommit):
     """Hardens a round by one write of its records to a journal and one sync. A plan returns its record, or None."""
 
-    _entry_of: Callable[[Any], Entry] | None = None
-    """The record of what a plan came to, where that is something else."""
+    _entry_of: Callable[[Any], Entry] = staticmethod(partial(cast, Entry))
+    """The record of what a plan came to."""
 
     def __init__(
         self,
@@ -367,7 +367,7 @@ class JournalCommit(GroupCommit):
         step.done, step.publish = True, nothing
         with self._lock:
             self.check()
-            step.planned = plan() if callable(plan) else plan
+            step.plan = step.planned = plan() if callable(plan) else plan
             publish()
             self.deferred.append(step)
             self._defers(step.planned)
@@ -391,23 +391,21 @@ class JournalCommit(GroupCommit):
     def _harden(self, group: Sequence[Step]) -> None:
         recorded: list[Step] = []
         records: list[Entry] = []
-        entry_of = self._entry_of
         with self._lock:
-            deferred = list(self.deferred)
-            for step in deferred:
-                records.append(step.planned if entry_of is None else entry_of(step.planned))
-                recorded.append(step)
-            for step in group:
+            deferred = self.deferred[:]
+            for step in [*deferred, *group] if deferred else group:
+                plan = step.plan
                 try:
-                    plan = step.plan
                     step.planned = planned = plan() if callable(plan) else plan
                 except Error as error:
                     step.error = error
-                else:
-                    if planned is not None:
-                        records.append(planned if entry_of is None else entry_of(planned))
-                        recorded.append(step)
+                    continue
+                if planned is not None:
+                    records.append(self._entry_of(planned))
+                    recorded.append(step)
         if recorded:
+            if self._finished:
+                self.wake_finished()
             self._record(recorded, records)
             if self.shipping is not None:
                 self._ship(self.shipping, recorded, any(record.kind < TIME for record in records))
@@ -419,12 +417,6 @@ class JournalCommit(GroupCommit):
             if deferred:
                 group = [*self._recorded(deferred), *group]
             self._publish(group)
-
-    def _written(self) -> None:
-        if self._finished:
-            self.wake_finished()
-        if self.shipping is not None:
-            self.shipping.written()
 
     def _ship(self, shipping: Shipping, steps: Sequence[Step], shows: bool) -> None:
         try:
@@ -451,11 +443,10 @@ class JournalCommit(GroupCommit):
     def _record(self, steps: Sequence[Step], records: Sequence[Entry]) -> None:
         """Hardens the records; those for which there is no room fail alone."""
         relieved, begin = False, self.journal.position
-        written = None if self.shipping is None else self._written
+        written = None if self.shipping is None else self.shipping.written
         while records:
             try:
-                syncing = written or (self.wake_finished if self._finished else None)
-                records = records[self.journal.write(records, syncing) :]
+                records = records[self.journal.write(records, written) :]
             except OSError as error:
                 if error.errno not in NO_ROOM:
                     raise

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from zlib import crc32
 
-from xaqueue.core.storage.fs import NO_LINK, NO_ROOM, FileSystem, discard, lasting, suppress_room, synced
+from xaqueue.core.storage.fs import NO_LINK, NO_ROOM, FileSystem, discard, suppress_room, synced
 from xaqueue.core.storage.journal_files import OWN_BYTES, free_archive, make_segment
 from xaqueue.core.storage.journal_format import (
     CHECKPOINT,
@@ -47,6 +47,10 @@ log = logging.getLogger("xaqueue")
 
 HardenBy = Callable[[Callable[[str], None], str], None]
 """Calls the first with the second."""
+
+
+def _at_once(harden: Callable[[str], None], path: str) -> None:
+    harden(path)
 
 
 def whole_sectors(segment_bytes: int) -> int:
@@ -113,7 +117,7 @@ class Journal:
         self.switches = 0
         """How many segments became full."""
         self.harden_by: HardenBy | None = None
-        """Makes the call that syncs what ``write`` has written; else ``write`` does."""
+        """Makes the call in which ``write`` syncs; else ``write`` does."""
         self.clock: Callable[[], int] | None = None
         """Microseconds UTC. Where there is one, every round begins with its time."""
         self.kept = ""
@@ -242,7 +246,7 @@ class Journal:
     def write(self, entries: Sequence[Entry], syncing: Callable[[], None] | None = None) -> int:
         """Appends as many of these as go into one segment, at least one, and hardens them; returns how many.
 
-        syncing: called when they are written, before their sync is waited for.
+        syncing: called when they are written, before their sync is waited for; then those are two calls.
 
         Raises OSError; where it is one of NO_ROOM, nothing was written.
         """
@@ -254,24 +258,16 @@ class Journal:
         chunks: list[bytes] = []
         lsn = first = self.position
         done = 0
-        for entry in entries:
-            kind, meta, bodies = entry
-            body_bytes = 0
-            for body in bodies:
-                body_bytes += len(body)
-            end = lsn + ((PREFIX_BYTES + len(meta) + body_bytes + 7) & ~7)
+        for kind, meta, bodies in entries:
+            meta_bytes, body_bytes = len(meta), sum(map(len, bodies))
+            end = lsn + ((PREFIX_BYTES + meta_bytes + body_bytes + 7) & ~7)
             if end > limit:
                 if not self._has_room(end - first):
                     break
                 limit = segment.start + segment.allocated - OWN_BYTES
-            prefix = pack_prefix(MAGIC, kind, len(meta), body_bytes, lsn, first, self._epoch)
-            chunks += (
-                prefix,
-                pack_crc(crc32(meta, crc32(prefix))),
-                meta,
-                *bodies,
-                PADDINGS[-(len(meta) + body_bytes) & 7],
-            )
+            prefix = pack_prefix(MAGIC, kind, meta_bytes, body_bytes, lsn, first, self._epoch)
+            checksum = pack_crc(crc32(meta, crc32(prefix)))
+            chunks += (prefix, checksum, meta, *bodies, PADDINGS[-(meta_bytes + body_bytes) & 7])
             lsn, done = end, done + 1
         if done > timed:
             self._overwrite(chunks, lsn - first, syncing, self.harden_by)
@@ -334,21 +330,20 @@ class Journal:
         path = self._present
         if path is None:
             path = self._present = self._path(segment.name)
+        chunks.append(END[: segment.allocated - offset - size])
         try:
-            self._fs.write_at(path, offset, [*chunks, END[: segment.allocated - offset - size]])
+            if syncing is not None:
+                self._fs.write_at(path, offset, chunks)
+                self.written = self.position + size
+                syncing()
+                (harden_by or _at_once)(self._sync, path)
+            elif harden_by is None:
+                self._fs.write_synced(path, offset, chunks)
+            else:
+                harden_by(lambda path: self._fs.write_synced(path, offset, chunks), path)
         except OSError:
             self._epoch += 1  # what was written of it all the same is not to stand behind what is written next
             raise
-        if syncing is not None:
-            self.written = self.position + size
-            syncing()
-        try:
-            if harden_by is None:
-                self._fs.sync_data(path)
-            else:
-                harden_by(self._fs.sync_data, path)
-        except OSError as error:
-            raise lasting(error, path) from error
         self.syncs += 1
         self.position += size
 

@@ -138,6 +138,21 @@ class OwnerFileSystem(Layer):
             syncs.counts[bisect_left(SYNC_STEPS_S, taken_s)] += 1
             syncs.total_s += taken_s
 
+    def write_synced(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
+        me, began, syncs = get_ident(), monotonic(), self.syncs
+        try:
+            self.running[me] = began, "sync", path
+            self._fs.write_synced(path, offset, chunks)
+        except OSError as error:
+            if _is_long(chunks):
+                raise
+            self._again(error, self._fs.write_synced, path, offset, chunks)
+        finally:
+            self.running.pop(me, None)
+            taken_s = monotonic() - began
+            syncs.counts[bisect_left(SYNC_STEPS_S, taken_s)] += 1
+            syncs.total_s += taken_s
+
     def sync_dir(self, path: str) -> None:
         self._watched_sync(self._fs.sync_dir, path)
 
@@ -199,5 +214,5 @@ class ReadOnlyFileSystem(Layer):
         path = next((one for one in arguments[1::-1] if isinstance(one, str)), "")  # of a rename the target
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
 
-    create = write_at = set_modified_ns = rename = link = unlink = make_dir = _refuse
+    create = write_at = write_synced = set_modified_ns = rename = link = unlink = make_dir = _refuse
     remove_dir = sync_file = sync_data = sync_dir = sync_all = _refuse

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+MOUNTINFO = "/proc/self/mountinfo"
 IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 """Their files are gone when the machine is."""
 NETWORK = ("nfs", "cifs", "smb", "fuse", "9p", "ceph", "gluster", "lustre", "afs")
@@ -44,7 +45,7 @@ def _unescaped(field: str) -> str:
     return _ESCAPED.sub(lambda match: chr(int(match[1], 8)), field)
 
 
-def trouble_of(root: str, *, is_durable: bool, mountinfo: str = "/proc/self/mountinfo") -> str:
+def trouble_of(root: str, *, is_durable: bool, mountinfo: str = MOUNTINFO) -> str:
     """Why whoever opens a space there should look twice; empty for nothing known.
 
     is_durable: whether its commits are to outlive a power loss.

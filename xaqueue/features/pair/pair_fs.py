@@ -93,6 +93,13 @@ class PairFileSystem(Layer):
         synced(self._fs.sync_data, own)
         self._give(own, path)
 
+    def write_synced(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
+        self.check()
+        if self._is_in_place(path):
+            self._fs.write_synced(path, offset, chunks)
+        else:
+            self.write_at(path, offset, chunks)  # which syncs it
+
     def rename(self, source: str, target: str) -> None:
         self.check()
         self._fs.rename(self._place(source), target)

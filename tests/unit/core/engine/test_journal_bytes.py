@@ -19,14 +19,14 @@ from xaqueue.core.model import layout
 from xaqueue.features.session import Session
 from xaqueue.xid import Xid
 
-DIGEST = "482b9490ec7b7bbff8e6f7677bb0c2b607ff91c31b04cd2d786153ff75383b8e"
+DIGEST = "f67a8d0ea3a6065ba547e6ac47495112e34cfb87627bb56a0c92b0d48a4540df"
 ALL_BYTES = 79_425
 
 
-@pytest.fixture
-def bare(tmp_path: Path) -> Iterator[BareSpace]:
-    times = count(1_700_000_000_000_000, 1_000)
-    with bare_space(tmp_path / "space", "JOURNAL", lambda: next(times)) as opened:
+@pytest.fixture(params=[None, False], ids=["synced as it is written", "written and synced"])
+def bare(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[BareSpace]:
+    with bare_space(tmp_path / "space", "JOURNAL", lambda: 1_700_000_000_000_000) as opened:
+        opened.fs._dsync = request.param
         yield opened
 
 

@@ -149,6 +149,99 @@ def test_a_short_write_in_place_is_an_error(fs: DirectoryFileSystem, monkeypatch
         fs.write_at("mark", 0, [b"9876543210"])
 
 
+# write_synced
+
+
+class Written:
+    """The calls that ``os.pwritev`` and ``os.fdatasync`` come to, in their order; ``fails``: with the flag, so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[str] = []
+        self.fails: int | None = None
+        self.short_by = 0
+        self._pwritev, self._fdatasync = os.pwritev, os.fdatasync
+        monkeypatch.setattr(os, "pwritev", self._write)
+        monkeypatch.setattr(os, "fdatasync", self._sync)
+
+    def _write(self, fd: int, chunks: Sequence[bytes], offset: int, flags: int = 0) -> int:
+        self.calls.append("write and sync" if flags else "write")
+        if flags and self.fails is not None:
+            raise OSError(self.fails, os.strerror(self.fails))
+        return self._pwritev(fd, chunks, offset, flags) - self.short_by
+
+    def _sync(self, fd: int) -> None:
+        self.calls.append("sync")
+        self._fdatasync(fd)
+
+
+@pytest.fixture
+def written(fs: DirectoryFileSystem, monkeypatch: pytest.MonkeyPatch) -> Written:
+    """Of a file system that can overwrite without room, whatever this one is; the file is there and open."""
+    monkeypatch.setattr(fs_room, "has_dsync", lambda root: True)
+    written = Written(monkeypatch)
+    fs.write_synced("mark", 0, [b"0123456789"])
+    assert written.calls == ["write", "sync"]
+    written.calls.clear()
+    return written
+
+
+def test_what_is_written_and_synced_is_one_call(fs: DirectoryFileSystem, tmp_path: Path, written: Written) -> None:
+    before = open_descriptors()
+    fs.write_synced("mark", 2, [b"a", b"", b"b"])
+    assert (tmp_path / "mark").read_bytes() == b"01ab456789"
+    assert written.calls == ["write and sync"]
+    assert open_descriptors() == before
+
+
+@pytest.mark.parametrize("refused", [errno.EOPNOTSUPP, errno.ENOSYS])
+def test_where_the_system_refuses_the_flag_they_are_two(
+    fs: DirectoryFileSystem, tmp_path: Path, written: Written, refused: int
+) -> None:
+    written.fails = refused
+    for digit in (b"a", b"b"):
+        fs.write_synced("mark", 0, [digit])
+    assert written.calls == ["write and sync", *("write", "sync") * 2]
+    assert (tmp_path / "mark").read_bytes() == b"b123456789"
+
+
+@pytest.mark.parametrize("number", [errno.EIO, *sorted(NO_ROOM)])
+def test_a_failed_write_that_syncs_is_a_failed_sync(fs: DirectoryFileSystem, written: Written, number: int) -> None:
+    """Which of the two failed nobody knows: it never passes for a call that did nothing, and is not tried twice."""
+    written.fails = number
+    with pytest.raises(OSError, match="mark") as caught:
+        fs.write_synced("mark", 0, [b"a"])
+    assert caught.value.errno not in NO_ROOM
+    assert written.calls == ["write and sync"]
+
+
+def test_a_short_write_that_syncs_is_an_error(fs: DirectoryFileSystem, written: Written) -> None:
+    written.short_by = 1
+    with pytest.raises(OSError, match="short write in place") as caught:
+        fs.write_synced("mark", 0, [b"ab"])
+    assert caught.value.errno == errno.EIO
+
+
+def test_more_pieces_than_one_call_takes_are_synced_behind_the_last(fs: DirectoryFileSystem, written: Written) -> None:
+    many = fs_room.WRITE_VECTORS + 1
+    fs.write_synced("mark", 0, [b"x"] * many)
+    assert fs.read("mark") == b"x" * many
+    assert written.calls == ["write", "write", "sync"]
+
+
+@pytest.mark.parametrize("kind", ["btrfs", "xfs", "overlay", "fuse.gcsfuse", "nfs4"])
+def test_where_an_overwrite_may_need_room_they_are_two_calls(
+    fs: DirectoryFileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """There a full disk fences nobody: it fails the write, and not the sync."""
+    table = tmp_path / "mountinfo"
+    table.write_text(f"1 0 0:1 / / rw - {kind} none rw\n")
+    monkeypatch.setattr(fs_room, "MOUNTINFO", str(table))
+    written = Written(monkeypatch)
+    for _ in range(2):
+        fs.write_synced("mark", 0, [b"a"])
+    assert written.calls == ["write", "sync"] * 2
+
+
 def test_places_keep_their_descriptors_up_to_a_cap(fs: DirectoryFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fs_room, "OPEN_DIRECTORIES", 3)
     before = open_descriptors()
@@ -401,6 +494,7 @@ def test_close_gives_every_descriptor_back(tmp_path: Path) -> None:
 CALLS: dict[str, Callable[[DirectoryFileSystem], object]] = {
     "create": lambda fs: fs.create("new", [b"x"]),
     "write_at": lambda fs: fs.write_at("mark 0", 0, [b"x"]),
+    "write_synced": lambda fs: fs.write_synced("mark 0", 0, [b"x"]),
     "read": lambda fs: fs.read("mark 0"),
     "read all": lambda fs: fs.read("mark 0", 10),
     "list": lambda fs: fs.list(""),
