@@ -213,7 +213,7 @@ def test_with_a_journal_a_verb_returns_behind_one_write_that_syncs(tmp_path: Pat
     in_one = file_systems.has_dsync(str(tmp_path))
     for number, verb in enumerate(verbs):
         own = [call for call in verb.own if call.name in hardens and trace.inside(call.file).startswith("journal/")]
-        expected = ["pwritev2"] if in_one and number else ["pwritev", "fdatasync"]  # the first opens the file
+        expected = ["pwritev2"] if in_one and number else ["pwritev2", "fdatasync"]  # the first opens the file
         assert [call.name for call in own] == expected, verb.name
         assert ("RWF_DSYNC" in own[0].arguments) == (len(own) == 1)
 
