@@ -109,7 +109,7 @@ WITHIN = frozenset(
     {
         *(
             "synced",
-            "write_synced",
+            "ForgetfulFileSystem.write_synced",
             "Threads.run",
             "Space.put",
             "Space.stage",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 from xaqueue.core.model import layout
 from xaqueue.core.model.change import DROP, MOVE, PUT, Moved, Op, final_states
@@ -18,14 +19,17 @@ from xaqueue.core.model.layout import Watermark
 class Turn:
     """Changes that are followed together, and the watermarks behind them."""
 
-    def __init__(self, changes: Sequence[Sequence[Op]], marks: dict[str, Watermark]) -> None:
+    def __init__(self, changes: Sequence[Sequence[Op]], marks: dict[str, Watermark], standing: set[str]) -> None:
+        """standing: the paths in prepared/ where an earlier one may have left something."""
         self.changes = changes
         self.marks = marks
         self.final = final_states(changes)
         self.left = {path: want for path, want in self.final.items() if want is not None}
         """What is still to be made."""
-        self.gone = dict.fromkeys(path for path, want in self.final.items() if want is None)
-        """What is still to be removed."""
+        never = _came(changes) - standing
+        self.gone = dict.fromkeys(path for path, want in self.final.items() if want is None and path not in never)
+        """What is still to be removed: not the blocks that came and went, and never were files."""
+        standing.update(path for path in self.left if path.startswith(layout.PREPARED))
 
     def rest(self) -> list[Op]:
         """One change that comes to what is not done."""
@@ -50,6 +54,8 @@ class Behind:
         """Of all that they put."""
         self.files = 0
         """How many operations they have."""
+        self.standing: set[str] = set()
+        """Paths in prepared/ where something may stand that was followed, or was to be."""
         self.held: dict[str, Op] = {}
         """By path, the PUT of what the directories lack, with the time that it has there."""
         self.cached: OrderedDict[str, Op] = OrderedDict()
@@ -90,6 +96,8 @@ class Behind:
         dropped = Counter(_drops(left))
         dropped.subtract(_drops(turn.changes))
         with self._lock:
+            if not left:
+                self.standing.difference_update(path for path, want in turn.final.items() if want is None)
             self.changes[: len(turn.changes)] = left
             self.size_bytes += put_bytes
             self.files += count
@@ -117,6 +125,14 @@ class Behind:
     def _let_go(self, path: str) -> None:
         put = self.cached.pop(path)
         self._cached_bytes -= len(put[2]) + len(put[3])
+
+
+def _came(changes: Iterable[Sequence[Op]]) -> set[str]:
+    """The paths in prepared/ of which these changes say first that something is put there."""
+    first: dict[str, int] = {}
+    for op in chain.from_iterable(changes):
+        first.setdefault(op[1], op[0])
+    return {path for path, code in first.items() if code == PUT and path.startswith(layout.PREPARED)}
 
 
 def _drops(changes: Iterable[Sequence[Op]]) -> Iterator[str]:

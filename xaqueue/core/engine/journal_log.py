@@ -354,7 +354,8 @@ class JournalLog(DeferringCommit):
         """Of what is recorded."""
         with self._following:
             with self._lock:
-                turn, upto = Turn(list(self.behind.changes), self._marks), self._upto
+                turn = Turn(list(self.behind.changes), self._marks, self.behind.standing)
+                upto = self._upto
                 self._marks = {}
             if turn.changes or turn.marks:
                 try:

@@ -15,12 +15,11 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import ParamSpec, Protocol, TypeVar
 
 from xaqueue.core.storage.fs import Room, lasting, synced
 from xaqueue.core.storage.modes import BY_UMASK, PRIVATE, Modes, give, heir_of
-from xaqueue.core.storage.mounts import MOUNTINFO, mount_of
+from xaqueue.core.storage.mounts import MOUNTINFO, file_system_of
 from xaqueue.core.storage.regular import WRITE, open_regular, read_up_to, stat_regular
 
 OPEN_FILES = 384
@@ -216,20 +215,7 @@ class DirectoryFileSystem:
         self._sync(path, os.fsync)
 
     def sync_data(self, path: str) -> None:
-        fd = self._places.pop(path, None)
-        if fd is None:
-            self._sync(path, os.fdatasync)
-            return
-        try:
-            os.fdatasync(fd)
-        except OSError as error:
-            _name_file(error, self._prefix + path)
-            raise
-        finally:
-            if path in self._places:
-                self._remember(self._places, path, fd)
-            else:
-                self._places[path] = fd
+        self._sync(path, os.fdatasync)
 
     def sync_dir(self, path: str) -> None:
         fd = self._directories.pop(path, None)
@@ -349,13 +335,7 @@ class Sync(Protocol):
 
 def has_dsync(root: str) -> bool:
     """Whether a write may sync what it writes there."""
-    if not _RWF_DSYNC:
-        return False
-    try:
-        mounts = Path(MOUNTINFO).read_text("utf-8", "surrogateescape")
-    except OSError:
-        return False
-    return mount_of(os.path.realpath(root), mounts).file_system in _OVERWRITES
+    return bool(_RWF_DSYNC) and file_system_of(os.path.realpath(root), MOUNTINFO) in _OVERWRITES
 
 
 def _name_file(error: BaseException, full: str) -> None:

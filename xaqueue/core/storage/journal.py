@@ -38,6 +38,7 @@ from xaqueue.core.storage.journal_format import (
 )
 from xaqueue.core.storage.journal_reader import look
 from xaqueue.core.storage.reserve import PIECE_BYTES
+from xaqueue.core.storage.scheduling import THREADS
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 """Default size of a segment."""
@@ -47,10 +48,6 @@ log = logging.getLogger("xaqueue")
 
 HardenBy = Callable[[Callable[[str], None], str], None]
 """Calls the first with the second."""
-
-
-def _at_once(harden: Callable[[str], None], path: str) -> None:
-    harden(path)
 
 
 def whole_sectors(segment_bytes: int) -> int:
@@ -336,7 +333,7 @@ class Journal:
                 self._fs.write_at(path, offset, chunks)
                 self.written = self.position + size
                 syncing()
-                (harden_by or _at_once)(self._sync, path)
+                (harden_by or THREADS.harden)(self._sync, path)
             elif harden_by is None:
                 self._fs.write_synced(path, offset, chunks)
             else:

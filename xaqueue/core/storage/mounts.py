@@ -41,6 +41,14 @@ def mount_of(place: str, mountinfo: str) -> Mount:
     return found
 
 
+def file_system_of(place: str, mountinfo: str = MOUNTINFO) -> str:
+    """Its kind; empty where nobody says."""
+    try:
+        return mount_of(place, Path(mountinfo).read_text("utf-8", "surrogateescape")).file_system
+    except OSError:
+        return ""
+
+
 def _unescaped(field: str) -> str:
     return _ESCAPED.sub(lambda match: chr(int(match[1], 8)), field)
 
@@ -50,18 +58,15 @@ def trouble_of(root: str, *, is_durable: bool, mountinfo: str = MOUNTINFO) -> st
 
     is_durable: whether its commits are to outlive a power loss.
     """
-    try:
-        mount = mount_of(root, Path(mountinfo).read_text("utf-8", "surrogateescape"))
-    except OSError:
-        return ""
-    if mount.file_system in IN_MEMORY and is_durable:
+    file_system = file_system_of(root, mountinfo)
+    if file_system in IN_MEMORY and is_durable:
         return (
-            f"{root} is on {mount.file_system}, which is memory: a commit there outlives processes and no power loss. "
+            f"{root} is on {file_system}, which is memory: a commit there outlives processes and no power loss. "
             "Move the space to a disk, or open it with sync NONE"
         )
-    if mount.file_system.startswith(NETWORK):
+    if file_system.startswith(NETWORK):
         return (
-            f"{root} is on {mount.file_system}, a network file system: what it must guarantee is said in xaqueue(7) "
+            f"{root} is on {file_system}, a network file system: what it must guarantee is said in xaqueue(7) "
             f"STORAGE, and `xaqueue iotest {root} --peer`, run on two machines at once, tries it"
         )
     return ""

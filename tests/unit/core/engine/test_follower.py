@@ -110,6 +110,52 @@ def test_what_comes_and_goes_never_touches_the_directories() -> None:
     assert log._made == 0
 
 
+def test_a_block_that_comes_and_goes_costs_no_call() -> None:
+    fs = directories()
+    log = LoggedDirectories(fs)
+    log.do((PUT, "prepared/a", b"head", b"body", 0))
+    log.do((MOVE, "prepared/a", f"{RANGE}/a", 0))
+    log.do((PUT, "prepared/b", b"head", b"body", 0))
+    log.do((DROP, "prepared/b"))
+    log.follow()
+    assert fs.calls == len(["create", "rename"])
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_what_was_there_before_it_came_and_went_is_removed(leaves: bool) -> None:
+    fs = directories()
+    log = LoggedDirectories(fs)
+    log.do((PUT, "prepared/a", b"head", b"body", 0))
+    log.follow()
+    if leaves:
+        log.do((DROP, "prepared/a"))
+    log.do((PUT, "prepared/a", b"other", b"body", 0))
+    log.do((DROP, "prepared/a"))
+    log.follow()
+    assert not fs.exists("prepared/a")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "no room")])
+def test_what_may_have_come_before_somebody_was_interrupted_is_removed(error: BaseException) -> None:
+    """It has its name, and nobody has noted that."""
+
+    class Interrupted(ForgetfulFileSystem):
+        def rename(self, source: str, target: str) -> None:
+            super().rename(source, target)
+            if target == "prepared/a":
+                raise error
+
+    fs = Interrupted(None, Tree(dict.fromkeys(DIRECTORIES)))
+    log = LoggedDirectories(fs)
+    log.do((PUT, "prepared/a", b"head", b"body", 0))
+    with pytest.raises(type(error)):
+        log.follow()
+    assert fs.exists("prepared/a")
+    log.do((DROP, "prepared/a"))
+    log.follow()
+    assert not fs.exists("prepared/a")
+
+
 def test_a_watermark_is_written_behind_the_files_that_it_tells_of() -> None:
     order: list[str] = []
 
