@@ -27,6 +27,7 @@ from itertools import chain
 from xaqueue.core.engine import redo
 from xaqueue.core.engine.behind import Behind, Turn
 from xaqueue.core.engine.deferred import DeferringCommit
+from xaqueue.core.engine.disk_space import refusal
 from xaqueue.core.engine.log import HELD_BYTES, Copying, Owner, Register
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import Kind, split_block
@@ -349,6 +350,9 @@ class JournalLog(DeferringCommit):
         """
         self._harden_deferred()
         self._follow()
+        if self.journal.is_short and not refusal(self._owner.definitions, self.fs.room(), self.journal.largest_bytes):
+            with self._fencing():
+                self.journal.grow()
 
     def _follow(self) -> None:
         """Of what is recorded."""

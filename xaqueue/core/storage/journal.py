@@ -16,6 +16,7 @@ from zlib import crc32
 from xaqueue.core.storage.fs import NO_LINK, NO_ROOM, FileSystem, discard, suppress_room, synced
 from xaqueue.core.storage.journal_files import OWN_BYTES, free_archive, make_segment
 from xaqueue.core.storage.journal_format import (
+    AHEAD,
     CHECKPOINT,
     END,
     EPOCH_BITS,
@@ -89,7 +90,7 @@ class Journal:
         self._segment_bytes = whole_sectors(segment_bytes)
         self._guard = threading.Lock()
         self._making = threading.Lock()
-        """Held while the following segment is made or takes over."""
+        """Held while the following segment is made or takes over, and while the present one grows."""
         found = look(fs, directory, is_valid, used=used)
         self._segments = found.segments
         self._present: str | None = None
@@ -289,8 +290,9 @@ class Journal:
         segment = self._segments[-1]
         wanted = self.position - segment.start + size + OWN_BYTES
         while wanted > segment.allocated:
-            if wanted > segment.size or not self._extend(segment):
-                return False
+            with self._making:  # somebody may be at it
+                if wanted > segment.size or not self._extend(segment, segment.growth):
+                    return False
         return True
 
     def _has_reserve(self) -> bool:
@@ -298,8 +300,20 @@ class Journal:
         segment = self._segments[-1]
         return self.position - segment.start + OWN_BYTES <= segment.allocated
 
-    def _extend(self, segment: Segment) -> bool:
-        step = segment.growth
+    @property
+    def is_short(self) -> bool:
+        """Whether the present segment is to ``grow``: little is left of what is allocated, and more is to come."""
+        segment = self._segments[-1]
+        left = segment.start + segment.allocated - self.position
+        return left < min(AHEAD * segment.growth, segment.allocated // 2)
+
+    def grow(self) -> bool:
+        """As a round does that needs it, by more, and beside whoever writes. Raises OSError, never one of NO_ROOM."""
+        with self._making:
+            segment = self._segments[-1]
+            return self._extend(segment, min(AHEAD * segment.growth, segment.size - segment.allocated))
+
+    def _extend(self, segment: Segment, step: int) -> bool:
         path = self._path(segment.name)
         try:
             self._fs.write_at(path, segment.allocated, [bytes(step)])

@@ -25,6 +25,8 @@ VERSION = 1
 SECTOR_BYTES = 512
 EXTENSION_BYTES = 1024 * 1024
 """A new segment is filled with zeros by this much at a time, its first time only, and synced before it is used."""
+AHEAD = 8
+"""So many times as much where nobody waits for it."""
 MAGIC = b"XAQJ"
 HEADER = struct.Struct("<4sHHQQQ")
 PREFIX = struct.Struct("<4sBxxxIQQQQ")

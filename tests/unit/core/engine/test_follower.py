@@ -20,6 +20,7 @@ import xaqueue
 from support.bare_space import bare_space
 from support.forgetful import ForgetfulFileSystem, Tree
 from support.journal_log_scene import DIRECTORIES, MARK, RANGE, LoggedDirectories, directories
+from support.journal_of import journal_of
 from xaqueue.core.engine import journal_log
 from xaqueue.core.engine.journal_log import KEPT_BYTES, LAG_S
 from xaqueue.core.model.block import Kind as Block
@@ -376,6 +377,37 @@ def test_a_large_branch_of_the_same_name_may_follow_at_once(tmp_path: Path) -> N
         assert [message.body[:1] for message in connection.browse("q")] == [b"\1", b"\2", b"\2"]
         bare.reopen()
         assert [body[:1] for body in bare.take("q")] == [b"\1", b"\2", b"\2"]
+
+
+def test_whoever_follows_lets_the_journal_grow_where_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond what has to stay free on the disk: a round that needs it takes of that, and nobody else."""
+    with bare_space(tmp_path / "space", "JOURNAL") as bare:
+        journal = journal_of(bare.space).journal
+        before, room = journal.allocated_bytes, bare.fs.room()
+        bare.put("q", bytes(600_000))
+        with monkeypatch.context() as patch:
+            patch.setattr(bare.fs, "room", lambda: room._replace(free_bytes=70 * 1024 * 1024))
+            bare.space.log.follow()
+            assert journal.allocated_bytes == before
+        bare.space.log.follow()
+        assert journal.allocated_bytes == before + 8 * 1024 * 1024
+        bare.put("q", bytes(600_000))
+        bare.space.log.follow()
+        assert journal.allocated_bytes == before + 8 * 1024 * 1024
+        bare.reopen()
+        assert len(bare.take("q")) == 2
+
+
+def test_a_journal_that_cannot_grow_for_want_of_anything_but_room_fences(tmp_path: Path) -> None:
+    with bare_space(tmp_path / "space", "JOURNAL") as bare:
+        bare.put("q", bytes(600_000))
+        bare.space.log.settle()
+        bare.fs.faults = {("write_at", "journal/"): errno.EIO}
+        with pytest.raises(ResourceFailed):
+            bare.space.log.follow()
+        assert bare.space.log.fenced
 
 
 # The thread

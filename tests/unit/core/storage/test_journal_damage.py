@@ -277,7 +277,10 @@ def test_an_empty_segment_that_was_cut_short_is_made_anew(fs: FileSystem, monkey
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_no_crash_while_a_segment_grows_is_damage(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+@pytest.mark.parametrize("grows_ahead", [False, True])
+def test_no_crash_while_a_segment_grows_is_damage(
+    monkeypatch: pytest.MonkeyPatch, seed: int, grows_ahead: bool
+) -> None:
     monkeypatch.setattr(journal_format, "EXTENSION_BYTES", 4096)
     for crash_after in itertools.count(seed, 4):
         fs, acknowledged = Tree({"journal": None}).open(crash_after), 0
@@ -286,6 +289,8 @@ def test_no_crash_while_a_segment_grows_is_damage(monkeypatch: pytest.MonkeyPatc
             for number in range(1, 12):
                 write(journal, entry(number, 2600))
                 acknowledged = number
+                if grows_ahead and journal.is_short:
+                    journal.grow()
         for tree in fs.trees_after_crash(limit=24, seed=crash_after):
             assert len(found(tree.open())) in (acknowledged, acknowledged + 1)
         if not fs.crashed:

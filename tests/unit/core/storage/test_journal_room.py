@@ -26,7 +26,13 @@ from support.journals import (
 from xaqueue.core.storage import journal_files, journal_format
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.fs import FileSystem
-from xaqueue.core.storage.journal import SEGMENT_BYTES, SMALLEST_SEGMENT_BYTES, checkpoint_entry, whole_sectors
+from xaqueue.core.storage.journal import (
+    SEGMENT_BYTES,
+    SMALLEST_SEGMENT_BYTES,
+    Journal,
+    checkpoint_entry,
+    whole_sectors,
+)
 from xaqueue.core.storage.journal_format import SECTOR_BYTES, name_of, record_of
 
 
@@ -106,7 +112,69 @@ def test_a_segment_grows_by_parts(fs: FileSystem, monkeypatch: pytest.MonkeyPatc
     assert fs.size(f"{PLACE}/{name_of(0)}") == SMALLEST_SEGMENT_BYTES
 
 
+def is_short(journal: Journal) -> bool:
+    return journal.is_short
+
+
+def test_a_segment_grows_ahead_of_those_who_write(fs: FileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By many parts at once, once more than half of what there is is used; and then no round grows it."""
+    monkeypatch.setattr(journal_format, "EXTENSION_BYTES", 4096)
+    journal = started(fs)
+    write(journal, entry(1, 500))
+    assert not is_short(journal)
+    write(journal, entry(2, 1500))
+    assert is_short(journal)
+    assert journal.grow()
+    assert not is_short(journal)
+    assert fs.size(f"{PLACE}/{name_of(0)}") == journal.allocated_bytes - 4096 == 9 * 4096
+    with monkeypatch.context() as patch:
+        patch.setattr(journal, "_extend", lambda *_: pytest.fail("a round grows it"))
+        write(journal, *(entry(number, 2500) for number in range(3, 12)))
+    assert is_short(journal)
+    assert journal.grow()
+    assert fs.size(f"{PLACE}/{name_of(0)}") == SMALLEST_SEGMENT_BYTES
+    assert not is_short(journal)
+    assert found(fs) == list(range(1, 12))
+
+
+def test_two_threads_may_let_a_segment_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_format, "EXTENSION_BYTES", 4096)
+    fs = DirectoryFileSystem(tmp_path)
+    journal, ended = started(fs), threading.Event()
+
+    def grow() -> None:
+        while not ended.is_set():
+            if journal.is_short:
+                assert journal.grow()
+
+    growing = threading.Thread(target=grow)
+    growing.start()
+    for number in range(1, 200):
+        write(journal, entry(number, 1500))
+    ended.set()
+    growing.join()
+    assert found(fs) == list(range(1, 200))
+    fs.close()
+
+
 # Full disks, failing disks
+
+
+@pytest.mark.parametrize("short_by", [None, 3000], ids=["nothing", "a part"])
+def test_one_that_cannot_grow_ahead_is_as_it_was(
+    disk: FullFileSystem, monkeypatch: pytest.MonkeyPatch, short_by: int | None
+) -> None:
+    monkeypatch.setattr(journal_format, "EXTENSION_BYTES", 4096)
+    journal = started(disk)
+    write(journal, entry(1, 2500))
+    disk.full, disk.short_by = True, short_by
+    assert not journal.grow()
+    assert journal.allocated_bytes == 2 * 4096
+    write(journal, entry(2, 500))
+    disk.full = False
+    write(journal, entry(3, 2500))
+    assert journal.grow()
+    assert found(disk) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("short_by", [None, 3000], ids=["nothing", "a part"])
