@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from xaqueue.core.engine.features import Features
-from xaqueue.core.model.branch import Branch
 from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.model.layout import Watermark
 from xaqueue.core.model.queue import Queue
-from xaqueue.xid import Xid
 
 
 class LogOwner:
@@ -20,7 +18,6 @@ class LogOwner:
     def __init__(self, published: Callable[[dict[str, Watermark]], object]) -> None:
         self.definitions, self.features = Definitions(), Features()
         self.queues: dict[str, Queue] = {}
-        self.branches: dict[Xid, Branch] = {}
         self.published = published
         self.pending: Callable[[], object] = lambda: None
         self.full: Callable[[], object] = lambda: None
@@ -31,6 +28,9 @@ class LogOwner:
 
     def check_owner(self) -> None:
         pass
+
+    def kept(self) -> tuple[int, int]:
+        return 0, 0
 
     def published_locked(self, marks: dict[str, Watermark]) -> None:
         self.published(marks)

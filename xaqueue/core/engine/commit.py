@@ -76,7 +76,7 @@ def _publish_prepared(space: Space, branch: Branch, paths: Sequence[str]) -> Non
     """Called with the lock held."""
     for written, path in zip(branch.blocks if branch.branch_block is None else branch.all_blocks, paths, strict=True):
         written.path = path
-        if branch.kept_bytes > HELD_BYTES:
+        if branch.kept[0] > HELD_BYTES:
             written.content = None
     branch.prepared_at = space.now_ns() // 1000
     branch.base = State.PREPARED

@@ -44,7 +44,7 @@ class DeferringCommit(JournalCommit):
         """Whether its steps wait for their syncs: not where all its queues say so. What has a rule for its xid does,
         since others rely on that; and what is too much to be in memory only until the next sync.
         """
-        if branch.kept_bytes > HELD_BYTES or branch.to_harden or branch.xid[0] in self._owner.features.rules:
+        if branch.kept[0] > HELD_BYTES or branch.to_harden or branch.xid[0] in self._owner.features.rules:
             return True
         definitions = [self._owner.definitions.of(written.queue) for written in branch.blocks]
         return any(one is None or one.sync != NOTHING for one in definitions)

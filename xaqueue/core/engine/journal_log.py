@@ -32,7 +32,7 @@ from xaqueue.core.engine.log import HELD_BYTES, Copying, Owner, Register
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import Kind, split_block
 from xaqueue.core.model.block_files import make_twin, read_block
-from xaqueue.core.model.branch import Branch, State, Written
+from xaqueue.core.model.branch import Branch, Written
 from xaqueue.core.model.change import DROP, MOVE, PUT, Change, Moved, Op, entry_of, final_states
 from xaqueue.core.model.layout import ACTIVE, Watermark, block_path, numbered
 from xaqueue.core.model.queue import Queue
@@ -129,25 +129,21 @@ class JournalLog(DeferringCommit):
             twin = None
         size = BLOCK_BYTES if twin is not None else len(head) + len(body) + BLOCK_BYTES
         if twin is None or not twin.path:
-            branch.kept_bytes = kept = branch.kept_bytes + size
+            kept, count = branch.kept
+            kept += size
             self._kept_left -= size
-            if kept <= self._kept_bytes and (kept <= HELD_BYTES or self._kept_left >= 0 or self._count_kept() >= 0):
-                written.content = head, body
+            if kept <= self._kept_bytes and (kept <= HELD_BYTES or self._kept_left >= 0 or self._has_left(size)):
+                branch.kept, written.content = (kept, count + 1), (head, body)
                 return
-            branch.kept_bytes -= size
         self._end_earlier(branch)
         if twin is not None and not twin.path:  # with those that have a place, so that there is one file
             self._spill(branch, [one for one in branch.blocks if one.shared is twin])
         self._write(branch, written, head, body)
 
-    def _count_kept(self) -> int:
-        """What all branches may keep yet, by what they have now: nobody needs to say what he lets go. A prepared one
-        keeps little (``commit.prepare``), and there may be many."""
-        with self._lock:
-            branches = self._owner.branches.values()
-            kept = sum(branch.kept_bytes for branch in branches if branch.base is not State.PREPARED)
-        self._kept_left = ALL_KEPT_BYTES - kept
-        return self._kept_left
+    def _has_left(self, size: int) -> bool:
+        """Whether so much more may be kept, by what branches keep now: nobody needs to say what he lets go."""
+        self._kept_left = ALL_KEPT_BYTES - self._owner.kept()[0] - size
+        return self._kept_left >= 0
 
     def _end_earlier(self, branch: Branch) -> None:
         """Before a block goes to active/: a crash would leave an earlier branch of this name, whose commit is deferred,
@@ -177,7 +173,11 @@ class JournalLog(DeferringCommit):
             for written in blocks:
                 with self._spilling:
                     if written.content is not None and not written.path:
-                        self._write(branch, written, *written.content)
+                        head, body = written.content
+                        self._write(branch, written, head, body)
+                        size, count = branch.kept
+                        size -= BLOCK_BYTES if written.twin is not None else len(head) + len(body) + BLOCK_BYTES
+                        branch.kept = size, count - 1
 
     def take(self, branch: Branch, taken: Sequence[Written], block: Callable[[Written], bytes]) -> None:
         if self.register is not None:

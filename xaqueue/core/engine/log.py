@@ -19,7 +19,6 @@ from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage import group_commit
 from xaqueue.core.storage.group_commit import Plan, Publish, Shipping, Step
 from xaqueue.errors import RetryLater
-from xaqueue.xid import Xid
 
 STEP_FILES = 256
 """Files that a prepare moves with the space's lock held: those before them it may move ahead of its step, since a crash
@@ -40,9 +39,11 @@ class Owner(group_commit.Owner, Protocol):
     features: Features
     queues: dict[str, Queue]
     """The memory of each, by its name."""
-    branches: dict[Xid, Branch]
     serving: bool
     """Recovery is done: nothing is performed late before."""
+
+    def kept(self) -> tuple[int, int]:
+        """Bytes and number of the blocks that memory has of branches that are not prepared. Takes the lock."""
 
     def published_locked(self, marks: dict[str, Watermark]) -> None:
         """Behind each round: who waits looks again. Adds the queues that have changed, and how far they are."""

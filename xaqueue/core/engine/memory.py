@@ -250,11 +250,11 @@ class Memory:
         return self._last_commit_us
 
     def kept(self) -> tuple[int, int]:
-        """Bytes and number of the blocks that memory has of branches that are not prepared."""
+        """Bytes, about, and number of the blocks that memory has of branches that are not prepared. A prepared one
+        keeps little (``commit.prepare``), and there may be many."""
         with self.lock:
-            active = [branch for branch in self.branches.values() if branch.base is State.ACTIVE]
-            kept = [w.content for branch in active for w in branch.blocks if w.content is not None and not w.path]
-        return sum(len(head) + len(body) for head, body in kept), len(kept)
+            kept = [branch.kept for branch in self.branches.values() if branch.base is not State.PREPARED]
+        return sum(size for size, _ in kept), sum(count for _, count in kept)
 
     def held(self) -> list[tuple[str, Entry]]:
         """Queue and message of all that branches hold which are not prepared."""

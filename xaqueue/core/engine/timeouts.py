@@ -151,7 +151,7 @@ def _undo(space: Space, branch: Branch, now: float) -> bool:
         with space.lock:
             space.branches.pop(branch.xid, None)
     branch.blocks.clear()
-    branch.branch_block, branch.kept_bytes, branch.base = None, 0, State.UNDONE
+    branch.branch_block, branch.kept, branch.base = None, (0, 0), State.UNDONE
     branch.progress = now
     log.warning("[branch-timeout] %s: it is rolled back", branch.rollback_reason)
     return True

@@ -278,8 +278,8 @@ class Branch:
     """A step is on its way to disk; the next call waits for it."""
     prepared_at: int = 0
     """Int microseconds UTC."""
-    kept_bytes: int = 0
-    """Of its blocks' contents, held in memory."""
+    kept: tuple[int, int] = (0, 0)
+    """Bytes of its blocks' contents that are held in memory, about, and of how many blocks."""
     riders: tuple[Rider, ...] = ()
     """Who else has a say in its steps. Changed with the space's lock held."""
 

@@ -11,7 +11,7 @@ import pytest
 
 import xaqueue
 from support.bare_space import BareSpace, bare_space
-from xaqueue.core.engine import heuristics, journal_log
+from xaqueue.core.engine import blocks, heuristics, journal_log
 from xaqueue.core.engine.log import HELD_BYTES
 from xaqueue.core.model import layout
 from xaqueue.errors import DiskFull, RetryLater
@@ -83,6 +83,29 @@ def test_who_adds_little_needs_no_file_where_others_have_it_all(bare: BareSpace)
             assert in_files(bare) == files
 
 
+def test_what_was_spilled_is_kept_no_more(bare: BareSpace) -> None:
+    """Its branch may keep as much again."""
+    with ExitStack() as stack:
+        (connection,) = begun(bare, stack, 1)
+        (branch,) = bare.space.branches.values()
+        blocks.spill(bare.space, branch)
+        assert in_files(bare) == BEYOND
+        assert bare.space.kept() == (0, 0)
+        connection.enqueue_many("q", [BODY] * BEYOND)
+        assert bare.space.kept()[0] > EACH * 3 / 4
+        assert bare.space.kept()[1] + in_files(bare) == 2 * BEYOND
+
+
+def test_of_a_shared_body_only_one_block_counts(bare: BareSpace) -> None:
+    """What is added to several queues is spilled as one file, and all its names."""
+    with closing(bare.connect()) as connection:
+        connection.enqueue_to(["a", "b", "c"], bytes(EACH // 2))
+        assert EACH / 2 < bare.space.kept()[0] < EACH * 3 / 4
+        (branch,) = bare.space.branches.values()
+        blocks.spill(bare.space, branch)
+        assert bare.space.kept() == (0, 0)
+
+
 def prepared(connection: xaqueue.Connection) -> None:
     connection.tpc_prepare()
 
@@ -136,7 +159,7 @@ def test_one_that_recovery_has_found_keeps_nothing(bare: BareSpace) -> None:
             connection.tpc_prepare()
         bare.reopen()
         assert len(bare.in_doubt()) == 8
-        assert sum(branch.kept_bytes for branch in bare.space.branches.values()) == 0
+        assert all(branch.kept == (0, 0) for branch in bare.space.branches.values())
         connection = stack.enter_context(closing(bare.connect()))
         connection.enqueue_many("q", [BODY] * (BEYOND // 4))
         assert in_files(bare) == 0
