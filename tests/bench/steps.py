@@ -57,7 +57,7 @@ class Steps(NamedTuple):
 def role_of(thread: str) -> str:
     if thread == "MainThread":
         return "caller"
-    return "server" if thread.startswith(("server", "xaqueue-slow", "xaqueue-harden")) else ""
+    return "server" if thread.startswith(("server", "xaqueue-slow")) else ""
 
 
 class Tracer:

@@ -12,14 +12,12 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from itertools import count
-from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import xaqueue
 from bench.served import run
 from xaqueue.connection import Connection
-from xaqueue.rpc.server import scheduler
 from xaqueue.rpc.server.listeners import ListenConfig
 from xaqueue.rpc.server.server import Server
 
@@ -94,7 +92,7 @@ def embedded(root: Path, level: str) -> Iterator[Scene]:
 @contextmanager
 def served(root: Path, level: str) -> Iterator[Scene]:
     """By a server in a thread of this process, so that its steps are counted, and by themselves."""
-    ready, made, brief_s = threading.Event(), list[Server](), scheduler.BRIEF_S
+    ready, made = threading.Event(), list[Server]()
 
     async def serve(path: Path) -> None:
         made.append(Server(root, sync=level))
@@ -110,7 +108,6 @@ def served(root: Path, level: str) -> Iterator[Scene]:
             turned.acquire(timeout=PATIENCE_S)
 
     with tempfile.TemporaryDirectory(prefix="xaqueue-bench-") as sockets:  # a socket's path is 107 bytes at most
-        scheduler.BRIEF_S = inf  # a server goes another way for a while, once a busy machine made a sync look slow
         thread = threading.Thread(target=lambda: run(serve(Path(sockets, "socket"))), name="server")
         thread.start()
         try:
@@ -120,7 +117,6 @@ def served(root: Path, level: str) -> Iterator[Scene]:
         finally:
             made[0].loop.call_soon_threadsafe(made[0].stop)
             thread.join()
-            scheduler.BRIEF_S = brief_s
 
 
 def two_phase(connection: Connection) -> Iterator[Verb]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import socket
@@ -259,7 +258,6 @@ def test_a_commit_that_is_under_way_is_answered(
     root: Path, tmp_path: Path, sync: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = ServerThread(root, tmp_path / "socket", sync=sync)
-    served.server.scheduler._apart_until = math.inf  # the loop goes on while the disk is waited for
     held, go_on = threading.Event(), threading.Event()
     name = "write_synced" if sync == "JOURNAL" else "sync_data"
     harden = getattr(DirectoryFileSystem, name)
@@ -283,9 +281,11 @@ def test_a_commit_that_is_under_way_is_answered(
     thread = threading.Thread(target=commit)
     thread.start()
     assert held.wait(PATIENCE_S)
-    served.call(served.server.stop)
+    stopping = threading.Thread(target=served.call, args=[served.server.stop])
+    stopping.start()  # as a signal, which is heard behind the round: a loop that syncs does nothing else meanwhile
     go_on.set()
     thread.join(PATIENCE_S)
+    stopping.join(PATIENCE_S)
     served.stop()
     committing.close()
     assert told == []

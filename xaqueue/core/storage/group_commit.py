@@ -261,7 +261,7 @@ class GroupCommit:
     def _lead_late(self) -> None:
         """Where those who call share one thread: to hand the lead on costs little, and each has its answer at once."""
         self._waiting.yield_once()
-        self._waiting.run_rounds(partial(self._lead, 1))
+        self._lead(1)
 
     def _lead(self, rounds: int = 0) -> None:
         """Performs rounds as long as steps gather, and then hands the lead on.
@@ -347,8 +347,7 @@ class JournalCommit(GroupCommit):
         leader."""
         super().__init__(lock, owner, waiting=waiting, name=name)
         self.journal = journal
-        if waiting is not THREADS:
-            journal.harden_by = waiting.harden
+        journal.waiting = waiting
         self._relieve = relieve
         self.shipping: Shipping | None = None
         """To whom each round is told."""
@@ -455,4 +454,4 @@ class JournalCommit(GroupCommit):
                         step.error = RetryLater(f"no room in the journal ({error.strerror}): free some and try again")
                     return
                 relieved = True
-                self._relieve(begin)
+                self._waiting.run(partial(self._relieve, begin))

@@ -11,6 +11,7 @@ import errno
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from zlib import crc32
 
 from xaqueue.core.storage.fs import NO_LINK, NO_ROOM, FileSystem, discard, suppress_room, synced
@@ -46,9 +47,6 @@ SEGMENT_BYTES = 64 * 1024 * 1024
 SMALLEST_SEGMENT_BYTES = 64 * 1024
 
 log = logging.getLogger("xaqueue")
-
-HardenBy = Callable[[Callable[[str], None], str], None]
-"""Calls the first with the second."""
 
 
 def whole_sectors(segment_bytes: int) -> int:
@@ -114,8 +112,8 @@ class Journal:
         self.syncs = 0
         self.switches = 0
         """How many segments became full."""
-        self.harden_by: HardenBy | None = None
-        """Makes the call in which ``write`` syncs; else ``write`` does."""
+        self.waiting = THREADS
+        """How ``write`` waits for its calls that may be slow, those by which it grows."""
         self.clock: Callable[[], int] | None = None
         """Microseconds UTC. Where there is one, every round begins with its time."""
         self.kept = ""
@@ -268,12 +266,12 @@ class Journal:
             chunks += (prefix, checksum, meta, *bodies, PADDINGS[-(meta_bytes + body_bytes) & 7])
             lsn, done = end, done + 1
         if done > timed:
-            self._overwrite(chunks, lsn - first, syncing, self.harden_by)
+            self._overwrite(chunks, lsn - first, syncing)
             return done - timed
         if asked[0].kind == CHECKPOINT and self._has_reserve():
             self._write_own(CHECKPOINT, LSN.unpack(asked[0].meta)[0])
             return 1
-        self._make_room(sum(entry.size_bytes for entry in entries[: timed + 1]))
+        self.waiting.run(partial(self._make_room, sum(entry.size_bytes for entry in entries[: timed + 1])))
         return self.write(asked, syncing)
 
     def write_checkpoint(self, lsn: int) -> None:
@@ -289,9 +287,14 @@ class Journal:
         """Whether so much goes into the present segment, which grows towards its size where the disk lets it."""
         segment = self._segments[-1]
         wanted = self.position - segment.start + size + OWN_BYTES
-        while wanted > segment.allocated:
-            with self._making:  # somebody may be at it
-                if wanted > segment.size or not self._extend(segment, segment.growth):
+        if wanted <= segment.allocated:
+            return True
+        return wanted <= segment.size and self.waiting.run(partial(self._reach, segment, wanted))
+
+    def _reach(self, segment: Segment, wanted: int) -> bool:
+        with self._making:  # somebody may be at it
+            while wanted > segment.allocated:
+                if not self._extend(segment, segment.growth):
                     return False
         return True
 
@@ -329,13 +332,7 @@ class Journal:
         entry = Entry(kind, LSN.pack(lsn))
         self._overwrite(record_of(entry, self.position, self.position, self._epoch), entry.size_bytes)
 
-    def _overwrite(
-        self,
-        chunks: list[bytes],
-        size: int,
-        syncing: Callable[[], None] | None = None,
-        harden_by: HardenBy | None = None,
-    ) -> None:
+    def _overwrite(self, chunks: list[bytes], size: int, syncing: Callable[[], None] | None = None) -> None:
         segment = self._segments[-1]
         offset = self.position - segment.start
         path = self._present
@@ -347,11 +344,9 @@ class Journal:
                 self._fs.write_at(path, offset, chunks)
                 self.written = self.position + size
                 syncing()
-                (harden_by or THREADS.harden)(self._sync, path)
-            elif harden_by is None:
-                self._fs.write_synced(path, offset, chunks)
+                self._sync(path)
             else:
-                harden_by(lambda path: self._fs.write_synced(path, offset, chunks), path)
+                self._fs.write_synced(path, offset, chunks)
         except OSError:
             self._epoch += 1  # what was written of it all the same is not to stand behind what is written next
             raise

@@ -50,14 +50,6 @@ class Threads:
     def let_others(self) -> None:
         """Those that were woken just now do what they were woken for first, where they share a thread."""
 
-    def run_rounds(self, rounds: Callable[[], None]) -> None:
-        """Runs rounds of group commit, each as slow as the disk is."""
-        rounds()
-
-    def harden(self, sync: Callable[[str], None], path: str) -> None:
-        """Syncs what a round has written; it has no lock meanwhile."""
-        sync(path)
-
     def run(self, call: Callable[[], T]) -> T:
         """The result of a call that may be slow."""
         return call()

@@ -3,16 +3,17 @@
 The engine's code is the same as under threads (``xaqueue.core.storage.scheduling``). A greenlet is never ended from
 outside: it runs on until its session is over. Whoever is no session's greenlet, the checkpointer's thread or the loop
 at its end, waits as a thread does.
+
+A round of group commit is synced in the loop: who is waited for meanwhile waits for it, or for the next one, and to
+hand a sync to a thread and back costs more than it takes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from queue import SimpleQueue
 from typing import TypeVar
 
 from xaqueue.awaited import MISSING
@@ -25,10 +26,6 @@ except ModuleNotFoundError:
 
 T = TypeVar("T")
 
-BRIEF_S = 0.005
-"""For how long a round of syncs may keep the loop."""
-APART_S = 0.25
-"""For how long a thread leads after one that took longer."""
 SLOW_CALLS = 8
 """Threads for calls that may be slow."""
 
@@ -49,16 +46,10 @@ class Scheduler(Threads):
         self.greenlet = getcurrent()
         self._thread = threading.get_ident()
         self._pool: ThreadPoolExecutor | None = None
-        self._apart_until = 0.0
         self._leader: ScheduledTask | None = None
         """The task that led the last round."""
         self._waited = False
         """Somebody waited since then."""
-        self._alone = False
-        """The round of now is of one task, as the one before, and nobody came in between."""
-        self._away_s = 0.0
-        """How long the round of now has left the loop to others."""
-        self._syncs: SimpleQueue[Callable[[], None] | None] | None = None
 
     def spawn(self, run: Callable[[], None]) -> ScheduledTask:
         """A task that has not begun yet: ``switch`` begins it, and returns when it waits."""
@@ -78,9 +69,6 @@ class Scheduler(Threads):
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown(wait=False)  # one that hangs in the kernel never returns
-        if self._syncs is not None:
-            self._syncs.put(None)
-            self._syncing.join()
 
     # How the engine waits
 
@@ -99,9 +87,9 @@ class Scheduler(Threads):
         """
         task = getcurrent()
         if isinstance(task, ScheduledTask):
-            self._alone = task is self._leader and not self._waited
+            is_alone = task is self._leader and not self._waited
             self._leader, self._waited = task, False
-            if not self._alone:
+            if not is_alone:
                 self.let_others()
 
     def let_others(self) -> None:
@@ -109,47 +97,6 @@ class Scheduler(Threads):
         if isinstance(task, ScheduledTask):
             self.loop.call_soon(task.switch)
             self.greenlet.switch()
-
-    def harden(self, sync: Callable[[str], None], path: str) -> None:
-        """Who is alone syncs in the loop: to hand that to a thread and back costs more than it takes. While others are
-        there a thread does it, and the loop reads what they send.
-        """
-        task = getcurrent()
-        if self._alone or not isinstance(task, ScheduledTask):
-            sync(path)
-            return
-        syncs = self._syncs
-        if syncs is None:
-            syncs = self._syncs = SimpleQueue()
-            self._syncing = threading.Thread(target=_sync_all, args=(syncs,), name="xaqueue-harden", daemon=True)
-            self._syncing.start()
-        failures: list[BaseException] = []
-
-        def perform() -> None:
-            try:
-                sync(path)
-            except BaseException as error:
-                failures.append(error)
-            self.loop.call_soon_threadsafe(task.switch)
-
-        began = time.monotonic()
-        syncs.put(perform)
-        self.greenlet.switch()
-        self._away_s += time.monotonic() - began
-        if failures:
-            raise failures[0]
-
-    def run_rounds(self, rounds: Callable[[], None]) -> None:
-        """In the loop, until one keeps it for long: then a thread runs them for a while, and the loop goes on."""
-        began = time.monotonic()
-        if began < self._apart_until:
-            self.run(rounds)
-            return
-        self._away_s = 0.0
-        rounds()
-        ended = time.monotonic()
-        if ended - began - self._away_s > BRIEF_S:
-            self._apart_until = ended + APART_S
 
     def run(self, call: Callable[[], T]) -> T:
         task = getcurrent()
@@ -162,12 +109,6 @@ class Scheduler(Threads):
         future.add_done_callback(lambda _: waiter.release())
         waiter.acquire()
         return future.result()
-
-
-def _sync_all(calls: SimpleQueue[Callable[[], None] | None]) -> None:
-    """The thread of syncs, until it is told None."""
-    while (call := calls.get()) is not None:
-        call()
 
 
 class _TaskWaiter:
