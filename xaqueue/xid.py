@@ -46,9 +46,8 @@ class Xid(_Parts):
 
     def __str__(self) -> str:
         format_id, gtrid, bqual = self
-        gtrid_text = b2a_base64(gtrid, newline=False).translate(_URLSAFE, b"=")
-        bqual_text = b2a_base64(bqual, newline=False).translate(_URLSAFE, b"=")
-        return f"{format_id}.{gtrid_text.decode('ascii')}.{bqual_text.decode('ascii')}"
+        parts = b"%b.%b" % (b2a_base64(gtrid, newline=False), b2a_base64(bqual, newline=False))
+        return f"{format_id}.{parts.translate(_URLSAFE, b'=').decode()}"
 
     @property
     def is_local(self) -> bool:

@@ -10,7 +10,7 @@ import time
 
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import branch as states
-from xaqueue.core.model.branch import ALLOWED_NEXT, Begun, Branch, Call, State, call_of
+from xaqueue.core.model.branch import Begun, Branch, Call, State, call_of
 from xaqueue.errors import (
     Error,
     InterfaceError,
@@ -56,13 +56,12 @@ class Association:
         with space.lock:
             if space.log.failure is not None:
                 space.check()
-            branch = space.branches.get(xid)
-            if branch is None and call is Call.START and self._current is None:
+            if call is Call.START and self._current is None and xid not in space.branches:
                 branch = self._begin_locked(xid, timeout_s)
                 branch.active.add(self.number)
             else:
                 branch = self._enter_locked(xid, call, timeout_s)
-            branch.progress = time.monotonic()
+                branch.progress = time.monotonic()
         self._current, self._last = branch, xid
         if xid[0] == LOCAL_FORMAT_ID:
             self._local = branch
@@ -91,27 +90,42 @@ class Association:
         call = Call.END_SUCCESS if flags is Flag.SUCCESS else call_of("end", flags)
         if self._closed:
             self._check_open()
+        branch = self._current
         with self.space.lock:
-            branch = self.space.branches.get(xid)
-            if branch is not None and branch.busy:
-                branch = self._settled_locked(xid)
-            state = branch.state_for(self.number) if branch is not None else State.UNKNOWN
-            after = ALLOWED_NEXT.get((call, state)) or states.step(state, call, xid)
-            assert branch is not None
-            if self._current is branch:
-                self._current = None
-            branch.progress = time.monotonic()
-            if after is State.SUSPENDED:
-                branch.suspend(self.number, migrates=bool(flags & Flag.MIGRATE))
+            if (
+                branch is None
+                or branch.xid != xid
+                or call is not Call.END_SUCCESS
+                or branch.base is not State.ACTIVE
+                or branch.busy
+                or branch.rollback_reason is not None
+                or branch.deadline is not None
+                or branch.riders
+            ):
+                self._end_locked(xid, call, flags)
                 return
-            if state is State.SUSPENDED and branch.migrates:
-                branch.suspended.clear()
+            self._current = None
             branch.active.discard(self.number)
-            branch.suspended.discard(self.number)
-            if branch.deadline is not None:
-                self._expire(branch)
-            if branch.rollback_reason is not None or after is State.ROLLBACK_ONLY:
-                self._end_rollback_only_locked(branch, after)
+            branch.progress = time.monotonic()
+
+    def _end_locked(self, xid: Xid, call: Call, flags: Flag) -> None:
+        branch = self._settled_locked(xid)
+        state = branch.state_for(self.number) if branch is not None else State.UNKNOWN
+        after = states.step(state, call, xid)
+        assert branch is not None
+        if self._current is branch:
+            self._current = None
+        branch.progress = time.monotonic()
+        if after is State.SUSPENDED:
+            branch.suspend(self.number, migrates=bool(flags & Flag.MIGRATE))
+            return
+        branch.active.discard(self.number)
+        if state is State.SUSPENDED:
+            branch.resume(self.number)
+        if branch.deadline is not None:
+            self._expire(branch)
+        if branch.rollback_reason is not None or after is State.ROLLBACK_ONLY:
+            self._end_rollback_only_locked(branch, after)
 
     @staticmethod
     def _end_rollback_only_locked(branch: Branch, after: State) -> None:
@@ -157,23 +171,25 @@ class Association:
         return branch
 
     def _begin_locked(self, xid: Xid, timeout_s: float | None) -> Branch:
-        if self.space.draining:
-            self.space.check_draining()
+        space = self.space
+        if space.draining:
+            space.check_draining()
         if self.branch_limit is not None:
             self._count_locked(xid, self.branch_limit)
-        branch = self.space.branches[xid] = Branch(xid, str(xid))
-        branch.begun = Begun(time.monotonic(), self.key)
-        rule = self.space.features.rules.get(xid[0])
+        branch = space.branches[xid] = Branch(xid, str(xid))
+        branch.progress = now = time.monotonic()
+        branch.begun = Begun(now, self.key)
+        rule = space.features.rules.get(xid[0])
         if rule is not None:
             try:
-                rule.check(self.space, branch, Call.START)
+                rule.check(space, branch, Call.START)
             except RolledBack as why:
                 branch.rollback_reason = why
         if timeout_s is not None:
-            branch.deadline = branch.begun.at + timeout_s
-            self.space.look_by(branch.deadline)
-        if self.space.definitions.branch_idle_s:
-            self.space.look_by(branch.begun.at + self.space.definitions.branch_idle_s)
+            branch.deadline = now + timeout_s
+            space.look_by(branch.deadline)
+        if space.definitions.branch_idle_s:
+            space.look_by(now + space.definitions.branch_idle_s)
         return branch
 
     def _count_locked(self, xid: Xid, limit: int) -> None:

@@ -28,10 +28,19 @@ from xaqueue.core.engine.blocks import add_branch_block, add_dequeue
 from xaqueue.core.engine.log import HELD_BYTES, STEP_FILES, CommitPending
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.block import Kind
-from xaqueue.core.model.branch import Branch, State
+from xaqueue.core.model.branch import Branch, State, Written
 from xaqueue.core.model.change import DROP, MOVE, PUT, Change, Op
 from xaqueue.core.model.change import Kind as Step
-from xaqueue.core.model.layout import COMMIT, FIRST, PREPARED, QUARANTINE, block_path, message_path, retry_path
+from xaqueue.core.model.layout import (
+    COMMIT,
+    FIRST,
+    PREPARED,
+    QUARANTINE,
+    block_path,
+    message_path,
+    numbered,
+    retry_path,
+)
 from xaqueue.core.storage.group_commit import nothing
 from xaqueue.errors import DiskFull, RetryLater
 from xaqueue.xa import Outcome
@@ -43,20 +52,18 @@ def prepare(space: Space, branch: Branch) -> None:
 
     Raises DiskFull without room; then the branch can only be rolled back.
     """
-    written_blocks = branch.blocks
-    for written in written_blocks:
-        if not written.path and written.content is None:
+    blocks, suffix = branch.blocks, FIRST
+    for written in blocks:
+        if written.content is None and not written.path:
             add_dequeue(space, branch, written)
-    if len(written_blocks) > 1 or written_blocks[0].shared is not None or (branch.riders and branch.needs_list):
+    if len(blocks) > 1 or blocks[0].shared is not None or (branch.riders and branch.needs_list):
         add_branch_block(space, branch)
-        written_blocks = branch.all_blocks
-        targets = [f"{PREPARED}/{branch.name}.{written.number:03d}" for written in written_blocks]
-    else:
-        targets = [f"{PREPARED}/{branch.name}.{FIRST}"]
+        blocks, suffix = branch.all_blocks, ""
     if branch.to_harden:
         space.log.harden(branch)
     ops: list[Op] = []
-    for written, target in zip(written_blocks, targets, strict=True):
+    for written in blocks:
+        target = f"{PREPARED}/{branch.name}.{suffix or numbered(written.number)}"
         if written.path:
             ops.append((MOVE, written.path, target, 0))
         else:
@@ -66,16 +73,16 @@ def prepare(space: Space, branch: Branch) -> None:
     try:
         if len(ops) > STEP_FILES:
             change = space.log.ahead(branch, change)
-        space.log.perform(change, partial(_publish_prepared, space, branch, targets), branch)
+        space.log.perform(change, partial(_publish_prepared, space, branch, blocks, ops), branch)
     except RetryLater as full:
         branch.rollback_reason = DiskFull(f"{full}. Branch {branch.xid} is rolled back")
         raise branch.rollback_reason from full
 
 
-def _publish_prepared(space: Space, branch: Branch, paths: Sequence[str]) -> None:
+def _publish_prepared(space: Space, branch: Branch, blocks: Sequence[Written], ops: Sequence[Op]) -> None:
     """Called with the lock held."""
-    for written, path in zip(branch.blocks if branch.branch_block is None else branch.all_blocks, paths, strict=True):
-        written.path = path
+    for written, op in zip(blocks, ops, strict=True):
+        written.path = op[2] if op[0] == MOVE else op[1]
         if branch.kept[0] > HELD_BYTES:
             written.content = None
     branch.prepared_at = space.now_ns() // 1000
@@ -97,7 +104,9 @@ def commit(space: Space, branch: Branch, *, late: bool = False) -> None:
         space.log.harden_unprepared(branch, partial(_complete, space, branch))
     for rider in branch.riders:
         rider.stage(space, branch, {})
-    plan, publish = partial(commit_change, space, branch, step), partial(publish_commit, space, branch)
+    ends = space.log.follows  # its files go their ways in the order of the log, whoever has its name then
+    plan = partial(commit_change, space, branch, step)
+    publish = partial(publish_commit, space, branch, ends=ends)
     try:
         for rider in branch.riders:
             if rider.performs(space, plan, publish):
@@ -114,8 +123,9 @@ def commit(space: Space, branch: Branch, *, late: bool = False) -> None:
         if branch.branch_block is not None:
             branch.branch_block.path = block_path(PREPARED, branch.name, COMMIT)
         raise
-    with space.lock:  # its files are gone: another branch may have its name
-        space.finish_locked(branch, Outcome.COMMITTED)
+    if not ends:
+        with space.lock:  # its files are gone: another branch may have its name
+            space.finish_locked(branch, Outcome.COMMITTED)
     for rider in branch.riders:
         rider.committed(space, late=late)
 
@@ -175,8 +185,8 @@ def forget_numbers(space: Space, branch: Branch) -> None:
                 written.entry.seq = 0
 
 
-def publish_commit(space: Space, branch: Branch) -> None:
-    """What a branch has added and taken is visible. Called with the lock held, in commit order."""
+def publish_commit(space: Space, branch: Branch, *, ends: bool = False) -> None:
+    """What a branch has added and taken is visible. Called with the lock held, in commit order. ends: it is over."""
     for written in branch.blocks:
         entry = written.entry
         if entry is None:
@@ -191,6 +201,8 @@ def publish_commit(space: Space, branch: Branch) -> None:
     for rider in branch.riders:
         rider.publish_locked(space, branch)
         rider.release_locked(space, branch)
+    if ends:
+        space.finish_locked(branch, Outcome.COMMITTED)
 
 
 def rollback(space: Space, branch: Branch) -> None:

@@ -120,9 +120,8 @@ class JournalLog(DeferringCommit):
     # Blocks of active branches
 
     def add(self, branch: Branch, written: Written, head: bytes, body: bytes) -> None:
-        if written.kind is Kind.ENQUEUE and (
-            self.behind.size_bytes > PENDING_BYTES or self.behind.files > PENDING_FILES
-        ):
+        behind = self.behind
+        if (behind.size_bytes > PENDING_BYTES or behind.files > PENDING_FILES) and written.kind is Kind.ENQUEUE:
             self.settle()  # whoever adds waits for the directories, and needs room in them; what ends a branch does not
         twin = written.shared
         if twin is written:

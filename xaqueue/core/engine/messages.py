@@ -76,20 +76,29 @@ def enqueue(space: Space, branch: Branch, name: str, body: bytes, options: Enque
     if not space.room.has(len(body)):
         check_room(space, branch, len(body))
     given = options.get("message_id") if options else None
-    message_id, properties = MessageId(fresh_id()) if given is None else id_of(given), None
     if options and (given is None or len(options) > 1):
-        properties = properties_of(name, space.now_ns() // 1000, options)
-        packed, tags = pack_properties(properties), tags_of(properties)
-    else:
-        packed, tags = pack_plain(name, space.now_ns() // 1000), ""
+        return _enqueue_with(space, branch, name, body, options)
+    message_id = MessageId(fresh_id()) if given is None else id_of(given)
+    packed = pack_plain(name, space.now_ns() // 1000)
     head, checksum = head_of(Kind.ENQUEUE, message_id, packed, body, space.epoch, definitions.max_body_bytes)
-    if properties is not None:
-        there = space.features.admit(space, branch, name, message_id, properties)
-        if there is not None:
-            return there
+    written = Written(0, Kind.ENQUEUE, name, message_id, checksum, Entry(0, message_id))
+    add(space, branch, written, (head, body), _NAMED if options else _PLAIN)
+    return message_id
+
+
+def _enqueue_with(space: Space, branch: Branch, name: str, body: bytes, options: EnqueueOptions) -> MessageId:
+    """A message that has properties of its own."""
+    given = options.get("message_id")
+    message_id = MessageId(fresh_id()) if given is None else id_of(given)
+    properties = properties_of(name, space.now_ns() // 1000, options)
+    packed, tags = pack_properties(properties), tags_of(properties)
+    limit = space.definitions.max_body_bytes
+    head, checksum = head_of(Kind.ENQUEUE, message_id, packed, body, space.epoch, limit)
+    there = space.features.admit(space, branch, name, message_id, properties)
+    if there is not None:
+        return there
     written = Written(0, Kind.ENQUEUE, name, message_id, checksum, Entry(0, message_id, tags))
-    terms = _PLAIN if not options else _NAMED if properties is None else Terms(given is not None, wanted=properties)
-    add(space, branch, written, (head, body), terms)
+    add(space, branch, written, (head, body), Terms(given is not None, wanted=properties))
     return message_id
 
 
@@ -129,16 +138,10 @@ def add(space: Space, branch: Branch, written: Written, content: tuple[bytes, by
         if name not in space.definitions.known:
             space.definitions.find(name)  # raises where it was undefined since the caller has looked
         queue = space.queues.get(name) or space.queue(name)
-        if queue.room is not None:
-            queue.room.admit(space, branch, queue, len(head) + len(body), may_wait=terms.may_wait)
-        if terms.is_given and (message_id in queue.pending or message_id in queue.index):
-            raise InvalidArgument(f"message {message_id.hex()} is in queue {name} already: ids are unique")
+        if queue.room is not None or terms is not _PLAIN:
+            _admit_locked(space, branch, queue, written, len(head) + len(body), terms)
         queue.pending.add(message_id)
-        if queue.room is not None:
-            queue.room.hold(message_id, len(head) + len(body))
         branch.numbers = written.number = branch.numbers + 1
-        if terms.is_given and space.log.hardens_names and _REUSED not in branch.riders:
-            branch.riders = (*branch.riders, _REUSED)
     try:
         space.log.add(branch, written, head, body)
         branch.blocks.append(written)
@@ -154,6 +157,19 @@ def add(space: Space, branch: Branch, written: Written, content: tuple[bytes, by
         if written.path:  # interrupted: a later branch of its name may have a block of this number
             space.discard([written.path])
         raise
+
+
+def _admit_locked(space: Space, branch: Branch, queue: Queue, written: Written, size_bytes: int, terms: Terms) -> None:
+    """There is room in the queue, and it has no message of this id. Raises as ``add``."""
+    message_id, room = written.message_id, queue.room
+    if room is not None:
+        room.admit(space, branch, queue, size_bytes, may_wait=terms.may_wait)
+    if terms.is_given and (message_id in queue.pending or message_id in queue.index):
+        raise InvalidArgument(f"message {message_id.hex()} is in queue {queue.name} already: ids are unique")
+    if queue.room is not None:  # by now
+        queue.room.hold(message_id, size_bytes)
+    if terms.is_given and space.log.hardens_names and _REUSED not in branch.riders:
+        branch.riders = (*branch.riders, _REUSED)
 
 
 def _tell_riders(space: Space, branch: Branch, written: Written, wanted: Properties | None) -> None:

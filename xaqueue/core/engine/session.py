@@ -52,46 +52,53 @@ class Session(Association):
     # The verbs of a branch's life
 
     def prepare(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> Vote:
-        branch = self._take(xid, Call.PREPARE if flags is Flag.NOFLAGS else call_of("prepare", flags))
+        call = Call.PREPARE if flags is Flag.NOFLAGS else call_of("prepare", flags)
+        space, branch = self.space, self._take(xid, call)
         try:
             try:
-                if branch.riders or xid[0] in self.space.features.rules:
+                if branch.riders or xid[0] in space.features.rules:
                     self._decide(branch, Call.PREPARE)
                 if not branch.blocks:
-                    with self.space.lock:
-                        del self.space.branches[xid]
-                        self.space.settle_locked(branch)
+                    with space.lock:
+                        del space.branches[xid]
+                        space.settle_locked(branch)
                     return Vote.RDONLY
-                commit.prepare(self.space, branch)
+                commit.prepare(space, branch)
             except RolledBack:
-                commit.rollback(self.space, branch)
+                commit.rollback(space, branch)
                 raise
         except BaseException as error:
-            leave(self.space, branch, error)
+            leave(space, branch, error)
             raise
-        if self.space.log.interrupts:
-            self.space.log.deliver_interrupt()
+        if space.log.interrupts:
+            space.log.deliver_interrupt()
         return Vote.OK
 
     def commit(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
-        branch = self._take(xid, Call.COMMIT if flags is Flag.NOFLAGS else call_of("commit", flags))
+        if flags is Flag.NOFLAGS:
+            call, late = Call.COMMIT, False
+        elif flags is Flag.ONEPHASE:
+            call, late = Call.COMMIT_ONEPHASE, False
+        else:
+            call, late = call_of("commit", flags), bool(flags & Flag.LATE)
+        space, branch = self.space, self._take(xid, call)
         try:
             try:
-                if branch.riders or xid[0] in self.space.features.rules:
+                if branch.riders or xid[0] in space.features.rules:
                     self._decide(branch, Call.COMMIT)
                 if not branch.blocks and branch.base not in (State.PREPARED, State.DELEGATED):
-                    with self.space.lock:
-                        self.space.finish_locked(branch, Outcome.COMMITTED)
+                    with space.lock:
+                        space.finish_locked(branch, Outcome.COMMITTED)
                     return
-                commit.commit(self.space, branch, late=bool(flags & Flag.LATE))
+                commit.commit(space, branch, late=late)
             except RolledBack:
-                commit.rollback(self.space, branch)
+                commit.rollback(space, branch)
                 raise
         except BaseException as error:
-            leave(self.space, branch, error)
+            leave(space, branch, error)
             raise
-        if self.space.log.interrupts:
-            self.space.log.deliver_interrupt()
+        if space.log.interrupts:
+            space.log.deliver_interrupt()
 
     def rollback(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
         branch = self._take(xid, Call.ROLLBACK if flags is Flag.NOFLAGS else call_of("rollback", flags))
@@ -338,14 +345,12 @@ class Session(Association):
                 if space.log.failure is not None:
                     space.check()
                 branch = space.branches.get(xid)
-                if branch is not None and (branch.busy or branch.deadline is not None):
-                    branch = self._settled_locked(xid)
-                    if branch is not None:
-                        self._expire(branch)
-                if branch is None:
-                    state = State.UNKNOWN
-                elif branch.base is State.PREPARED and not branch.riders:
+                if branch is None or branch.busy or branch.deadline is not None or branch.riders:
+                    branch, state = self._due_locked(xid)
+                elif branch.base is State.PREPARED:
                     state = State.PREPARED
+                elif branch.base is State.ACTIVE and not (branch.active or branch.suspended or branch.rollback_reason):
+                    state = State.IDLE
                 else:
                     state = branch.state_for(self.number)
                 allowed = (call, state) in ALLOWED_NEXT or states.is_allowed(state, call, xid)
@@ -359,6 +364,13 @@ class Session(Association):
                 leave(space, taken, error)
             raise
         return branch
+
+    def _due_locked(self, xid: Xid) -> tuple[Branch | None, State]:
+        """The branch once no step of it is on its way, and what it is to this session; it may be late by then."""
+        branch = self._settled_locked(xid)
+        if branch is not None:
+            self._expire(branch)
+        return branch, branch.state_for(self.number) if branch is not None else State.UNKNOWN
 
     def _decide(self, branch: Branch, call: Call) -> None:
         """Asks who has a say in the step that follows. Raises what they do."""

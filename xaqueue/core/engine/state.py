@@ -321,7 +321,8 @@ class Space(Memory):
         queue.index.add(entry)
         queue.enqueued += 1
         queue.pending.discard(entry.message_id)
-        queue.shown = max(queue.shown, entry.seq)
+        if entry.seq > queue.shown:
+            queue.shown = entry.seq
         self.log.changed_queues[queue.name] = queue
 
     def finish_locked(self, branch: Branch, outcome: Outcome) -> None:

@@ -21,9 +21,10 @@ is kept. Encoding is deterministic: the same block gives the same bytes. No I/O 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 from zlib import crc32
@@ -45,6 +46,8 @@ BODY_LIMIT_BYTES = 64 * 1024 * 1024
 """Default limit of a body; ``[space] max_body_bytes`` in queues.toml changes it for a space."""
 UNLIMITED = 1 << 62
 """For blocks whose size was checked when their message came in."""
+pack: Callable[[object], bytes] = msgpack.Packer(autoreset=True).pack
+"""As ``msgpack.packb``, by one packer for all: no thread comes in between."""
 NO_TRY = "no_try"
 """A property of a dequeue's block, true where somebody moves or removes the message: no delivery fails with it."""
 HEAD_READ_BYTES = PREFIX_BYTES + PROPERTIES_LIMIT_BYTES + 1024
@@ -159,8 +162,13 @@ def pack_properties(properties: Properties) -> bytes:
 
 def pack_plain(queue: str, enqueued_at: int) -> bytes:
     """``pack_properties`` of a message that has no others."""
-    packed: bytes = msgpack.packb({"queue": queue, "enqueued_at": enqueued_at})
-    return packed
+    return _before_time(queue) + pack(enqueued_at)
+
+
+@lru_cache(maxsize=1024)
+def _before_time(queue: str) -> bytes:
+    packed: bytes = pack({"queue": queue, "enqueued_at": 0})
+    return packed[:-1]
 
 
 def decode_head(data: bytes) -> Head:

@@ -8,7 +8,7 @@ No I/O and no locks: whoever owns a branch serialises its calls.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from xaqueue.core.model.block import Kind
@@ -208,9 +208,9 @@ def call_of(verb: str, flags: Flag) -> Call:
     return call
 
 
-@dataclass(slots=True, eq=False)
 class Written:
-    """A command block of a branch: what it does, where its file stands, and where memory holds its message."""
+    """A command block of a branch: what it does, where its file stands, and where memory holds its message. What most
+    have none of stands in the class."""
 
     number: int
     kind: Kind
@@ -218,7 +218,7 @@ class Written:
     message_id: MessageId
     checksum: int
     """Of the whole block of an enqueue."""
-    entry: Entry | None = None
+    entry: Entry | None
     """The locked message of a dequeue, or the future entry of an enqueue."""
     path: str = ""
     """Where its file stands; empty as long as it has none."""
@@ -229,6 +229,25 @@ class Written:
     block whose file has it, of which that of this one is another name; or this one."""
     is_try: bool = True
     """Of a dequeue: where it comes to nothing, a delivery has failed. Not so where somebody moves or removes it."""
+
+    def __init__(
+        self,
+        number: int,
+        kind: Kind,
+        queue: str,
+        message_id: MessageId,
+        checksum: int,
+        entry: Entry | None = None,
+        path: str = "",
+    ) -> None:
+        self.number = number
+        self.kind = kind
+        self.queue = queue
+        self.message_id = message_id
+        self.checksum = checksum
+        self.entry = entry
+        if path:
+            self.path = path
 
     @property
     def twin(self) -> Written | None:
@@ -245,14 +264,14 @@ class Begun(NamedTuple):
     """The key of the session, where it has one."""
 
 
-@dataclass(slots=True)
 class Branch:
-    """One branch: its blocks, which sessions are in it, and how far it is."""
+    """One branch: its blocks, which sessions are in it, and how far it is. What most have none of stands in the
+    class."""
 
     xid: Xid
     name: str
     """Of its files: the text form of the xid."""
-    blocks: list[Written] = field(default_factory=list)
+    blocks: list[Written]
     branch_block: Written | None = None
     """Lists the others, where there are several, once they are prepared."""
     to_harden: bool = False
@@ -261,18 +280,18 @@ class Branch:
     """The highest block number given out."""
     base: State = State.ACTIVE
     """ACTIVE and IDLE stand for each other here: ``state_for`` tells them apart by the sessions."""
-    active: set[int] = field(default_factory=set)
-    suspended: set[int] = field(default_factory=set)
+    active: set[int]
+    suspended: set[int]
     migrates: bool = False
     """Suspended with MIGRATE: any session may resume it."""
     rollback_reason: RolledBack | None = None
     """Why it can only be rolled back."""
     deadline: float | None = None
     """Of the monotonic clock, as ``progress`` is."""
-    begun: Begun = Begun()  # noqa: RUF009 - it is a value
+    begun: Begun = Begun()
     progress: float = 0.0
     """When something was last done in it or to it."""
-    working: set[int] = field(default_factory=set)
+    working: set[int]
     """Sessions that are enqueueing or dequeueing in it now. Each is here before it looks for a reason to roll back."""
     busy: bool = False
     """A step is on its way to disk; the next call waits for it."""
@@ -282,6 +301,23 @@ class Branch:
     """Bytes of its blocks' contents that are held in memory, about, and of how many blocks."""
     riders: tuple[Rider, ...] = ()
     """Who else has a say in its steps. Changed with the space's lock held."""
+
+    def __init__(
+        self,
+        xid: Xid,
+        name: str,
+        blocks: list[Written] | None = None,
+        *,
+        base: State = State.ACTIVE,
+        riders: tuple[Rider, ...] = (),
+        prepared_at: int = 0,
+    ) -> None:
+        self.xid = xid
+        self.name = name
+        self.blocks = blocks if blocks is not None else []
+        self.active, self.suspended, self.working = set(), set(), set()
+        if base is not State.ACTIVE:
+            self.base, self.riders, self.prepared_at = base, riders, prepared_at
 
     @property
     def all_blocks(self) -> list[Written]:
@@ -335,11 +371,15 @@ class Branch:
         return State.DOOMED if self.rollback_reason is not None else State.IDLE
 
     def enter(self, session: int) -> None:
+        self.resume(session)
+        self.active.add(session)
+
+    def resume(self, session: int) -> None:
+        """It is suspended for this one no more; with MIGRATE, for nobody."""
         if self.migrates:
             self.suspended.clear()
             self.migrates = False
         self.suspended.discard(session)
-        self.active.add(session)
 
     def leave(self, session: int) -> None:
         self.active.discard(session)

@@ -9,8 +9,6 @@ from typing import Protocol
 from xaqueue.core.model.message_name import Tags, read_tags
 from xaqueue.message import MessageId
 
-_PLAIN = Tags()
-
 
 @dataclass(frozen=True, slots=True)
 class Retry:
@@ -27,38 +25,26 @@ class Retry:
 
 
 class Entry:
-    """Of one message. ``locked``: a branch has it, or it is about to leave."""
+    """Of one message. ``locked``: a branch has it, or it is about to leave. Most have nothing but a number and an id:
+    what else there is stands in the class as long as nobody says otherwise."""
 
-    __slots__ = (
-        "correlation",
-        "expires_at",
-        "is_plain",
-        "line",
-        "locked",
-        "message_id",
-        "not_before",
-        "priority",
-        "queued",
-        "retry",
-        "seq",
-        "tags",
-        "tries",
-    )
+    correlation, expires_at, not_before, priority, tries = Tags()
+    tags = ""
+    is_plain = True
+    """Nothing but its number decides its turn."""
+    line: Line | None = None
+    """In which it stands, once it is in an index that has lines."""
+    retry: Retry | None = None
+    locked = False
+    queued = False
 
     def __init__(self, seq: int, message_id: MessageId, tags: str = "", retry: Retry | None = None) -> None:
         """tags: of its file's name; see ``message_name``. retry: where a delivery of it has failed."""
         self.seq = seq
         self.message_id = message_id
-        self.tags = tags
-        said = read_tags(tags) if tags else _PLAIN
-        self.correlation, self.expires_at, self.not_before, self.priority, self.tries = said
-        self.is_plain = not tags
-        """Nothing but its number decides its turn."""
-        self.line: Line | None = None
-        """In which it stands, once it is in an index that has lines."""
-        self.retry: Retry | None = None
-        self.locked = False
-        self.queued = False
+        if tags:
+            self.tags, self.is_plain = tags, False
+            self.correlation, self.expires_at, self.not_before, self.priority, self.tries = read_tags(tags)
         if retry is not None:
             self.fail(retry)
 

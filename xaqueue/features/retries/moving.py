@@ -150,7 +150,8 @@ def _move(space: Space, queue: Queue, entry: Entry, reason: str) -> None:
     by whoever completes the branch."""
     xid = Xid(LOCAL_FORMAT_ID, fresh_id(), _BQUAL)
     taken = Written(1, Kind.DEQUEUE, queue.name, entry.message_id, 0, entry)
-    branch = Branch(xid, str(xid), [taken], numbers=1, busy=True, riders=(Leaving({1: _COUNTED[reason]}),))
+    branch = Branch(xid, str(xid), [taken])
+    branch.numbers, branch.busy, branch.riders = 1, True, (Leaving({1: _COUNTED[reason]}),)
     with space.lock:
         space.branches[xid] = branch
     try:
