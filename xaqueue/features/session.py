@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
+from xaqueue.core.engine import plain
 from xaqueue.core.engine import session as core
 from xaqueue.core.recovery.load import Progress
 from xaqueue.core.storage.owner_file import OwnerFile
@@ -80,7 +81,7 @@ def verbs_in(kind: type) -> dict[str, Verb[..., Any]]:
 VERBS = verbs_in(Verbs)
 
 
-class Session(core.Session, Verbs, half="perform"):
+class Session(plain.WholeSession, Verbs, half="perform"):
     """A ResourceManager. Used by one thread at a time; any number of sessions share a space."""
 
     carry = carrying.carry

@@ -17,7 +17,7 @@ holds the same operations. After RetryLater nothing was done; after CommitPendin
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import IntEnum
 from functools import partial
@@ -47,10 +47,11 @@ from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
 
 
-def prepare(space: Space, branch: Branch) -> None:
+def prepare(space: Space, branch: Branch, perform: Callable[..., object] | None = None) -> None:
     """After it, nothing but commit, rollback or an operator's decision removes the branch.
 
-    Raises DiskFull without room; then the branch can only be rolled back.
+    perform: what takes the step, where that is not ``Log.perform``. Raises DiskFull without room; then the branch can
+    only be rolled back.
     """
     blocks, suffix = branch.blocks, FIRST
     for written in blocks:
@@ -73,7 +74,7 @@ def prepare(space: Space, branch: Branch) -> None:
     try:
         if len(ops) > STEP_FILES:
             change = space.log.ahead(branch, change)
-        space.log.perform(change, partial(_publish_prepared, space, branch, blocks, ops), branch)
+        (perform or space.log.perform)(change, partial(_publish_prepared, space, branch, blocks, ops), branch)
     except RetryLater as full:
         branch.rollback_reason = DiskFull(f"{full}. Branch {branch.xid} is rolled back")
         raise branch.rollback_reason from full
@@ -92,11 +93,11 @@ def _publish_prepared(space: Space, branch: Branch, blocks: Sequence[Written], o
         space.settle_locked(branch)
 
 
-def commit(space: Space, branch: Branch, *, late: bool = False) -> None:
+def commit(space: Space, branch: Branch, *, late: bool = False, perform: Callable[..., object] | None = None) -> None:
     """Commits a branch that is prepared, or one that never was, in one phase.
 
-    late: one that has voted before may be hardened behind its publication. RetryLater: nothing was lost, commit again
-    later.
+    perform: as of ``prepare``. late: one that has voted before may be hardened behind its publication. RetryLater:
+    nothing was lost, commit again later.
     """
     step = Step.COMMIT
     if branch.base is not State.PREPARED and branch.base is not State.COMMITTING:
@@ -112,7 +113,7 @@ def commit(space: Space, branch: Branch, *, late: bool = False) -> None:
             if rider.performs(space, plan, publish):
                 break
         else:
-            space.log.perform(plan, publish, branch, late=late)
+            (perform or space.log.perform)(plan, publish, branch, late=late)
     except RetryLater as full:
         forget_numbers(space, branch)
         if not isinstance(full, CommitPending):

@@ -76,7 +76,7 @@ class DirectoryLog(GroupCommit):
 
     is_atomic = follows = False
     deferred = ()
-    pending = False
+    pending = adds_late = False
     is_covered = True
     checkpoints = 0
     waiting_room = (0, 0)

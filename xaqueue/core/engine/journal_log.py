@@ -28,7 +28,7 @@ from xaqueue.core.engine import redo
 from xaqueue.core.engine.behind import Behind, Turn
 from xaqueue.core.engine.deferred import DeferringCommit
 from xaqueue.core.engine.disk_space import refusal
-from xaqueue.core.engine.log import HELD_BYTES, Copying, Owner, Register
+from xaqueue.core.engine.log import BLOCK_BYTES, HELD_BYTES, Copying, Owner, Register
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import Kind, split_block
 from xaqueue.core.model.block_files import make_twin, read_block
@@ -46,8 +46,6 @@ KEPT_BYTES = 8 * 1024 * 1024
 """How much of its blocks a branch keeps in memory, at most; the rest is written to active/."""
 ALL_KEPT_BYTES = 64 * 1024 * 1024
 """The same of all branches that are not prepared. HELD_BYTES of each it may have in any case."""
-BLOCK_BYTES = 1024
-"""More than a record holds of a block beside its message."""
 PENDING_BYTES = 32 * 1024 * 1024
 PENDING_FILES = 16 * 1024
 """Whoever adds a message beyond either follows first."""
@@ -119,9 +117,12 @@ class JournalLog(DeferringCommit):
 
     # Blocks of active branches
 
+    @property
+    def adds_late(self) -> bool:
+        return self.behind.size_bytes > PENDING_BYTES or self.behind.files > PENDING_FILES
+
     def add(self, branch: Branch, written: Written, head: bytes, body: bytes) -> None:
-        behind = self.behind
-        if (behind.size_bytes > PENDING_BYTES or behind.files > PENDING_FILES) and written.kind is Kind.ENQUEUE:
+        if self.adds_late and written.kind is Kind.ENQUEUE:
             self.settle()  # whoever adds waits for the directories, and needs room in them; what ends a branch does not
         twin = written.shared
         if twin is written:

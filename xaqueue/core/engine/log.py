@@ -23,6 +23,8 @@ from xaqueue.errors import RetryLater
 STEP_FILES = 256
 """Files that a prepare moves with the space's lock held: those before them it may move ahead of its step, since a crash
 finds blocks that were promised to nobody."""
+BLOCK_BYTES = 1024
+"""More than a record holds of a block beside its message."""
 HELD_BYTES = 64 * 1024
 """What a prepared branch may hold of its blocks in memory; there may be many, and for long."""
 NEVER = float("inf")
@@ -136,6 +138,10 @@ class Log(Protocol):
 
     # Blocks of a branch that is active
 
+    @property
+    def adds_late(self) -> bool:
+        """Whether who adds a message waits for the directories first."""
+
     def add(self, branch: Branch, written: Written, head: bytes, body: bytes) -> None:
         """Keeps the block, or writes it to active/. Raises OSError; where it is one of NO_ROOM nothing is left."""
 
@@ -186,6 +192,12 @@ class Log(Protocol):
 
         Raises what plan raises of Error, RetryLater where there is no room and nothing was done, CommitPending.
         """
+
+    def gather(self, step: Step) -> None:
+        """One step, of a caller who does not wait here; see ``GroupCommit.gather``. Raises ResourceFailed."""
+
+    def run_rounds(self) -> None:
+        """For who leads the next round. Raises ResourceFailed, and then everybody was told."""
 
     def perform_late(self, plan: Plan, publish: Publish = ..., *, is_limited: bool = True) -> object:
         """As ``perform``; where the level allows it, it is shown first and durable a moment later, before whatever

@@ -19,6 +19,7 @@ from xaqueue.core.model.block import (
     check_message,
     decode,
     head_of,
+    names,
     pack_plain,
     pack_properties,
     repacked,
@@ -252,6 +253,34 @@ def dequeue(
     except BaseException:  # or interrupted: a commit of what was done before is not to consume what nobody got
         return_last(space, branch, taken)
         raise
+    return None
+
+
+def take_plain(space: Space, branch: Branch, name: str) -> tuple[MessageId, str, int, bytes, bytes] | None:
+    """Takes the next message as it is stored: its id, queue, number, packed properties and body. None where there is
+    none, or it is not as most are, and then it has taken nothing."""
+    with space.lock:
+        queue = space.queue(name)
+        entry = queue.index.take(space.now_ns() // 1000, holder=branch)
+        if queue.index.expired or queue.index.exhausted:
+            space.has_consumed()
+        if entry is None:
+            return None
+        branch.numbers += 1
+        written = Written(branch.numbers, Kind.DEQUEUE, name, entry.message_id, 0, entry)
+        branch.blocks.append(written)
+    try:
+        path = layout.message_path(name, entry.seq, entry.message_id, entry.tags)
+        found, packed, body = split_message(space.log.read(path))
+        if not entry.tries and found == entry.message_id and names(packed, name):
+            blocks.take(space, branch, written)
+            return entry.message_id, name, entry.seq, packed, body
+    except (DamagedBlock, OSError):
+        pass  # whoever takes it the other way says so
+    except BaseException:
+        return_last(space, branch, [written])
+        raise
+    _return_entry(space, branch, written, entry)
     return None
 
 

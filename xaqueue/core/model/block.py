@@ -165,6 +165,16 @@ def pack_plain(queue: str, enqueued_at: int) -> bytes:
     return _before_time(queue) + pack(enqueued_at)
 
 
+def names(packed: bytes, queue: str) -> bool:
+    """Whether these properties, which are few, say that their message is of this queue."""
+    return packed.startswith(_named(queue), 1)
+
+
+@lru_cache(maxsize=1024)
+def _named(queue: str) -> bytes:
+    return pack("queue") + pack(queue)
+
+
 @lru_cache(maxsize=1024)
 def _before_time(queue: str) -> bytes:
     packed: bytes = pack({"queue": queue, "enqueued_at": 0})

@@ -149,6 +149,20 @@ class GroupCommit:
             raise self._failed() from self.failure
         return step.planned
 
+    def gather(self, step: Step) -> None:
+        """The first half of ``perform``, for who does not wait here: the step is in the next round, which is the
+        caller's to begin where it says ``lead`` by then. Its waiter is released once it is done, or has failed, or is
+        to lead. Raises ResourceFailed."""
+        with self._mutex:
+            if self.failure is not None:
+                raise self._failed()
+            step.lead, self._leading = not self._leading, True
+            self._gathering.append(step)
+
+    def run_rounds(self) -> None:
+        """For who leads. Raises ResourceFailed, and then everybody was told."""
+        self._run_rounds()
+
     def _harden(self, group: Sequence[Step]) -> None:
         """Plans, hardens and publishes the steps of a round; what concerns one alone becomes its ``error``."""
         raise NotImplementedError

@@ -1,0 +1,263 @@
+"""A whole transaction in one call: it is begun, adds or takes its messages, and is prepared, or committed in one phase.
+
+``work`` does that by the verbs, and may wait. Most transactions are *plain*: in a space with a journal, where nobody
+but their queues has a say, they add some small messages without properties of their own, or take one that was never
+tried. Those wait for nothing but their round: ``try_work`` does all that comes before it, ``try_commit`` the same for
+the second phase, and what they return is a step, which the caller gives to the log (``GroupCommit.gather``). Its plan
+and its publication are those that ``commit`` makes for everybody, so that a crash finds what it always finds. Where
+something is not plain they have done nothing, and return None.
+
+Nothing of a message is decoded on its way: its properties are handed out as they are stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from xaqueue.core.engine import commit, messages
+from xaqueue.core.engine.log import BLOCK_BYTES, HELD_BYTES
+from xaqueue.core.engine.session import Session
+from xaqueue.core.engine.state import leave
+from xaqueue.core.model.block import pack_properties
+from xaqueue.core.model.branch import Branch, State
+from xaqueue.core.storage.group_commit import Plan, Publish, Step
+from xaqueue.errors import Error, RetryLater
+from xaqueue.message import EnqueueOptions, MessageId
+from xaqueue.xa import Flag
+from xaqueue.xid import LOCAL_FORMAT_ID, Xid
+
+
+class Put(NamedTuple):
+    """A message that has nothing but its id."""
+
+    queue: str
+    body: bytes
+    message_id: MessageId
+
+
+class Take(NamedTuple):
+    """The next message of this queue, where there is one."""
+
+    queue: str
+
+
+Work = Put | Take
+
+
+class Ending(Enum):
+    OPEN = "open"
+    """The session stays in the branch."""
+    PREPARE = "prepare"
+    ONE_PHASE = "one phase"
+
+
+class Taken(NamedTuple):
+    message_id: MessageId
+    queue: str
+    seq: int
+    packed: bytes
+    """Its properties, as they are stored: a map of MessagePack."""
+    body: bytes
+
+
+Answer = MessageId | Taken | None
+"""Of a Put its id; of a Take the message, or None without one."""
+
+
+class Whole(Step):
+    """A transaction before its round, or one that needs none: then it is ``done``. ``finish`` says what it came to."""
+
+    def __init__(self, branch: Branch, ending: Ending | None) -> None:
+        """ending: None for the second phase."""
+        self.branch = branch
+        self.ending = ending
+        self.answers: list[Answer] = []
+
+    def collect(self, plan: Plan, publish: Publish, branch: Branch | None = None, *, late: bool = False) -> None:
+        """In the place of ``Log.perform``."""
+        self.plan, self.publish = plan, publish
+
+
+class WholeSession(Session):
+    """A session that takes whole transactions. xid: of a new branch, or of the one that it is in."""
+
+    def work(self, xid: Xid, works: Sequence[Work], ending: Ending) -> list[Answer]:
+        """By the verbs, whose errors it raises. Where work was refused, the branch can only be rolled back."""
+        if self._current is None or self._current.xid != xid:
+            self.start(xid)
+        try:
+            answers = [self._done(work) for work in works]
+        except Error as error:
+            self.fail(error)
+            raise
+        if ending is not Ending.OPEN:
+            self.end(xid)
+            self._decide_by(xid, ending)
+        return answers
+
+    def _done(self, work: Work) -> Answer:
+        if type(work) is Put:
+            return self.enqueue(work.queue, work.body, message_id=work.message_id)
+        message = self.dequeue(work.queue)
+        if message is None:
+            return None
+        return Taken(message.message_id, work.queue, message.seq, pack_properties(message.properties), message.body)
+
+    def _decide_by(self, xid: Xid, ending: Ending | None) -> None:
+        if ending is Ending.PREPARE:
+            self.prepare(xid)
+        else:
+            self.commit(xid, Flag.NOFLAGS if ending is None else Flag.ONEPHASE)
+
+    def try_work(self, xid: Xid, works: Sequence[Work], ending: Ending) -> Whole | None:
+        """As ``work``, up to its round, for which it does not wait. Raises as ``work``."""
+        before = self._current
+        with self.space.lock:
+            branch = self._plain_branch_locked(xid) if self._are_plain_locked(works) else None
+        if branch is None:
+            return None
+        whole = Whole(branch, ending)
+        try:
+            is_plain = self._add(whole, works) and (ending is Ending.OPEN or bool(branch.blocks))
+            if is_plain and ending is not Ending.OPEN:
+                self._plan(whole)
+        except BaseException as error:
+            leave(self.space, branch, error)
+            self._enter(branch)
+            if isinstance(error, Error):
+                self.fail(error)
+            raise
+        if not is_plain:
+            self._give_up(branch, is_new=branch is not before)
+            return None
+        if ending is Ending.OPEN:
+            self._enter(branch)
+            whole.done = True
+        return whole
+
+    def _add(self, whole: Whole, works: Sequence[Work]) -> bool:
+        """Whether it was plain work by what is found of it now; else nothing was done."""
+        space, branch = self.space, whole.branch
+        for work in works:
+            if type(work) is Put:
+                options: EnqueueOptions = {"message_id": work.message_id}
+                whole.answers.append(messages.enqueue(space, branch, work.queue, work.body, options))
+            elif (taken := messages.take_plain(space, branch, work.queue)) is not None:
+                whole.answers.append(Taken(*taken))
+            else:
+                return False
+        return True
+
+    def _plan(self, whole: Whole) -> None:
+        space, branch = self.space, whole.branch
+        if whole.ending is Ending.PREPARE:
+            commit.prepare(space, branch, whole.collect)
+        else:
+            commit.commit(space, branch, perform=whole.collect)
+
+    def try_commit(self, xid: Xid) -> Whole | None:
+        """As ``commit`` of a prepared branch, up to its round, for which it does not wait."""
+        space = self.space
+        with space.lock:
+            branch = space.branches.get(xid) if self._is_plain_locked() else None
+            if branch is None or branch.busy or branch.base is not State.PREPARED or branch.riders:
+                return None
+            branch.busy = True
+        whole = Whole(branch, None)
+        try:
+            self._plan(whole)
+        except BaseException as error:
+            leave(space, branch, error)
+            raise
+        return whole
+
+    def finish(self, whole: Whole) -> list[Answer]:
+        """Its answers, behind its round; what failed is done again by the verbs, which may wait, and say why. Raises as
+        ``work``."""
+        if whole.done and whole.error is None:
+            return whole.answers
+        space, branch = self.space, whole.branch
+        if whole.ending is not Ending.PREPARE and space.failure is None:
+            commit.forget_numbers(space, branch)
+        with space.lock:
+            space.settle_locked(branch)
+        if whole.error is not None and not isinstance(whole.error, RetryLater):
+            raise whole.error
+        self._decide_by(branch.xid, whole.ending)
+        return whole.answers
+
+    # What is plain
+
+    def _is_plain_locked(self) -> bool:
+        """Whether the space is as most are, and nothing is to be waited for in it."""
+        space, log = self.space, self.space.log
+        return (
+            not self._closed
+            and log.is_atomic
+            and log.failure is None
+            and not log.deferred
+            and space.serving
+            and space.loaded
+            and not space.draining
+            and not space.gates
+            and not space.definitions.has_unsynced
+        )
+
+    def _are_plain_locked(self, works: Sequence[Work]) -> bool:
+        """Whether this work is so, by what is known of its queues."""
+        space, size = self.space, 0
+        if not self._is_plain_locked():
+            return False
+        for work in works:
+            queue = space.queues.get(work.queue)
+            if queue is None or queue.room is not None or work.queue not in space.definitions.known:
+                return False
+            if type(work) is Put:
+                size += len(work.body) + BLOCK_BYTES
+            elif len(works) > 1 or queue.record is not None or queue.index.clock is not None:
+                return False
+        return size <= HELD_BYTES and not (size and space.log.adds_late)
+
+    def _plain_branch_locked(self, xid: Xid) -> Branch | None:
+        """A new branch, or that in which the session is alone; a step of it is on its way from here on."""
+        space, branch = self.space, self._current
+        if branch is None and xid not in space.branches and xid[0] not in space.features.rules:
+            if self.branch_limit is not None and len(self._begun) >= self.branch_limit:
+                return None
+            branch = self._begin_locked(xid, None)
+            self._last = xid
+            if xid[0] == LOCAL_FORMAT_ID:
+                self._local = branch
+        elif (
+            branch is None
+            or branch.xid != xid
+            or branch.base is not State.ACTIVE
+            or branch.active != {self.number}
+            or branch.busy
+            or branch.riders
+            or branch.rollback_reason is not None
+            or branch.deadline is not None
+        ):
+            return None
+        self._current = None
+        branch.active.discard(self.number)
+        branch.busy = True
+        return branch
+
+    def _enter(self, branch: Branch) -> None:
+        """It goes on in it."""
+        with self.space.lock:
+            self._current = branch
+            branch.active.add(self.number)
+            self.space.settle_locked(branch)
+
+    def _give_up(self, branch: Branch, *, is_new: bool) -> None:
+        """Nothing was done: the branch is as it was, or was never begun."""
+        if not is_new:
+            self._enter(branch)
+            return
+        with self.space.lock:
+            del self.space.branches[branch.xid]
+            self.space.settle_locked(branch)
