@@ -196,8 +196,8 @@ class Log(Protocol):
     def gather(self, step: Step) -> None:
         """One step, of a caller who does not wait here; see ``GroupCommit.gather``. Raises ResourceFailed."""
 
-    def run_rounds(self) -> None:
-        """For who leads the next round. Raises ResourceFailed, and then everybody was told."""
+    def run_rounds(self, step: Step) -> None:
+        """For this one, which leads the next round. Raises ResourceFailed, and then everybody was told."""
 
     def perform_late(self, plan: Plan, publish: Publish = ..., *, is_limited: bool = True) -> object:
         """As ``perform``; where the level allows it, it is shown first and durable a moment later, before whatever

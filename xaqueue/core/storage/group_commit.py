@@ -78,6 +78,11 @@ class Step:
     lead = False
     waiter: Waiter | None = None
 
+    @property
+    def leads(self) -> bool:
+        """Whether the next round is to be begun by whoever this one belongs to."""
+        return self.lead and not self.done
+
     def wake(self) -> None:
         if self.waiter is not None:
             with suppress(RuntimeError):  # awake already: handed the lead, or told of a failure, before it slept
@@ -151,16 +156,16 @@ class GroupCommit:
 
     def gather(self, step: Step) -> None:
         """The first half of ``perform``, for who does not wait here: the step is in the next round, which is the
-        caller's to begin where it says ``lead`` by then. Its waiter is released once it is done, or has failed, or is
-        to lead. Raises ResourceFailed."""
+        caller's to begin where it ``leads`` by then. Its waiter is released once it is done, or has failed, or leads.
+        Raises ResourceFailed."""
         with self._mutex:
             if self.failure is not None:
                 raise self._failed()
             step.lead, self._leading = not self._leading, True
             self._gathering.append(step)
 
-    def run_rounds(self) -> None:
-        """For who leads. Raises ResourceFailed, and then everybody was told."""
+    def run_rounds(self, step: Step) -> None:
+        """For this one, which leads. Raises ResourceFailed, and then everybody was told."""
         self._run_rounds()
 
     def _harden(self, group: Sequence[Step]) -> None:

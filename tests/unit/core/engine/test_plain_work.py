@@ -67,8 +67,8 @@ def round_of(session: Session, *steps: Whole) -> None:
         step.waiter = Lock()
         step.waiter.acquire()
         log.gather(step)
-    assert [step.lead for step in steps] == [True] + [False] * (len(steps) - 1)
-    log.run_rounds()
+    assert [step.leads for step in steps] == [True] + [False] * (len(steps) - 1)
+    log.run_rounds(steps[0])
 
 
 class Way(NamedTuple):
