@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from xaqueue.carried import CarriedChange
@@ -28,23 +27,22 @@ def enlist(source: ConnectionSource, gtrid: bytes) -> EnlistedBranch:
     kept = source.take_idle()
     if kept is not None:
         try:
-            return _enlist_on(kept, source, gtrid)
+            return _enlist_on(*kept, source, gtrid)
         except Exception:  # it was lost while it was idle, and nothing was done on it yet
-            driver.close(kept)
+            driver.close(kept[0])
             source.drop_idle()
         except BaseException:
-            driver.close(kept)
+            driver.close(kept[0])
             raise
     connection = source.open()
     try:
-        return _enlist_on(connection, source, gtrid)
+        return _enlist_on(connection, source.abilities(connection), source, gtrid)
     except BaseException:
         driver.close(connection)
         raise
 
 
-def _enlist_on(connection: Any, source: ConnectionSource, gtrid: bytes) -> EnlistedBranch:
-    can = source.abilities(connection)
+def _enlist_on(connection: Any, can: Abilities, source: ConnectionSource, gtrid: bytes) -> EnlistedBranch:
     if not can.is_ours:
         awaiting.check_usable(connection, source.name)
     return (EnlistedBranch if can.has_two_phases else PlainBranch)(source, connection, gtrid, can)
@@ -84,8 +82,6 @@ class EnlistedBranch:
         self.can = can
         self.may_decide = source.may_decide and can.takes_sql
         """Whether its own commit may decide for all."""
-        self._tells = can.has_two_phases and driver.offers(connection, "outcome")
-        """Of one without two phases nobody is asked: its row tells."""
         self._begin()
 
     def _begin(self) -> None:
@@ -111,8 +107,7 @@ class EnlistedBranch:
         return driver.can_be_carried(self.connection)
 
     def lend(self) -> Any:
-        """What the transaction's user works on. Raises ProtocolError where they have ended its transaction."""
-        self.check_begun()
+        """What the transaction's user works on."""
         return driver.lent(self.connection)
 
     @property
@@ -128,8 +123,7 @@ class EnlistedBranch:
     def prepare(self) -> Reply:
         self._asked = True
         try:
-            self._refuse_failed()
-            self.check_begun()
+            self._check_whole()
             if self.can.takes_sql and not guard.is_marked(self.connection):
                 raise TransactionEnded(self.name)  # noqa: TRY301
             if self.carrier:
@@ -151,9 +145,9 @@ class EnlistedBranch:
         return Reply.READ_ONLY
 
     def commit(self) -> Reply:
-        if not self.is_deferred:
-            return self._second_phase(self.connection.tpc_commit)
-        return self._second_phase(partial(self.connection.tpc_commit, late=True))
+        if self.is_deferred:
+            return self._second_phase(self.connection.tpc_commit, late=True)
+        return self._second_phase(self.connection.tpc_commit)
 
     def defer(self) -> None:
         """Its commit is decided in a database that is asked again after a crash: it need not wait for the disk."""
@@ -178,8 +172,7 @@ class EnlistedBranch:
 
     def commit_one_phase(self) -> Reply:
         try:
-            self._refuse_failed()
-            self.check_begun()
+            self._check_whole()
         except (RolledBack, ProtocolError) as error:
             self.refuse(error)
             return Reply.REFUSED
@@ -208,8 +201,7 @@ class EnlistedBranch:
         change: it carries this for who has prepared.
         """
         try:
-            self._refuse_failed()
-            self.check_begun()
+            self._check_whole()
             self._insert(row, change)
             check()
         except Exception as error:
@@ -222,7 +214,8 @@ class EnlistedBranch:
         if change is None:
             is_begun = last_resource.insert_row(self.connection, row)
         else:
-            is_begun = last_resource.insert_carried(self.connection, row._replace(carried=change.encode()), change.life)
+            carried = DecisionRow(row.gtrid, row.outcome, row.participants, change.encode())
+            is_begun = last_resource.insert_carried(self.connection, carried, change.life)
         if not is_begun:
             raise TransactionEnded(self.name)
 
@@ -253,7 +246,7 @@ class EnlistedBranch:
 
     def ask(self) -> Reply:
         """What became of a branch that is not known on this connection, or of a commit that got no answer."""
-        if not self._tells:
+        if not (self.has_two_phases and driver.offers(self.connection, "outcome")):  # of one without, its row tells
             return Reply.UNKNOWN
         try:
             if self._is_usable or driver.is_unknown_xid(self.error or Error()):
@@ -294,10 +287,12 @@ class EnlistedBranch:
 
     def release(self) -> None:
         """The transaction is over for this connection."""
-        if self._is_usable and self.connection is not None:
-            self.source.return_connection(self.connection, self.can)
-            self.connection = None
-        self.discard()
+        connection = self.connection
+        if self._is_usable and connection is not None:
+            self.source.return_connection(connection, self.can)
+            self.connection, self._is_usable = None, False
+        else:
+            self.discard()
 
     def discard(self) -> None:
         connection, self.connection = self.connection, None
@@ -308,9 +303,9 @@ class EnlistedBranch:
     def _commit_at_once(self) -> None:
         self.connection.tpc_commit()
 
-    def _second_phase(self, verb: Any) -> Reply:
+    def _second_phase(self, verb: Any, **options: bool) -> Reply:
         try:
-            verb()
+            verb(**options)
         except Exception as error:
             self._failed(error)
             if driver.is_unknown_xid(error):
@@ -325,12 +320,16 @@ class EnlistedBranch:
         if isinstance(error, (ConnectionLost, ResourceFailed)) or getattr(self.connection, "closed", False):
             self.source.drop_idle()
 
-    def _refuse_failed(self) -> None:
+    def _check_whole(self) -> None:
+        """Raises RolledBack or ProtocolError where it can only be rolled back."""
+        if self.can.is_ours:
+            return
         if self._in_failed():
             raise RolledBack(
                 f"a statement of participant {self.name!r} failed before, and its transaction with it: roll back, "
                 "or use a savepoint around what may fail"
             )
+        self.check_begun()
 
     def _in_failed(self) -> bool:
         return not self.can.is_ours and self.connection is not None and driver.has_failed(self.connection)

@@ -25,7 +25,7 @@ from xaqueue.tm.last_resource import DecisionRow
 from xaqueue.tm.log import DecisionLog
 from xaqueue.tm.participant import ConnectionSource
 from xaqueue.tm.records import Heuristic, InDoubtTransaction, OpenDecision, TransactionState, in_doubt_transactions
-from xaqueue.tm.voting import ParticipantOutcome, Reply, recovery_action
+from xaqueue.tm.voting import BY_ITSELF, ParticipantOutcome, Reply, recovery_action
 from xaqueue.xa import Outcome
 
 FINISHED_LIMIT = 10_000
@@ -219,7 +219,7 @@ class Coordinator:
         """
         noted: list[Heuristic] = []
         for name, outcome in participants.items():
-            if outcome.is_heuristic:
+            if outcome in BY_ITSELF:
                 noted.append(Heuristic(gtrid, name, decision, outcome, self.log.now_us(), details.get(name, "")))
                 self.log.note(noted[-1])
         for name, outcome in participants.items():

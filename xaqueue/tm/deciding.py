@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from xaqueue.carried import Carriers, CarrierState, CarrierStatus, Life, Pruned, decode
@@ -21,8 +21,7 @@ from xaqueue.tm.last_resource import DecisionRow
 from xaqueue.xa import Outcome
 
 
-@dataclass(frozen=True, slots=True)
-class CarriedRow:
+class CarriedRow(NamedTuple):
     """Of a committed row that carries a change."""
 
     queue: str
@@ -54,6 +53,7 @@ class DecidingDatabases:
     def __init__(self, node: str) -> None:
         self.node = node
         self._mutex = threading.Lock()
+        self._names: dict[str, str] = {}
         self._all: dict[tuple[str, str], DecidingDatabase] = {}
         """By queue and database."""
         self.rows: dict[bytes, CarriedRow] = {}
@@ -61,14 +61,18 @@ class DecidingDatabases:
 
     def name(self, database: str) -> str:
         """As the space knows it."""
-        return f"{self.node}.{quote(database, safe='')}"
+        found = self._names.get(database)
+        if found is None:
+            found = self._names[database] = f"{self.node}.{quote(database, safe='')}"
+        return found
 
     def is_ready(self, queue: str, database: str, wake: Callable[[], object] = lambda: None) -> bool:
         """Whether that database may carry; where not, it is wanted from here on, and whoever arranges that is woken."""
+        known = self._all.get((queue, database))
+        if known is not None and known.ready is not None:
+            return True
         with self._mutex:
             deciding = self._of(queue, database)
-            if deciding.ready is not None:
-                return True
             was_wanted, deciding.is_wanted = deciding.is_wanted, True
         if not was_wanted:  # and not at each transaction: what goes wrong is tried again in its own time
             wake()

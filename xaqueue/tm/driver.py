@@ -218,8 +218,8 @@ def space_of(connection: Any) -> str:
 
 
 def has_ended(connection: Any) -> bool:
-    """Whether no transaction is open any more on a connection whose driver tells, and on which one was begun."""
-    return has_two_phases(connection) and _status(connection) == IDLE
+    """Whether no transaction is open any more on a connection whose driver tells, and on which a branch was begun."""
+    return _status(connection) == IDLE
 
 
 def sqlite_mode(connection: Any) -> str:
@@ -256,6 +256,9 @@ def run(connection: Any, statement: str, *parameters: tuple[Any, ...]) -> list[t
 
 
 def _status(connection: Any) -> int | None:
+    pgconn = getattr(connection, "pgconn", None)
+    if pgconn is not None:  # of psycopg, whose ``info`` makes two objects at each look
+        return int(pgconn.transaction_status)
     status = getattr(getattr(connection, "info", None), "transaction_status", None)
     return int(status) if isinstance(status, int) else None
 

@@ -120,6 +120,8 @@ def make_ready(connection: Any, node: str, *, is_known: bool) -> None:
 
 def names_of(participants: Iterable[str], spaces: Mapping[str, str] = MappingProxyType({})) -> str:
     """As a row has them, each with its space: nothing in it means anything to a database."""
+    if not spaces:
+        return " ".join(map(_quoted, participants))
     return " ".join(_quoted(name) + (f"={_quoted(spaces[name])}" if name in spaces else "") for name in participants)
 
 

@@ -165,8 +165,9 @@ class DecisionLog:
         made = OpenDecision(gtrid, tuple(participants), self.now_us(), last, set(participants), spaces)
         with self.lock:
             if gtrid not in self.table.open:
-                made.outstanding -= {name for other, name in self.table.heuristics if other == gtrid}
                 self.table.add(made)
+                if self.table.heuristics:
+                    made.outstanding -= {name for other, name in self.table.heuristics if other == gtrid}
                 self._end_locked(made)  # all of them may have answered with a heuristic, and nobody else will
 
     def take_done_rows(self, last: str) -> list[bytes]:

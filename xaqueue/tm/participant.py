@@ -15,6 +15,7 @@ from functools import partial
 from pkgutil import resolve_name
 from typing import Any, Protocol
 
+from xaqueue.awaited import is_carried
 from xaqueue.endpoint import MEMORY, is_url, parse
 from xaqueue.errors import InvalidArgument
 from xaqueue.tm import awaiting, driver, last_resource
@@ -86,7 +87,7 @@ class ConnectionSource:
         self._idle: list[tuple[float, Any, Abilities]] = []
         """Each with the time since when it is kept, by the monotonic clock; the longest kept first."""
         self.interruptions = threading.BoundedSemaphore(INTERRUPTIONS)
-        self._closed = False
+        self._limit = participant.idle
 
     def open(self) -> Any:
         """A connection that nobody used before. Raises what the driver raises."""
@@ -121,11 +122,7 @@ class ConnectionSource:
             found = self._abilities[kinds] = driver.abilities_of(connection)
         return found
 
-    def _is_at_rest(self, connection: Any, can: Abilities) -> bool:
-        """Whether it may wait for the next transaction, and whether it still is as it was then."""
-        return not connection.in_transaction if can.is_ours else driver.is_at_rest(connection)
-
-    def take_idle(self) -> Any | None:
+    def take_idle(self) -> tuple[Any, Abilities] | None:
         """One that was kept and looks usable; None without one."""
         while True:
             with self._mutex:
@@ -133,11 +130,16 @@ class ConnectionSource:
                     return None
                 since, connection, can = self._idle.pop()
             is_fresh = time.monotonic() - since < KEPT_S
-            if is_fresh and self._is_at_rest(connection, can) and (can.is_ours or not driver.is_left(connection)):
-                if awaiting.is_of_tasks(connection):
-                    return connection
-                return self.loop.adapted(connection, self.name, is_async=False)
+            if is_fresh and _is_at_rest(connection, can) and (can.is_ours or not driver.is_left(connection)):
+                return self._adapted(connection, can)
             driver.close(connection)
+
+    def _adapted(self, connection: Any, can: Abilities) -> tuple[Any, Abilities]:
+        """As it is used in this place, which may be another one than before."""
+        if not is_carried() or awaiting.is_of_tasks(connection):
+            return connection, can
+        adapted = self.loop.adapted(connection, self.name, is_async=False)
+        return adapted, self.abilities(adapted)
 
     def return_connection(self, connection: Any, can: Abilities | None = None) -> None:
         """Keeps it for the next, where it is outside of any transaction; the one that was kept longest goes for it.
@@ -146,18 +148,18 @@ class ConnectionSource:
         SELECT that was not read to its end keeps its snapshot in them, and what one commits is lost where its file was
         replaced or deleted, or its process forked, meanwhile.
         """
-        connection = awaiting.plain(connection)
-        can = can or self.abilities(connection)
-        if not (can.has_two_phases or can.is_shared) or not self._is_at_rest(connection, can):
-            driver.close(connection)
+        kept = awaiting.plain(connection)
+        if can is None or kept is not connection:
+            can = self.abilities(kept)
+        if not (can.has_two_phases or can.is_shared) or not _is_at_rest(kept, can):
+            driver.close(kept)
             return
-        gone: list[Any] = []
         with self._mutex:
-            self._idle.append((time.monotonic(), connection, can))
-            while len(self._idle) > (0 if self._closed else self.participant.idle):
-                gone.append(self._idle.pop(0)[1])
-        for dropped in gone:
-            driver.close(dropped)
+            self._idle.append((time.monotonic(), kept, can))
+            if len(self._idle) <= self._limit:
+                return
+            _, longest, _ = self._idle.pop(0)
+        driver.close(longest)
 
     def drop_idle(self) -> None:
         """One connection was lost: its siblings most likely are, too."""
@@ -167,7 +169,7 @@ class ConnectionSource:
             driver.close(connection)
 
     def close(self) -> None:
-        self._closed = True
+        self._limit = 0
         self.drop_idle()
 
     def sort_key(self, connection: Any) -> str:
@@ -180,6 +182,11 @@ class ConnectionSource:
         """Whether another thread may work on one while this one waits; never on one without two phases."""
         given = self.participant.parallel
         return can.has_two_phases and (can.is_shared if given is None else given)
+
+
+def _is_at_rest(connection: Any, can: Abilities) -> bool:
+    """Whether it may wait for the next transaction, and whether it still is as it was then."""
+    return not connection.in_transaction if can.is_ours else driver.is_at_rest(connection)
 
 
 def sources(

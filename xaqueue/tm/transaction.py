@@ -47,6 +47,10 @@ _VERBS: dict[XaVerb, tuple[TraceStep, Callable[[EnlistedBranch], Reply], TraceSt
     XaVerb.ROLLBACK: (TraceStep.ROLLBACK, lambda branch: branch.rollback(), TraceStep.ROLLED_BACK),
 }
 """What is done at each participant that a command names, and the steps around it."""
+_ALL_OF_PLAIN = 3
+"""Commands of the plain case: one prepares, the other one commits with its row, the first one commits."""
+_UNANSWERED = (ParticipantOutcome.PENDING, ParticipantOutcome.UNKNOWN)
+"""By those whose connection is not used again."""
 
 
 class _Phase(Enum):
@@ -58,24 +62,27 @@ class _Phase(Enum):
 class Transaction:
     """Made by ``TransactionManager.transaction``."""
 
-    def __init__(self, coordinator: Coordinator, names: Iterable[str], timeout_s: float) -> None:
+    _async: AsyncTransaction | None = None
+    """Its face in a task of asyncio."""
+    _phase = _Phase.ACTIVE
+    _expiry = ""
+    """Why it has expired, where it is not for the time."""
+    _log_error: Exception | None = None
+    """Why the log did not take the decision."""
+    outcome: Outcome | None = None
+    """COMMITTED or ROLLED_BACK; IN_DOUBT or UNKNOWN where commit said so; None while it is active."""
+
+    def __init__(self, coordinator: Coordinator, names: tuple[str, ...], timeout_s: float) -> None:
         """names: participants that join at once, when it is entered."""
         self._coordinator = coordinator
-        self._names = tuple(names)
+        self._names = names
+        self._timeout_s = timeout_s
         self._deadline = time.monotonic() + timeout_s
-        self._expiry = f"it took more than {timeout_s:g} s"
-        self._async: AsyncTransaction | None = None
-        """Its face in a task of asyncio."""
         self._mutex = threading.Lock()
-        self._phase = _Phase.ACTIVE
         self._branches: dict[str, EnlistedBranch] = {}
         self._joining: set[str] = set()
         """Participants whose connection is opened just now."""
         self._outcomes: dict[str, ParticipantOutcome] = {}
-        self._log_error: Exception | None = None
-        """Why the log did not take the decision."""
-        self.outcome: Outcome | None = None
-        """COMMITTED or ROLLED_BACK; IN_DOUBT or UNKNOWN where commit said so; None while it is active."""
         self.gtrid = coordinator.enter(self)
         """Its name, in every participant and in the log."""
 
@@ -87,6 +94,8 @@ class Transaction:
             self._run_out(None)
         if known is None:
             known = self._enlist(name)
+        else:
+            known.check_begun()
         return known.lend()
 
     def accept(self, delivery: Any, name: str = "") -> Any:
@@ -112,10 +121,15 @@ class Transaction:
         """
         names, last = self._end()
         if self._is_expired() or self._coordinator.log.failure is not None:
-            vote = voting.roll_back(names, last)
+            result = self._run(voting.roll_back(names, last))
         else:
+            said = self._try_plain(names[0], last) if len(names) == 1 and last is not None and self._is_plain else ()
+            if len(said) == _ALL_OF_PLAIN and said[-1][names[0]] is Reply.DONE:
+                self._end_plain(*said[1], *names)
+                return
             vote = voting.commit(names, last, is_parallel=len(names) > 1 and self._are_parallel(names))
-        self._conclude(self._run(vote), wanted=Outcome.COMMITTED)
+            result = self._run(vote, said)
+        self._conclude(result, wanted=Outcome.COMMITTED)
 
     def rollback(self) -> None:
         """Rolls back everywhere. Raises HeuristicOutcome where a participant has committed by itself."""
@@ -250,11 +264,13 @@ class Transaction:
         with self._mutex:
             self.check_active()
             self._phase = _Phase.ENDING
-        in_order = sorted(self._branches.values(), key=lambda branch: (branch.sort_key, branch.name))
         last = self._last()
-        if last is not None and len(in_order) == 2:
-            self._let_carry(last, *(branch for branch in in_order if branch.name != last))
-        return [branch.name for branch in in_order if branch.name != last], last
+        names = [name for name in self._branches if name != last]
+        if len(names) > 1:
+            names.sort(key=lambda name: (self._branches[name].sort_key, name))
+        elif names and last is not None:
+            self._let_carry(last, self._branches[names[0]])
+        return names, last
 
     def _last(self) -> str | None:
         """Whose own commit decides: the one without two phases, or else the only database, where there is one."""
@@ -269,12 +285,47 @@ class Transaction:
         if queue.can_be_carried and self._branches[last].can_carry:
             queue.carrier = self._coordinator.carrier_for(queue.name, last)
 
-    def _run(self, vote: Voting) -> TransactionResult:
+    def _run(self, vote: Voting, said: Iterable[Replies] = ()) -> TransactionResult:
         try:
-            return voting.run(vote, self._perform if self._coordinator.tracing is None else self._traced)
+            return voting.run(vote, self._perform if self._coordinator.tracing is None else self._traced, said)
         except BaseException:
             self._interrupted()
             raise
+
+    # The plain case: one votes, and the other one decides
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether it goes without the generator of the votes; who traces is told each of its commands."""
+        return self._coordinator.tracing is None
+
+    def _try_plain(self, voter: str, last: str) -> tuple[Replies, ...]:
+        """Does what ``voting.commit`` would ask for, up to the first that does otherwise, and says what they replied.
+
+        From there on ``voting.commit`` is in charge: all that goes wrong has one place.
+        """
+        try:
+            vote = {voter: self._perform_at(*_VERBS[XaVerb.PREPARE], voter)}
+            if vote[voter] is not Reply.PREPARED:
+                return (vote,)
+            decided = {last: self._commit_last(last, (voter,))}
+            if decided[last] is not Reply.DONE:
+                return vote, decided
+            return vote, decided, {voter: self._perform_at(*_VERBS[XaVerb.COMMIT], voter)}
+        except BaseException:
+            self._interrupted()
+            raise
+
+    def _end_plain(self, last: str, voter: str) -> None:
+        """Both have committed."""
+        self._outcomes = {last: ParticipantOutcome.COMMITTED, voter: ParticipantOutcome.COMMITTED}
+        deferred = (voter,) if self._branches[voter].is_deferred else ()
+        try:
+            self._coordinator.settle(self.gtrid, Outcome.COMMITTED, {voter: ParticipantOutcome.COMMITTED}, {}, deferred)
+        except BaseException:
+            self._abandon(Outcome.COMMITTED)
+            raise
+        self._let_go(Outcome.COMMITTED)
 
     def _traced(self, command: Command) -> Replies:
         assert self._coordinator.tracing is not None
@@ -357,14 +408,12 @@ class Transaction:
         for other in prepared:
             self._branches[other].defer()
         if reply is not Reply.LOST:
-            outcome = Outcome.COMMITTED if reply is Reply.DONE else Outcome.ROLLED_BACK
-            coordinator.take_row(row._replace(outcome=outcome), name)
+            coordinator.take_row(row if reply is Reply.DONE else row._replace(outcome=Outcome.ROLLED_BACK), name)
         return reply
 
     def _spaces_of(self, names: Iterable[str]) -> dict[str, str]:
         """The ids of the spaces that have voted: another one in its place has nothing to acknowledge."""
-        found = {name: driver.space_of(self._branches[name].connection) for name in names}
-        return {name: space for name, space in found.items() if space}
+        return {name: space for name in names if (space := driver.space_of(self._branches[name].connection))}
 
     def _interrupted(self) -> None:
         """Between two commands: what is decided goes on without this thread, and what is not is rolled back."""
@@ -387,7 +436,7 @@ class Transaction:
 
     def _conclude(self, result: TransactionResult, wanted: Outcome) -> None:
         self._outcomes = dict(result.participants)
-        is_heuristic = any(one.is_heuristic for one in self._outcomes.values())
+        is_heuristic = not voting.BY_ITSELF.isdisjoint(self._outcomes.values())
         unrecorded: Exception | None = None
         try:
             if result.outcome in (Outcome.COMMITTED, Outcome.ROLLED_BACK):
@@ -403,21 +452,25 @@ class Transaction:
         except BaseException:
             self._abandon(result.outcome)
             raise
-        self.outcome = result.outcome
+        self._let_go(result.outcome, self.pending if unrecorded is None else self._branches)
+        if is_heuristic or result.outcome is not wanted:
+            self._raise_for(result, wanted, unrecorded)
+
+    def _let_go(self, outcome: Outcome, unfinished: Collection[str] = ()) -> None:
+        """Gives back the connections of those that have answered."""
+        self.outcome = outcome
         left = list(self._branches.items())
         try:
             while left:
                 name, branch = left.pop()
-                if self._outcomes.get(name) in (ParticipantOutcome.PENDING, ParticipantOutcome.UNKNOWN):
+                if self._outcomes.get(name) in _UNANSWERED:
                     branch.discard()
                 else:
                     branch.release()
         finally:  # where that is cut off, too: it is over
             for _, branch in left:
                 branch.discard()
-            self._leave(result.outcome, self.pending if unrecorded is None else self._branches)
-        if is_heuristic or result.outcome is not wanted:
-            self._raise_for(result, wanted, unrecorded)
+            self._leave(outcome, unfinished)
 
     def _leave(self, outcome: Outcome, unfinished: Collection[str]) -> None:
         self._phase = _Phase.OVER
@@ -471,7 +524,8 @@ class Transaction:
 
     def expired(self) -> RolledBack:
         """What its user is told whose time was over."""
-        return RolledBack(f"transaction {self.gtrid.decode()} was rolled back: {self._expiry}", Code.XA_RBTIMEOUT)
+        why = self._expiry or f"it took more than {self._timeout_s:g} s"
+        return RolledBack(f"transaction {self.gtrid.decode()} was rolled back: {why}", Code.XA_RBTIMEOUT)
 
     def _run_out(self, error: Exception | None) -> NoReturn:
         """Rolls back because of the time, whatever else has happened."""

@@ -55,10 +55,10 @@ class ParticipantOutcome(TableKey):
 
     @property
     def is_heuristic(self) -> bool:
-        return self in _BY_ITSELF
+        return self in BY_ITSELF
 
 
-_BY_ITSELF = {one for one in ParticipantOutcome if one.name.startswith("HEUR_")}
+BY_ITSELF = frozenset(one for one in ParticipantOutcome if one.name.startswith("HEUR_"))
 
 
 class XaVerb(TableKey):
@@ -111,10 +111,14 @@ Finishing = Generator[Command, Replies, Outcomes]
 R = TypeVar("R")
 
 
-def run(voting: Generator[Command, Replies, R], perform: Callable[[Command], Replies]) -> R:
-    """Performs what is asked for until it comes to its result."""
+def run(
+    voting: Generator[Command, Replies, R], perform: Callable[[Command], Replies], said: Iterable[Replies] = ()
+) -> R:
+    """Performs what is asked for until it comes to its result. said: the replies to what it asks first, and is done."""
     try:
         command = next(voting)
+        for replies in said:
+            command = voting.send(replies)
         while True:
             command = voting.send(perform(command))
     except StopIteration as end:
