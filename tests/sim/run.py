@@ -16,6 +16,7 @@ from unittest import mock
 
 from sim import doors
 from sim.model import Model, Rules
+from sim.opened import dice
 from sim.rules.ages import Ages
 from sim.rules.batches import Batches
 from sim.rules.carry import Carry
@@ -33,7 +34,7 @@ from sim.rules.streams import Streams
 from sim.rules.takeovers import Takeovers
 from sim.rules.topics import Topics
 from sim.rules.undefine import Undefine
-from sim.world import STEPS, World, dice
+from sim.world import STEPS, World
 
 FEATURES: tuple[type[Rules], ...] = (
     *(Retries, Limits, ByteLimits, Dedup, Groups, Delays, Leases, Topics),

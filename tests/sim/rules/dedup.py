@@ -6,7 +6,8 @@ from typing import Any, ClassVar
 
 from sim import doors
 from sim.model import CAME_BACK, CARRIED, IN_DOUBT, Branch, Known, Model, Rules
-from sim.world import SECOND_US, World, id_of, number_of
+from sim.opened import id_of, number_of
+from sim.world import SECOND_US, World
 from xaqueue.errors import QueueFull
 from xaqueue.xid import Xid
 

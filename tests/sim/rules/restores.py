@@ -8,6 +8,7 @@ from copy import deepcopy
 from typing import ClassVar
 
 from sim import doors
+from sim.crashes import Over
 from sim.model import CAME_BACK, DONE_BY_HAND, IN_DOUBT, UNDONE_BY_HAND, Model, Rules
 from sim.rules.carry import Carry
 from sim.rules.core import Core
@@ -15,7 +16,7 @@ from sim.rules.counts import Counts
 from sim.rules.groups import Groups
 from sim.rules.limits import Limits
 from sim.rules.managed import Managed
-from sim.world import Over, World
+from sim.world import World
 from support.forgetful import ForgetfulFileSystem
 from xaqueue.errors import OperationalError
 
