@@ -96,11 +96,12 @@ def commit(space: Space, branch: Branch, *, late: bool = False) -> None:
         step = Step.ONE_PHASE
         space.log.harden_unprepared(branch, partial(_complete, space, branch))
     for rider in branch.riders:
-        rider.stage(space, branch, {})
+        if rider.acts:
+            rider.stage(space, branch, {})
     plan, publish = partial(commit_change, space, branch, step), partial(publish_commit, space, branch)
     try:
         for rider in branch.riders:
-            if rider.performs(space, plan, publish):
+            if rider.acts and rider.performs(space, plan, publish):
                 break
         else:
             space.log.perform(plan, publish, branch, late=late)
@@ -117,7 +118,8 @@ def commit(space: Space, branch: Branch, *, late: bool = False) -> None:
     with space.lock:  # its files are gone: another branch may have its name
         space.finish_locked(branch, Outcome.COMMITTED)
     for rider in branch.riders:
-        rider.committed(space, late=late)
+        if rider.acts:
+            rider.committed(space, late=late)
 
 
 def _complete(space: Space, branch: Branch) -> None:
@@ -156,7 +158,8 @@ def commit_change(space: Space, branch: Branch, step: IntEnum) -> Change:
             if written.path:
                 rest.append((DROP, written.path))
     for rider in branch.riders:
-        ops += rider.ops(space, branch)
+        if rider.acts:
+            ops += rider.ops(space, branch)
     point: Sequence[Op] = ()
     if branch.branch_block is not None:
         marker = block_path(PREPARED, branch.name, COMMIT)
@@ -189,8 +192,9 @@ def publish_commit(space: Space, branch: Branch) -> None:
         if queue.consumed(entry):
             space.has_consumed()
     for rider in branch.riders:
-        rider.publish_locked(space, branch)
-        rider.release_locked(space, branch)
+        if rider.acts:
+            rider.publish_locked(space, branch)
+            rider.release_locked(space, branch)
 
 
 def rollback(space: Space, branch: Branch) -> None:
