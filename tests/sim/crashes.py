@@ -60,6 +60,8 @@ class Crashes(Opened):
         after = _with(self.model, effect)
         self._burn()
         allowed = [self.model, after, *(_with(self.model, one) for one in partly)]
+        for each in self.model.rules:
+            each.attempted(self, allowed)
         try:
             found: T = self.wrapped(call, allowed)
         except (Crashed, ResourceFailed, ConnectionLost, RetryLater, RolledBack) as error:
@@ -196,7 +198,7 @@ class Crashes(Opened):
     def replace(
         self,
         call: Callable[[ForgetfulFileSystem], object],
-        after: Model,
+        afters: Sequence[Model],
         is_begun: Callable[[ForgetfulFileSystem], bool],
         *,
         is_closed: bool,
@@ -218,11 +220,11 @@ class Crashes(Opened):
             if self.dice.random() < 0.7:
                 self.fs = self._disk(self.dice.choice(self._trees()))
             if self.dice.random() < 0.3 and not is_begun(self.fs):
-                after = self.model.after("cut")
+                afters = [self.model.after("cut")]
                 break
-        self.fs.crash_after, self.model = None, after
+        self.fs.crash_after, self.model = None, afters[0]
         self._open()
-        self._explain([after])
+        self._explain(afters)
 
     def take_over(self, allowed: Sequence[Model]) -> None:
         """Another process has the space from now on; who had it goes on."""

@@ -28,6 +28,7 @@ from sim.rules.groups import Groups
 from sim.rules.leases import Leases
 from sim.rules.limits import ByteLimits, Limits
 from sim.rules.managed import Managed
+from sim.rules.replicas import Replicas
 from sim.rules.restores import Restores
 from sim.rules.retries import Retries
 from sim.rules.streams import Streams
@@ -38,7 +39,7 @@ from sim.world import STEPS, World
 
 FEATURES: tuple[type[Rules], ...] = (
     *(Retries, Limits, ByteLimits, Dedup, Groups, Delays, Leases, Topics),
-    *(Streams, Batches, Carry, Managed, Undefine, Counts, Restores, Ages, Takeovers),
+    *(Streams, Batches, Carry, Managed, Undefine, Counts, Restores, Ages, Takeovers, Replicas),
 )
 SHRINK_S = 60.0
 
