@@ -116,9 +116,7 @@ class Replica:
                 if server.lost:
                     raise
             finally:
-                copy = self.follower._copy
-                if copy is not None:
-                    self.acknowledged = max(self.acknowledged, (copy.epoch, copy.lsn))
+                self.acknowledged = max(self.acknowledged, shipping_of(server.host.space)._has)
 
     @property
     def is_one(self) -> bool:
