@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Unpack
 
-from xaqueue.delivery import LEASE_S, Delivery, Detail, checked_count, checked_lease_s
+from xaqueue.delivery import LEASE_S, Delivery, Detail, checked_lease_s
 from xaqueue.errors import InvalidArgument
 from xaqueue.message import (
     EnqueueOptions,
@@ -174,10 +174,8 @@ class MessageCalls(OneCall):
         Raises UnknownQueue, QueueReserved, InvalidArgument; of a server RetryLater, where the session has too many.
         """
         check_queue_name(queue)
-        count, seconds = checked_count(max_messages), checked_lease_s(lease_s)
-        limit_s = check_seconds("wait_s", wait_s)
         self._transaction.check_open()
-        found = self._manager.receive(queue, count, seconds, limit_s)
+        found = self._manager.receive(queue, max_messages, lease_s, wait_s)
         return [Delivery(lease, message, self._settle, self._extend) for lease, message in found]
 
     @alone

@@ -225,7 +225,8 @@ def test_a_promotion_may_be_cut_off_at_any_call(level: Level, is_complete: bool)
 
 def taken(fs: ForgetfulFileSystem, is_complete: bool) -> None:
     here = Owner(1 << 16, "host", 1, "", "JOURNAL")
-    take_place(fs, here, NOON_US, is_complete, lambda data: replace_file(fs, layout.OWNER, data))
+    defined = replace(SHIPS, tables={"replication": Replication(is_on=True, waits=is_complete)})
+    take_place(fs, here, NOON_US, defined, lambda data: replace_file(fs, layout.OWNER, data))
 
 
 def test_what_only_the_replica_has_goes_with_a_crash_of_the_source() -> None:

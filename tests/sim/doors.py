@@ -69,9 +69,11 @@ def open_space(
     **options: Any,
 ) -> Space:
     """options: see ``crash_level.open_space``."""
-    assert life(fs), "it is no space"
+    space_id = life(fs)
+    assert space_id, "it is no space"
     store.give_up_restore(fs)
-    space = crash_level.open_space(fs, level, on_branches, definitions=defined, now_us=now_us, **options)
+    options |= {"definitions": defined, "now_us": now_us, "space_id": space_id}
+    space = crash_level.open_space(fs, level, on_branches, **options)
     assert not space.report.quarantined, space.report
     return space
 

@@ -111,6 +111,9 @@ class Rules:
         """The clock of the wall is set back to no time before."""
         return 0
 
+    def attempted(self, world: Any, allowed: Sequence[Model]) -> None:
+        """Something is about to be done that may come to one of these."""
+
     def opened(self, world: Any) -> None:
         """The space was opened, and nothing asked of it yet."""
 

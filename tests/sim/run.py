@@ -16,6 +16,7 @@ from unittest import mock
 
 from sim import doors
 from sim.model import Model, Rules
+from sim.opened import dice
 from sim.rules.ages import Ages
 from sim.rules.batches import Batches
 from sim.rules.carry import Carry
@@ -27,17 +28,18 @@ from sim.rules.groups import Groups
 from sim.rules.leases import Leases
 from sim.rules.limits import ByteLimits, Limits
 from sim.rules.managed import Managed
+from sim.rules.replicas import Replicas
 from sim.rules.restores import Restores
 from sim.rules.retries import Retries
 from sim.rules.streams import Streams
 from sim.rules.takeovers import Takeovers
 from sim.rules.topics import Topics
 from sim.rules.undefine import Undefine
-from sim.world import STEPS, World, dice
+from sim.world import STEPS, World
 
 FEATURES: tuple[type[Rules], ...] = (
     *(Retries, Limits, ByteLimits, Dedup, Groups, Delays, Leases, Topics),
-    *(Streams, Batches, Carry, Managed, Undefine, Counts, Restores, Ages, Takeovers),
+    *(Streams, Batches, Carry, Managed, Undefine, Counts, Restores, Ages, Takeovers, Replicas),
 )
 SHRINK_S = 60.0
 

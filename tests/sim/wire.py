@@ -69,8 +69,9 @@ class Server:
             ),
         )
 
-    def connect(self) -> RemoteManager:
-        return RemoteManager(lambda: Socket(Line(self)), connect_s=0.0, pause=lambda _: None)
+    def connect(self, **options: Any) -> RemoteManager:
+        """options: see ``RemoteManager``."""
+        return RemoteManager(lambda: Socket(Line(self)), connect_s=0.0, pause=lambda _: None, **options)
 
     def _cut(self, key: bytes) -> None:
         for session in list(self.host.sessions):

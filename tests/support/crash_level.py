@@ -104,6 +104,7 @@ def open_space(
     now_us: Callable[[], int] = lambda: NOON_US,
     epoch: int = 1,
     lost: Callable[[], str] = lambda: "",
+    space_id: str = "",
 ) -> Space:
     """goes_on: in the journal that ``ready`` has filled, as if its owner was this one. closed_well: the owner before
     was not killed. lost: why somebody else is the owner, once that is so.
@@ -124,6 +125,7 @@ def open_space(
             on_branches=on_branches,
             is_shared=level.paired,
             lost=lost,
+            space_id=space_id,
         )
     if isinstance(port, PairFileSystem):
         port.check = space.check_owner

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import ClassVar
 
 from sim import doors
+from sim.crashes import Over
 from sim.model import Branch, Known, Model, Rules
+from sim.opened import id_of
 from sim.rules.carry import Carry
 from sim.rules.delays import Delays
-from sim.world import SECOND_US, Over, World, id_of
+from sim.world import SECOND_US, World
 from xaqueue.core.owner.chores import Chores
 from xaqueue.features.ages.chores import Expire
 

@@ -8,9 +8,10 @@ from itertools import combinations, permutations
 from typing import ClassVar
 
 from sim import doors
+from sim.crashes import Effect, Over
 from sim.model import ACTIVE, IN_DOUBT, Branch, Model, Rules
 from sim.rules.core import add, end, take
-from sim.world import Effect, Over, World
+from sim.world import World
 from xaqueue.batch import ONE_SPACE, Batch
 from xaqueue.xid import Xid
 

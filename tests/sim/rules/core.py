@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, cast
 
 from sim import doors
+from sim.crashes import WAYS, Effect, Over
 from sim.model import ACTIVE, CAME_BACK, DONE_BY_HAND, IN_DOUBT, UNDONE_BY_HAND, Branch, Known, Model, Rules
-from sim.world import SECOND_US, WAYS, Effect, Over, World, id_of
+from sim.opened import id_of
+from sim.world import SECOND_US, World
 from xaqueue.core.engine.state import Space
 from xaqueue.errors import DiskFull, RolledBack
 from xaqueue.message import MessageId

@@ -6,7 +6,8 @@ from typing import Any, ClassVar
 
 from sim import doors
 from sim.model import CAME_BACK, CARRIED, IN_DOUBT, Branch, Known, Model, Rules
-from sim.world import SECOND_US, World, id_of, number_of
+from sim.opened import id_of, number_of
+from sim.world import SECOND_US, World
 from xaqueue.errors import QueueFull
 from xaqueue.xid import Xid
 
@@ -22,9 +23,15 @@ class Dedup(Rules):
     def __init__(self) -> None:
         self.seen: dict[str, tuple[int, int]] = {}
         """Of each key the number of its message, and until when it is known."""
+        self.cleared_us = 0
+        """The latest end of those whose records were removed: with the power that removal may be lost."""
 
     def options(self, world: World) -> dict[str, Any]:
         return {"dedup_key": world.dice.choice((None, "k", "k", "l"))}
+
+    def floor_us(self, model: Model) -> int:
+        """Else a key is known again, since its window is not over by a clock that was set back."""
+        return self.cleared_us
 
     def first(self, model: Model, key: str | None) -> int | None:
         number, until_us = self.seen.get(key or "", (0, 0))
@@ -58,6 +65,7 @@ class Dedup(Rules):
             assert doors.count_keys(world.fs) <= len(world.model.of(Dedup).seen), "what is over leaves its directory"
 
     def let_go(self, model: Model) -> None:
+        self.cleared_us = max([self.cleared_us, *(end for _, end in self.seen.values() if end <= model.now_us)])
         self.seen = {key: found for key, found in self.seen.items() if found[1] > model.now_us}
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from sim import doors
+from sim.crashes import Over
 from sim.model import Known, Model, Rules
+from sim.opened import id_of
 from sim.rules.core import end, then
 from sim.rules.retries import MOST, is_exhausted, move_some
-from sim.world import SECOND_US, Over, World, id_of
+from sim.world import SECOND_US, World
 
 PUT_OFF_S, EXPIRES_S = (0, 0, 0, 12), (None, None, 8, 30)
 HURRIES_S = 3, 3, 60

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import ClassVar
 
 from sim import doors
+from sim.crashes import Over
 from sim.model import Branch, Known, Model, Rules
+from sim.opened import id_of
 from sim.rules.core import add, drawn_options, end
 from sim.rules.retries import Retries, left
-from sim.world import SECOND_US, Over, World, id_of
+from sim.world import SECOND_US, World
 from xaqueue.delivery import LONGEST_S, Detail
 from xaqueue.errors import LeaseExpired
 

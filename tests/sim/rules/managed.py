@@ -6,8 +6,10 @@ from copy import deepcopy
 from typing import ClassVar
 
 from sim import doors
+from sim.crashes import Effect
 from sim.model import Branch, Known, Model, Rules
-from sim.world import Effect, World, id_of
+from sim.opened import id_of
+from sim.world import World
 from support.forgetful import ForgetfulFileSystem
 from support.tm_world import COMMITTED, STARTED, Bank, Rig
 from support.tm_world import World as Banks

@@ -8,6 +8,7 @@ from copy import deepcopy
 from typing import ClassVar
 
 from sim import doors
+from sim.crashes import Over
 from sim.model import CAME_BACK, DONE_BY_HAND, IN_DOUBT, UNDONE_BY_HAND, Model, Rules
 from sim.rules.carry import Carry
 from sim.rules.core import Core
@@ -15,7 +16,7 @@ from sim.rules.counts import Counts
 from sim.rules.groups import Groups
 from sim.rules.limits import Limits
 from sim.rules.managed import Managed
-from sim.world import Over, World
+from sim.world import World
 from support.forgetful import ForgetfulFileSystem
 from xaqueue.errors import OperationalError
 
@@ -39,11 +40,8 @@ class Restores(Rules):
     def shows(self, world: World) -> bool:
         """No snapshot is lost, and who gets what came back is told so."""
         there = doors.snapshots(world.fs)
-        session = doors.session(world.space)
-        queues = self.marks.keys() & set(world.model.queues())
-        marked = [one for queue in queues for one in session.browse(queue) if one.seq <= self.marks[queue]]
         is_same = there.issuperset(self.taken) and doors.life(world.fs) == self.life
-        return is_same and all(one.possible_duplicate for one in marked)
+        return is_same and are_marked(world, self.marks)
 
     def take_snapshot(self, world: World) -> None:
         """What a branch of a batch has come to by then is told by the batch alone."""
@@ -87,7 +85,7 @@ class Restores(Rules):
                 doors.restore(fs, number, model.now_us, exact=exact)
             model.of(Restores).life = doors.life(fs)
 
-        world.replace(perform, model, is_begun, is_closed=not exact or world.dice.random() < 0.5)
+        world.replace(perform, [model], is_begun, is_closed=not exact or world.dice.random() < 0.5)
         world.look()
 
 
@@ -120,6 +118,13 @@ def came_beside(then: Model, now: Model) -> Model:
     if model.has(Counts):
         model.of(Counts).least = then.of(Counts).least
     return model
+
+
+def are_marked(world: World, marks: dict[str, int]) -> bool:
+    """Who gets what has these numbers, or lower ones, is told that it may have come before."""
+    session, queues = doors.session(world.space), marks.keys() & set(world.model.queues())
+    marked = [one for queue in queues for one in session.browse(queue) if one.seq <= marks[queue]]
+    return all(one.possible_duplicate for one in marked)
 
 
 def marks_of(then: Model) -> dict[str, int]:

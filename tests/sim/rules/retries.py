@@ -8,10 +8,12 @@ from itertools import permutations
 from typing import Any, ClassVar
 
 from sim import doors
+from sim.crashes import Effect, Over
 from sim.model import Known, Model, Rules
+from sim.opened import id_of
 from sim.rules.core import refuse
 from sim.rules.limits import Limits
-from sim.world import SECOND_US, Effect, Over, World, id_of
+from sim.world import SECOND_US, World
 from xaqueue.errors import RetryLater
 
 TRIES, DELAY_S = 2, 5

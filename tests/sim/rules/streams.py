@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 from sim import doors
+from sim.crashes import Over
 from sim.model import Branch, Model, Rules
+from sim.opened import number_of
 from sim.rules.core import in_the_background
-from sim.world import Over, World, number_of
+from sim.world import World
 from xaqueue.errors import QueueReserved
 
 

@@ -9,9 +9,11 @@ from typing import Any, ClassVar
 from unittest import mock
 
 from sim import doors
+from sim.crashes import Over
 from sim.model import Branch, Known, Model, Rules
+from sim.opened import id_of
 from sim.rules.managed import Managed
-from sim.world import Over, World, id_of
+from sim.world import World
 from xaqueue.core.engine.state import Space
 from xaqueue.errors import Error
 from xaqueue.xa import Flag
@@ -95,7 +97,7 @@ class Rival:
         world.trace.append("  taken over")
         with doors.process():
             world.take_over(allowed)
-            self.is_done = any(world._shows(but_for_tries(model)) for model in allowed[1:])
+            self.is_done = any(world.shows(but_for_tries(model)) for model in allowed[1:])
             for one in world.model.known:
                 # Who has it from the former owner has it in vain: that is a try, which no opening has seen by now.
                 is_given = any(is_held(model, one) for model in allowed[1:]) and not is_held(allowed[0], one)

@@ -15,7 +15,7 @@ from support.cutting_proxy import Cut, CuttingProxy
 from support.served import ServerThread
 from xaqueue.connection import Connection
 from xaqueue.delivery import Delivery
-from xaqueue.errors import ConnectionLost, LeaseExpired, RetryLater
+from xaqueue.errors import ConnectionLost, InvalidArgument, LeaseExpired, RetryLater
 from xaqueue.features.opening import create
 from xaqueue.rpc.server.peer import Limits
 
@@ -51,6 +51,13 @@ def user(server: ServerThread) -> Iterator[Connection]:
 def cut(connection: Connection) -> None:
     """The socket is gone, and nobody said good-bye."""
     connection._manager._socket.close()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("option", "value"), [("max_messages", 0), ("lease_s", "1"), ("wait_s", -1)])
+def test_what_is_wrong_is_never_asked(user: Connection, option: str, value: object) -> None:
+    cut(user)
+    with pytest.raises(InvalidArgument, match=option):
+        user.receive("orders", **{option: value})  # type: ignore[arg-type]
 
 
 def test_a_lost_connection_ends_no_lease(server: ServerThread, user: Connection) -> None:

@@ -104,13 +104,14 @@ def commit(space: Space, branch: Branch, *, late: bool = False, perform: Callabl
         step = Step.ONE_PHASE
         space.log.harden_unprepared(branch, partial(_complete, space, branch))
     for rider in branch.riders:
-        rider.stage(space, branch, {})
+        if rider.acts:
+            rider.stage(space, branch, {})
     ends = space.log.follows  # its files go their ways in the order of the log, whoever has its name then
     plan = partial(commit_change, space, branch, step)
     publish = partial(publish_commit, space, branch, ends=ends)
     try:
         for rider in branch.riders:
-            if rider.performs(space, plan, publish):
+            if rider.acts and rider.performs(space, plan, publish):
                 break
         else:
             (perform or space.log.perform)(plan, publish, branch, late=late)
@@ -128,7 +129,8 @@ def commit(space: Space, branch: Branch, *, late: bool = False, perform: Callabl
         with space.lock:  # its files are gone: another branch may have its name
             space.finish_locked(branch, Outcome.COMMITTED)
     for rider in branch.riders:
-        rider.committed(space, late=late)
+        if rider.acts:
+            rider.committed(space, late=late)
 
 
 def _complete(space: Space, branch: Branch) -> None:
@@ -167,7 +169,8 @@ def commit_change(space: Space, branch: Branch, step: IntEnum) -> Change:
             if written.path:
                 rest.append((DROP, written.path))
     for rider in branch.riders:
-        ops += rider.ops(space, branch)
+        if rider.acts:
+            ops += rider.ops(space, branch)
     point: Sequence[Op] = ()
     if branch.branch_block is not None:
         marker = block_path(PREPARED, branch.name, COMMIT)
@@ -200,8 +203,9 @@ def publish_commit(space: Space, branch: Branch, *, ends: bool = False) -> None:
         if queue.consumed(entry):
             space.has_consumed()
     for rider in branch.riders:
-        rider.publish_locked(space, branch)
-        rider.release_locked(space, branch)
+        if rider.acts:
+            rider.publish_locked(space, branch)
+            rider.release_locked(space, branch)
     if ends:
         space.finish_locked(branch, Outcome.COMMITTED)
 

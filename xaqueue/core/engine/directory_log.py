@@ -109,7 +109,7 @@ class DirectoryLog(GroupCommit):
     def add(self, branch: Branch, written: Written, head: bytes, body: bytes) -> None:
         path = f"{ACTIVE}/{branch.name}.{written.number:03d}"
         chunks = [head, body] if body else [head]
-        if written.shared is None or written.twin is None:
+        if written.shared is None:
             self.fs.create(path, chunks)
         else:
             make_twin(self.fs, written, path, chunks)

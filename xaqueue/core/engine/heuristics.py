@@ -83,10 +83,8 @@ def decide(space: Space, xid: Xid, to_commit: bool, by: str, reason: str = "") -
     try:
         with space.lock:
             space.check()
-            branch = space.branches.get(xid)
-            while branch is not None and branch.busy:
+            while (branch := space.branches.get(xid)) is not None and branch.busy:
                 space.wait_settled()
-                branch = space.branches.get(xid)
             if branch is not None:
                 for rider in branch.riders:
                     rider.check_by_hand(branch)
@@ -112,8 +110,7 @@ def decide(space: Space, xid: Xid, to_commit: bool, by: str, reason: str = "") -
     finally:
         if taken is not None:  # an interrupt may come once the lock is free
             with space.lock:
-                taken.busy = False
-                space.settled.notify_all()
+                space.settle_locked(taken)
             space.log.deliver_interrupt()
     return decision
 

@@ -299,9 +299,10 @@ class JournalLog(DeferringCommit):
         try:
             self.settle()  # it may be there under the name that it had before, or an earlier file of this name
         except OSError as error:
-            if error.errno not in NO_ROOM:
-                raise
-            return self._read_unmoved(path)
+            if error.errno in NO_ROOM:
+                return self._read_unmoved(path)
+            self.fail(error)  # a failed write or sync says nothing of the block that was asked for
+            raise self._failed() from error
         return read_block(self.fs, path)
 
     def modified_us(self, path: str) -> int:
@@ -313,8 +314,7 @@ class JournalLog(DeferringCommit):
                 return int(put[-1])
             for op in chain.from_iterable((*self.behind.changes, *self._deferred_ops())):
                 if (op[2] if op[0] == MOVE else op[1]) == path and op[0] != DROP:
-                    when_us: int = op[-1]
-                    return when_us
+                    return int(op[-1])
             raise
 
     def _read_unmoved(self, path: str) -> bytes:

@@ -43,11 +43,11 @@ def ranges_in(fs: FileSystem, queue: str) -> list[int]:
 
 
 def make_twin(fs: FileSystem, written: Written, path: str, chunks: Sequence[bytes]) -> None:
-    """The file of a block that has the content of another one of its branch: another name of that one's file, or a file
-    of its own where there is none, or links end. Raises OSError."""
-    if (twin := written.twin) is not None and twin.path:
+    """The file of a block whose content others of its branch have: another name of the file that has it, or a file of
+    its own where there is none, or links end. Raises OSError."""
+    if (first := written.shared) is not None and first.path:
         try:
-            fs.link(twin.path, path)
+            fs.link(first.path, path)
         except OSError as error:
             if error.errno not in (*NO_LINK, errno.ENOENT):  # it went meanwhile
                 raise

@@ -346,15 +346,12 @@ class Branch:
     @property
     def holder(self) -> bytes | int | None:
         """For whom it waits though no session is in it; see ``Rider``."""
-        for rider in self.riders:
-            if rider.holder is not None:
-                return rider.holder
-        return None
+        return next((rider.holder for rider in self.riders if rider.holder is not None), None)
 
     @property
     def contents(self) -> list[str]:
         """Its files, each under one name."""
-        return [one.path for one in self.all_blocks if one.shared is None or one.twin is None or not one.twin.path]
+        return [one.path for one in self.all_blocks if one.shared is None or one.shared is one or not one.shared.path]
 
     def state_for(self, session: int) -> State:
         """The branch's state as this session sees it."""
@@ -406,6 +403,8 @@ class Rider:
     one asks for nothing. ``space`` is that of the engine, which this room does not know.
     """
 
+    acts = True
+    """False: it says something of the branch, or refuses; a commit calls none of ``stage`` to ``committed`` of it."""
     is_for_operator = False
     """The branch is decided by hand only: nobody is told of it who would decide it by himself."""
     decided: State | None = None

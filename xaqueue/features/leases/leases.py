@@ -66,6 +66,7 @@ class Lent(Rider):
     """Its message is on lease: the holder is who received it."""
 
     holder: bytes | int | None
+    acts = False
     overdue = "is a lease that has ended"
 
 
@@ -81,7 +82,8 @@ def _receive(
     """See ``Connection.receive``. most_bytes: it ends behind the message with which the bodies reach so many."""
     count, lease_s, limit_s = checked_count(max_messages), checked_lease_s(lease_s), check_seconds("wait_s", wait_s)
     self._check_open()
-    self.space.wait_until_loaded()
+    if not self.space.loaded:
+        self.space.wait_until_loaded()
     found: list[tuple[Branch, Message]] = []
     size = 0
     try:
@@ -104,8 +106,8 @@ def receive(
 ) -> list[tuple[bytes, Message]]:
     """Fewer where their bodies have a MiB together. Raises ConnectionLost where the answer is lost: what was on its
     way is back when its lease has ended."""
-    limit_s = float("inf") if wait_s is None else wait_s
-    options = {"max_messages": max_messages, "lease_s": lease_s, "wait_s": limit_s}
+    count, lease_s, limit_s = checked_count(max_messages), checked_lease_s(lease_s), check_seconds("wait_s", wait_s)
+    options = {"max_messages": count, "lease_s": lease_s, "wait_s": limit_s}
     found = self.call("receive", queue, options, waits_s=limit_s)
     self.has_received |= bool(found)
     return [(lease, wire.message_of(message)) for lease, message in found]

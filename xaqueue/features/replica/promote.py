@@ -19,15 +19,17 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
+from xaqueue.core.engine import redo
 from xaqueue.core.model import layout
 from xaqueue.core.model.block_files import listed, ranges_in
+from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.model.format import read_format
 from xaqueue.core.model.layout import LAST_SEQ, Watermark
 from xaqueue.core.owner.definitions_file import usable_definitions
@@ -89,12 +91,11 @@ def promote(root: Path, now_us: int) -> Promoted:
         epoch = max(found.epoch, before.epoch if before is not None else 0)
         since = datetime.now(UTC).isoformat(timespec="seconds")
         here = Owner(epoch, socket.gethostname(), os.getpid(), since, "JOURNAL", space=read_format(root).line)
-        is_complete = policy_of(usable_definitions(root)[0]).waits
-        return take_place(fs, here, now_us, is_complete, partial(lock.write, fs))
+        return take_place(fs, here, now_us, usable_definitions(root)[0], partial(lock.write, fs))
 
 
 def take_place(
-    fs: FileSystem, here: Owner, now_us: int, is_complete: bool, write_owner: Callable[[bytes], object]
+    fs: FileSystem, here: Owner, now_us: int, defined: Definitions, write_owner: Callable[[bytes], object]
 ) -> Promoted:
     """Makes the replica of a port the space, which ``here`` had last. Raises SpaceError, OSError.
 
@@ -106,7 +107,8 @@ def take_place(
     copy = JournalCopy(fs, found.journal, found.lsn)
     copy.follow(everything=True)
     here = replace(here, epoch=max(here.epoch, copy.epoch) + EPOCHS + secrets.randbelow(16 * EPOCHS))
-    through, branches = _jump(fs), list[str]()
+    is_complete = policy_of(defined).waits
+    through, branches = _jump(fs, defined.queues), list[str]()
     if not is_complete:
         branches = sorted(map(str, branches_in(fs, layout.PREPARED)))
         before = restored.read(fs)
@@ -145,19 +147,20 @@ def _stop(root: Path, fs: FileSystem) -> None:
                 time.sleep(0.02)
 
 
-def _jump(fs: FileSystem) -> dict[str, int]:
-    """No number is given out here that the former one can have used; returns how far each queue goes."""
+def _jump(fs: FileSystem, defined: Iterable[str]) -> dict[str, int]:
+    """No number is given out here that the former one can have used, in queues of which nothing has come yet either;
+    returns how far each queue goes."""
     through: dict[str, int] = {}
-    for name in listed(fs, layout.COMMITTED):
-        queue = layout.parse_queue_directory(name)
-        if queue is not None:
-            path = layout.watermark_path(queue)
-            data = fs.read(path, layout.WATERMARK_BYTES) if fs.exists(path) else b""
-            published, reserved = layout.parse_watermark(data) or (0, 0)
-            last = max([published, reserved, *(((number + 1) << layout.RANGE_BITS) for number in ranges_in(fs, queue))])
-            mark = layout.format_watermark(Watermark(published, min(last + JUMP, LAST_SEQ - JUMP)))
-            fs.write_at(path, 0, [mark])
-            through[queue] = published
+    there = {queue for name in listed(fs, layout.COMMITTED) if (queue := layout.parse_queue_directory(name))}
+    for queue in sorted(there.union(defined)):
+        path = layout.watermark_path(queue)
+        redo.make_dirs(fs, path.rpartition("/")[0])
+        data = fs.read(path, layout.WATERMARK_BYTES) if fs.exists(path) else b""
+        published, reserved = layout.parse_watermark(data) or (0, 0)
+        last = max([published, reserved, *(((number + 1) << layout.RANGE_BITS) for number in ranges_in(fs, queue))])
+        mark = layout.format_watermark(Watermark(published, min(last + JUMP, LAST_SEQ - JUMP)))
+        fs.write_at(path, 0, [mark])
+        through[queue] = published
     return through
 
 

@@ -115,6 +115,33 @@ def test_a_failure_while_the_directories_follow_fences_and_loses_nothing(
     assert said == LEFT
 
 
+@pytest.mark.parametrize("verb", ["dequeue", "browse", "receive"])
+@pytest.mark.parametrize(
+    ("call", "path", "number"),
+    [
+        ("rename", "committed/queue=orders/range=", errno.EIO),
+        ("rename", "committed/queue=orders/range=", errno.EROFS),
+        ("write_at", "committed/queue=orders/.watermark", errno.EIO),
+        ("write_at", "committed/queue=orders/.watermark", errno.ESTALE),
+    ],
+)
+def test_a_read_for_which_the_directories_cannot_follow_says_nothing_of_the_message(
+    bare: BareSpace, call: str, path: str, number: int, verb: str
+) -> None:
+    """It is not where it was, and not yet where it is going to be; what fails then is no damage of it."""
+    branch = bare.prepare("branch", add=[("orders", b"whole")])
+    bare.reopen()  # so that memory has it no more
+    with closing(bare.connect()) as connection:
+        connection.tpc_commit(branch)
+        bare.fs.faults[call, path] = number
+        with pytest.raises(ResourceFailed, match="fenced"):
+            list(getattr(connection, verb)("orders") or ())
+    assert len(bare.fs.struck) == 1
+    bare.fs.faults.clear()
+    bare.reopen()
+    assert (bare.take("orders"), bare.quarantined()) == ([b"whole"], [])
+
+
 def test_whoever_consumes_on_a_full_disk_goes_on(tmp_path: Path) -> None:
     """Also where what goes leaves no room, and a step is recorded in a journal that cannot grow."""
     small = Definitions(default=QueueDefinition(), journal_segment_bytes=SMALLEST_SEGMENT_BYTES)

@@ -492,9 +492,11 @@ def test_an_interrupted_receive_holds_nothing(
         ({"wait_s": -1}, "wait_s"),
     ],
 )
-def test_what_is_wrong_is_named(user: Connection, options: dict[str, object], match: str) -> None:
+def test_what_is_wrong_is_named(bare: BareSpace, user: Connection, options: dict[str, object], match: str) -> None:
     with pytest.raises(InvalidArgument, match=match):
         user.receive("orders", **options)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match=match):
+        Session(bare.space).receive("orders", **options)  # type: ignore[arg-type]
 
 
 def test_other_refusals(bare: BareSpace, user: Connection) -> None:
