@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import pytest
 
@@ -526,6 +526,10 @@ def test_a_session_s_last_branch_is_known_for_long(
     if two_phases:
         connection.tpc_begin(X)
     connection.enqueue("replies", b"answer")
+    if two_phases:  # call by call, as other clients send it
+        connection.tpc_end()
+        manager = cast(RemoteManager, connection._manager)
+        manager._pipeline_deferred(manager._branch)
     end = connection.tpc_prepare if two_phases else connection.commit
     with pytest.raises(OutcomeUnknown):
         end()

@@ -141,7 +141,7 @@ class _Pair:
                     self._has_cut.set()
                     return
                 elif counts and self._cut is not None and (frame, number) == (self._cut.frame, self._cut.number):
-                    kept = {"before": 0, "within": len(data) // 2, "after": len(data)}[self._cut.when]
+                    kept = {"early": 0, "before": 0, "within": len(data) // 2, "after": len(data)}[self._cut.when]
                     self._mute = frame == "request"
                     self._has_cut.set()  # before anybody can act on what is let through
                     target.sendall(data[:kept])

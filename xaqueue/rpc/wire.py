@@ -16,7 +16,7 @@ next request is not carried out, and that request is answered with the failure. 
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache, lru_cache
@@ -247,6 +247,12 @@ def options_of(value: Any, method: str, names: tuple[str, ...]) -> dict[str, Any
         if name not in names:
             raise InvalidArgument(f"{name!r} is not an option of {method}: {', '.join(names)}")
     return value
+
+
+def enqueue_of(work: Sequence[Any]) -> list[Any]:
+    """The parameters of an enqueue for what stands for it among works: [queue, body, message id or options]."""
+    queue, body, given = work
+    return [queue, body, given if isinstance(given, dict) else {"message_id": given}]
 
 
 def message_to(message: Message) -> tuple[bytes, str, int, dict[str, Any], bytes]:

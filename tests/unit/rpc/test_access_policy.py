@@ -54,7 +54,7 @@ PARAMS: dict[str, list[Any]] = {
     "indoubt_forget": [GLOBAL, "me"],
 }
 ENOUGH: dict[str, frozenset[Right] | None] = {
-    **dict.fromkeys(("hello", "echo", "status", "metrics", "close", "browse_next", "browse_end")),
+    **dict.fromkeys(("hello", "echo", "status", "metrics", "close", "browse_next", "browse_end", "work")),
     **dict.fromkeys(
         ("start", "end", "prepare", "commit", "harden", "rollback", "explain", "deliver"), frozenset({Right.TRANSACT})
     ),

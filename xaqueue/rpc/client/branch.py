@@ -12,7 +12,8 @@ COMMITTING where the answer got lost; nobody knows its outcome until the same ca
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from xaqueue.errors import ConnectionLost, Error, OutcomeUnknown, ResourceFailed, RolledBack
 from xaqueue.xa import Code, TableKey
@@ -79,7 +80,11 @@ here; an error that was answered leaves it where it was before.
 """
 
 
-@dataclass(slots=True)
+Work = tuple[Any, ...]
+"""In a frame ``work``."""
+
+
+@dataclass(init=False)
 class RemoteBranch:
     """One branch, from its start to the answer that ends it."""
 
@@ -91,6 +96,32 @@ class RemoteBranch:
     """The key of the session that was to begin it; None where it was there before."""
     sends: int = -1
     """How often its connection had sent anything when it began; as long as it is so often, no server knows of it."""
+    is_deferred: bool = False
+    """Something of the following is there, to be sent with what is asked next: its start, what it adds, its end."""
+    begins: bool = False
+    works: list[Work] = field(default_factory=list)
+    ends: bool = False
+    size_bytes: int = 0
+    """Of its works."""
+
+    def __init__(
+        self,
+        xid: Xid | None = None,
+        progress: BranchProgress = BranchProgress.NONE,
+        why: Error | None = None,
+        begun_by: bytes | None = None,
+        sends: int = -1,
+    ) -> None:
+        self.works = []
+        if xid is not None:
+            self.xid, self.progress, self.why, self.begun_by, self.sends = xid, progress, why, begun_by, sends
+
+    def take_deferred(self) -> tuple[bool, list[Work], bool]:
+        """What was deferred, and is not any more: its start, works, its end."""
+        begins, works, ends = self.begins, self.works, self.ends
+        self.is_deferred = self.begins = self.ends = False
+        self.works, self.size_bytes = [], 0
+        return begins, works, ends
 
     def begin_again(self, begun_by: bytes | None) -> None:
         """On a connection that was made instead of a lost one."""
@@ -101,6 +132,7 @@ class RemoteBranch:
             self.why = lost
             if self.progress is BranchProgress.OPEN:
                 self.progress = BranchProgress.LOST
+                self.take_deferred()
 
     def fail(self, why: Error, pipelined: str) -> None:
         """A pipelined call was refused."""

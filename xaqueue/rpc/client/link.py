@@ -1,7 +1,9 @@
 """A client's connection to a server: its socket, and how calls go over it: asked, pipelined, or asked again.
 
 Requests go out and answers come in, in one thread, and nothing of a socket survives its first failure. What is
-pipelined is gathered and sent with the next request, or earlier where it grows large. It connects again between
+pipelined is gathered and sent with the next request, or earlier where it grows large. What a branch begins, adds and
+ends with is deferred, since all of it makes one frame mostly; where something else is asked before, it is pipelined. It
+connects again between
 transactions, and within one only as long as no server has heard of it: any other branch that it was in is lost with
 it. An answer that was lost is told as such.
 """
@@ -31,9 +33,9 @@ from xaqueue.errors import (
     RolledBack,
 )
 from xaqueue.rpc import wire
-from xaqueue.rpc.client.branch import RemoteBranch
+from xaqueue.rpc.client.branch import RemoteBranch, Work
 from xaqueue.rpc.credentials import explain, is_refusal
-from xaqueue.rpc.wire import AnswerFrame, MalformedFrame
+from xaqueue.rpc.wire import AnswerFrame, MalformedFrame, enqueue_of
 
 PIPELINED_BYTES = 64 * 1024
 """What is pipelined is sent before its request when there is more of it."""
@@ -46,6 +48,8 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.25
 """Between two tries to connect."""
 CONNECT_S = 10.0
 """For how long it is tried."""
+MOST_WORKS = 1000
+"""Deferred ones of a branch; a server takes no longer lists than 1024."""
 
 
 class Connected(Protocol):
@@ -346,8 +350,38 @@ class Link:
 
     # Calls
 
+    def _defer(self, branch: RemoteBranch, work: Work, size_bytes: int) -> None:
+        """Adds this to the branch: it has no answer of its own, and is sent with what is asked next."""
+        if branch.ends:
+            self._pipeline_deferred(branch)  # it is out of order, as the server says
+        branch.is_deferred = True
+        branch.works.append(work)
+        branch.size_bytes += size_bytes
+        if branch.size_bytes > PIPELINED_BYTES or len(branch.works) == MOST_WORKS:
+            self._pipeline_deferred(branch)
+
+    def _pipeline_deferred(self, branch: RemoteBranch) -> None:
+        """As calls of their own, before another one."""
+        begins, works, ends = branch.take_deferred()
+        if begins:
+            self._pipeline("start", branch.xid)
+        for work in works:
+            self._pipeline("enqueue", *enqueue_of(work))
+        if ends:
+            self._pipeline("end", branch.xid)
+
+    def _work(self, branch: RemoteBranch, *last: Any) -> Any:
+        """What is deferred and this, in one frame. last: a dequeue's queue; or, behind its end, how the branch ends."""
+        begins, works, ends = branch.take_deferred()
+        if ends:
+            return self._request("work", (branch.xid, begins, works, *last))
+        works.append(last)
+        return self._request("work", (branch.xid, begins, works))
+
     def _pipeline(self, method: str, *params: Any) -> None:
         """Sends this with the next call that is asked; it has no answer of its own."""
+        if self._branch.is_deferred:
+            self._pipeline_deferred(self._branch)
         socket = self._socket
         if socket is None:
             raise self._not_connected()
@@ -358,6 +392,11 @@ class Link:
             raise
 
     def _ask(self, method: str, *params: Any, waits_s: float = 0.0) -> Any:
+        if self._branch.is_deferred:
+            self._pipeline_deferred(self._branch)
+        return self._request(method, params, waits_s)
+
+    def _request(self, method: str, params: Sequence[Any], waits_s: float = 0.0) -> Any:
         socket = self._socket
         if socket is None:
             raise self._not_connected()
@@ -448,7 +487,7 @@ class Link:
             try:
                 self._socket, key = self._dial(), fresh_id()
                 known = {"protocol": wire.PROTOCOL, "session": key, "instead_of": self._key}
-                said = self._ask("hello", {**known, **self._hello()})
+                said = self._request("hello", [{**known, **self._hello()}])
                 self._check_epoch(said)
                 self.space = said
             except (ConnectionLost, ResourceFailed) as error:  # not there, or it takes no sessions now

@@ -1,7 +1,8 @@
 """The verbs of a branch's life, which are XA's, what became of a branch, and the definitions of queues.
 
-On the client ``start``, ``end`` and the work between them are pipelined; ``prepare`` or ``commit`` brings the answer
-for all of them. What each does in which state of the branch is the table in ``xaqueue.rpc.client.branch``.
+On the client ``start``, ``end`` and the work between them are deferred: they are sent with ``prepare`` or ``commit``,
+most often as one frame, and its answer is that of all of them. What each does in which state of the branch is the table
+in ``xaqueue.rpc.client.branch``.
 """
 
 from __future__ import annotations
@@ -58,15 +59,17 @@ def _(caller: Caller, queue: str, settings: Any, is_topic: Any = False) -> None:
 
 @verb_of(TRANSACT_OR_LOCAL, Session.start)
 def start(self: Link, xid: Xid, flags: Flag = Flag.NOFLAGS, timeout_s: float | None = None) -> None:
-    """Pipelined; with flags it is asked, since there is something to find."""
+    """Deferred; with flags it is asked, since there is something to find."""
     if self._socket is None or self._socket.is_stale:
         self._reconnect()
+    if self._branch.is_deferred:
+        self._pipeline_deferred(self._branch)
     sends = -1 if flags or self._socket is None else self._socket.sends
-    self._branch = RemoteBranch(xid, BranchProgress.OPEN, None, None if flags else self._key, sends)
+    self._branch = branch = RemoteBranch(xid, BranchProgress.OPEN, None, None if flags else self._key, sends)
     if flags:
         self._ask("start", xid, flags, timeout_s)
     elif timeout_s is None:
-        self._pipeline("start", xid)
+        branch.begins = branch.is_deferred = True
     else:
         self._pipeline("start", xid, 0, timeout_s)
 
@@ -78,7 +81,7 @@ def end(self: Link, xid: Xid, flags: Flag = Flag.SUCCESS) -> None:
     if own and TRANSITIONS[branch.progress, BranchCall.END][0] is Action.REFUSE:
         raise branch.refusal()
     if own and flags == Flag.SUCCESS:
-        self._pipeline("end", xid)
+        branch.ends = branch.is_deferred = True
     else:
         self._ask("end", xid, flags)
 
@@ -129,11 +132,7 @@ def _decide(self: Link, verb: BranchCall, xid: Xid, flags: Flag, *, undone: bool
         if action is Action.REFUSE:
             raise branch.refusal()
     if self._socket is None or self._socket.is_stale:
-        unsent = self._socket.unsent if self._socket is not None and self._socket.sends == branch.sends else b""
-        self._reconnect()
-        if own and unsent and self._socket is not None:  # no server knows of it: it begins there, with the same ids
-            branch.begin_again(self._key)
-            self._socket.unsent += unsent
+        _connect_again(self, branch if own else None)
     before = asked = branch.progress
     if own:
         action, asked = TRANSITIONS[before, verb]
@@ -141,7 +140,10 @@ def _decide(self: Link, verb: BranchCall, xid: Xid, flags: Flag, *, undone: bool
             raise branch.refusal()
         branch.progress = asked
     try:
-        answer = self._ask(verb.value, xid, flags) if flags else self._ask(verb.value, xid)
+        if own and branch.ends and flags is (Flag.NOFLAGS if verb is BranchCall.PREPARE else Flag.ONEPHASE):
+            answer = self._work(branch, verb.value)
+        else:
+            answer = self._ask(verb.value, xid, flags) if flags else self._ask(verb.value, xid)
     except ConnectionLost as lost:
         raise unknown(verb.value, xid, lost) from lost
     except Error:
@@ -151,6 +153,20 @@ def _decide(self: Link, verb: BranchCall, xid: Xid, flags: Flag, *, undone: bool
     if own:
         self._branch = RemoteBranch()
     return answer
+
+
+def _connect_again(self: Link, branch: RemoteBranch | None) -> None:
+    """A branch of which no server knows begins there, with the same ids."""
+    socket, unsent = self._socket, b""
+    if branch is not None and socket is not None and socket.sends == branch.sends:
+        if branch.is_deferred:
+            self._pipeline_deferred(branch)
+        if socket.sends == branch.sends:
+            unsent = bytes(socket.unsent)
+    self._reconnect()
+    if branch is not None and unsent and self._socket is not None:
+        branch.begin_again(self._key)
+        self._socket.unsent += unsent
 
 
 def _ask_outcome(self: Link, verb: BranchCall, xid: Xid, flags: Flag) -> Any:

@@ -50,16 +50,18 @@ def enqueue(self: Link, queue: str, body: bytes, **options: Unpack[EnqueueOption
     checked = properties_of(queue, 0, options)
     if not isinstance(body, bytes) or not self._is_known(queue):
         return MessageId(self._ask("enqueue", queue, body, options))  # the server says what is wrong
+    size_bytes = len(body)
+    self._check_size(size_bytes)
     if options:
-        pack_properties(checked)  # raises MessageTooLarge
-    self._check_size(len(body))
+        size_bytes += len(pack_properties(checked))  # raises MessageTooLarge
     given = options.get("message_id")
     if checked.dedup_key is not None and given is None:  # the server may know the first one of its key
         return MessageId(self._ask("enqueue", queue, body, options))
     if given is not None:
         return MessageId(self._ask("enqueue", queue, body, {**options, "message_id": id_of(given)}))
     message_id = MessageId(fresh_id())
-    self._pipeline("enqueue", queue, body, {**options, "message_id": message_id})
+    work = (queue, body, {**options, "message_id": message_id}) if options else (queue, body, message_id)
+    self._defer(self._branch, work, size_bytes)
     return message_id
 
 
@@ -85,7 +87,8 @@ def dequeue(
         given = {name: value for name, value in options.items() if value is not None and value != 0}
         answer = self._ask("dequeue", queue, given, waits_s=limit_s)
     else:
-        answer = self._ask("dequeue", queue)
+        branch = self._branch
+        answer = self._work(branch, queue) if branch.begins and not branch.ends else self._ask("dequeue", queue)
     return None if answer is None else wire.message_of(answer)
 
 

@@ -27,6 +27,7 @@ from xaqueue.rpc.methods.messages import BROWSE_METHODS
 from xaqueue.rpc.methods.replication import REPLICATION_METHODS, give_up_copy
 from xaqueue.rpc.methods.service import SERVICE_METHODS, hello
 from xaqueue.rpc.methods.sessions import SessionStatus
+from xaqueue.rpc.methods.work import WORK_METHODS, NamedCall
 from xaqueue.rpc.server.listeners import Listeners, unix_pid
 from xaqueue.rpc.server.peer import UNAUTHENTICATED_BYTES, Caller, Limits, PeerTimeouts, ServerCalls
 from xaqueue.rpc.server.scheduler import Scheduler
@@ -48,6 +49,7 @@ METHODS = {
         *BROWSE_METHODS,
         *SERVICE_METHODS,
         *REPLICATION_METHODS,
+        *WORK_METHODS,
     )
 }
 """What a client may call, and the rest of the protocol."""
@@ -284,17 +286,8 @@ class ServerSession(asyncio.Protocol):
                     loop.switch()
                     self._idle = False
                     continue
-                (number, method, params), self._begun_bytes = self._calls.popleft()
-                failed, result = self._pipelined_error, None
-                if failed is None:
-                    try:
-                        result = perform(self.caller, method, params)
-                    except Error as error:
-                        failed = self._refuse(error, number, method)
-                self._answered += 1
-                self._pipelined_error = failed if number is None else None
-                if number is not None and not self._lost:
-                    self._transport.write(wire.response(number, failed, result))
+                call, self._begun_bytes = self._calls.popleft()
+                self._carry_out(*call)
                 if self._paused and (not self._calls or self._few(MAX_PIPELINED_CALLS // 2)):
                     self._paused = False
                     if not self._lost:
@@ -319,6 +312,28 @@ class ServerSession(asyncio.Protocol):
                     self._host.ended(self)
                 else:
                     self._transport.close()  # once what was answered has been sent
+
+    def _carry_out(self, number: int | None, method: str, params: list[Any]) -> None:
+        failed, result = self._pipelined_error, None
+        if failed is None:
+            try:
+                result = perform(self.caller, method, params)
+            except Error as error:
+                failed = self._refuse(error, number, method)
+            else:
+                if method == "work":
+                    self._put_before(number, result)
+                    return
+        self._answered += 1
+        self._pipelined_error = failed if number is None else None
+        if number is not None and not self._lost:
+            self._transport.write(wire.response(number, failed, result))
+
+    def _put_before(self, number: int | None, calls: list[NamedCall]) -> None:
+        """Those that one frame stands for; the last of them has its answer."""
+        (method, params), rest = calls[-1], calls[-2::-1]
+        self._calls.appendleft(((number, method, params), self._begun_bytes))
+        self._calls.extendleft(((None, method, params), self._begun_bytes) for method, params in rest)
 
     def _refuse(self, error: Error, number: int | None, method: str) -> dict[str, Any]:
         """What is answered. Who lacks a right is logged, and who may do nothing at all goes."""
