@@ -91,7 +91,9 @@ def test_one_round_gains_names_before_it_loses_any(monkeypatch: pytest.MonkeyPat
         asleep.get(timeout=PATIENCE_S)
     copies: list[ForgetfulFileSystem] = []
     fs.before_call = lambda: copies.append(fs.copy())
-    rounds_of(space)._lead()
+    rounds = rounds_of(space)
+    group, rounds._gathering = rounds._gathering, []
+    rounds._lead(group)
     fs.before_call = lambda: None
     for thread in threads:
         thread.join(PATIENCE_S)

@@ -167,7 +167,7 @@ def watched(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     sleep, wake = Step.sleep, Step.wake
 
     def noted_sleep(step: Step) -> None:
-        if not step.lead:
+        if step.round is None:
             scene.slept.append(step)
             scene.asleep.put(step)
         sleep(step)

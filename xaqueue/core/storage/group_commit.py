@@ -75,7 +75,8 @@ class Step:
     planned: Any = None
     error: Error | None = None
     done = False
-    lead = False
+    round: list[Step] | None = None
+    """The one that it is to lead, itself the first in it."""
     waiter: Waiter | None = None
 
     @property
@@ -139,13 +140,13 @@ class GroupCommit:
                     raise self._failed()  # noqa: TRY301
                 if self._leading:
                     step.waiter = self._waiting.waiter()
+                    self._gathering.append(step)
                 else:
-                    step.lead = self._leading = True
-                self._gathering.append(step)
-            if not step.lead:
+                    step.round, self._leading = [step], True
+            if step.waiter is not None:
                 self._sleep(step)
-            if step.lead and not step.done:
-                self._run_rounds()
+            if step.round is not None:
+                self._run_rounds(step.round)
         except BaseException as error:
             self._break_off(step, error)
         if step.error is not None:
@@ -169,7 +170,11 @@ class GroupCommit:
         self._run_rounds()
 
     def _harden(self, group: Sequence[Step]) -> None:
-        """Plans, hardens and publishes the steps of a round; what concerns one alone becomes its ``error``."""
+        """Plans, hardens and publishes the steps of a round; what concerns one alone becomes its ``error``.
+
+        Calls ``wake_finished`` before it syncs: until then those of the last round would only be in its way, since one
+        thread at a time runs, and afterwards they work while the disk does.
+        """
         raise NotImplementedError
 
     def _break_off(self, step: Step, error: BaseException) -> None:
@@ -177,14 +182,14 @@ class GroupCommit:
 
         Raises the error, unless the step was over before.
         """
-        if not step.lead and step.waiter is None:
+        if step.round is None and step.waiter is None:
             raise error  # it never gathered
-        if step.done and not step.lead and not isinstance(error, Exception):
+        if step.done and step.round is None and not isinstance(error, Exception):
             self.interrupts[get_ident()] = error
             return
         if self.failure is None:
             self.fail(error)
-        if step.lead:
+        if step.round is not None:
             for waiting in (*self._in_hand, *self._finished):
                 waiting.wake()
         if isinstance(step.error, Unacknowledged) and isinstance(error, ResourceFailed):
@@ -200,7 +205,7 @@ class GroupCommit:
             step.sleep()
         except BaseException as error:
             self.interrupts[get_ident()] = error
-            if not (step.done or step.lead or step.error is not None or self.failure is not None):  # woken already
+            if not (step.done or step.round or step.error is not None or self.failure is not None):  # woken already
                 step.sleep()
 
     def deliver_interrupt(self) -> None:
@@ -277,26 +282,17 @@ class GroupCommit:
 
     # Rounds
 
-    def _lead_late(self) -> None:
+    def _lead_late(self, group: list[Step]) -> None:
         """Where those who call share one thread: to hand the lead on costs little, and each has its answer at once."""
         self._waiting.yield_once()
-        self._lead(1)
+        with self._mutex:
+            self._in_hand = group = [*group, *self._gathering]
+            self._gathering = []
+        self._lead(group, 1)
 
-    def _lead(self, rounds: int = 0) -> None:
-        """Performs rounds as long as steps gather, and then hands the lead on.
-
-        Those whose round is over are woken when the next one is about to sync: until then they would only be in its
-        way, since one thread at a time runs, and afterwards they work while the disk does.
-        """
+    def _lead(self, group: list[Step], rounds: int = 0) -> None:
+        """Performs this round, and more as long as steps gather, and then hands the lead on with the next one."""
         for _ in range(rounds or ROUNDS_A_LEADER):
-            with self._mutex:
-                group = self._in_hand = self._gathering
-                self._gathering = []
-                if not group:
-                    if self._finished:
-                        self.wake_finished()
-                    self._leading = False
-                    return
             try:
                 if self.failure is not None:
                     raise self._failed()  # noqa: TRY301
@@ -305,18 +301,21 @@ class GroupCommit:
                 self._end_round(group, error)
             self.rounds += 1
             self.steps += len(group)
-            if self._finished:
-                self.wake_finished()  # where it had nothing to sync
             for step in group:
                 step.done = True
-            if len(group) > 1 or group[0].waiter is not None:
+            if group[-1].waiter is not None:  # nobody waits where the leader is alone
                 self._finished = group
-        with self._mutex:
-            self.wake_finished()
-            self._leading = bool(self._gathering)
-            if self._leading:
-                self._gathering[0].lead = True
-                self._gathering[0].wake()
+            with self._mutex:
+                group = self._gathering
+                if not group:
+                    if self._finished:
+                        self.wake_finished()
+                    self._leading = False
+                    return
+                self._in_hand, self._gathering = group, []
+        self.wake_finished()
+        group[0].round = group
+        group[0].wake()
 
     def _end_round(self, group: Sequence[Step], error: BaseException) -> NoReturn:
         """It failed: nothing is acknowledged any more."""
@@ -368,8 +367,10 @@ class JournalCommit(GroupCommit):
         self.journal = journal
         journal.waiting = waiting
         self._relieve = relieve
-        self.shipping: Shipping | None = None
+        self._shipping: Shipping | None = None
         """To whom each round is told."""
+        self._written: Callable[[], None] | None = None
+        """Its call, between the write of a round and its sync."""
         self.deferred: list[Step] = []
         """Published, and not hardened: their records go before all others of the next round, or of this one."""
 
@@ -396,7 +397,7 @@ class JournalCommit(GroupCommit):
 
     def ship(self, shipping: Shipping) -> None:
         """From here on."""
-        self.shipping = shipping
+        self._shipping, self._written = shipping, shipping.written
 
     def harden_late(self) -> None:
         """Returns once all is hardened that was published late. Raises RetryLater where there is no room."""
@@ -407,11 +408,11 @@ class JournalCommit(GroupCommit):
             raise RetryLater("no room in the journal: free some and try again")
 
     def _harden(self, group: Sequence[Step]) -> None:
-        recorded: list[Step] = []
-        records: list[Entry] = []
+        journal, records, deferred = self.journal, list[Entry](), 0
         with self._lock:
-            deferred = self.deferred[:]
-            for step in [*deferred, *group] if deferred else group:
+            if self.deferred:
+                deferred, group = len(self.deferred), [*self.deferred, *group]
+            for step in group:
                 plan = step.plan
                 try:
                     step.planned = planned = plan() if callable(plan) else plan
@@ -420,32 +421,44 @@ class JournalCommit(GroupCommit):
                     continue
                 if planned is not None:
                     records.append(self._entry_of(planned))
-                    recorded.append(step)
-        if recorded:
-            if self._finished:
-                self.wake_finished()
-            self._record(recorded, records)
-            if self.shipping is not None:
-                self._ship(self.shipping, recorded, any(record.kind < TIME for record in records))
+        if self._finished:
+            self.wake_finished()
+        if records:
+            relieves, begin = True, journal.position
+            while records:
+                try:
+                    del records[: journal.write(records, self._written)]
+                except OSError as error:
+                    if error.errno not in NO_ROOM:
+                        raise
+                    if not relieves:
+                        _refuse(_recorded(group)[-len(records) :], error)
+                        break
+                    relieves = False
+                    self._waiting.run(partial(self._relieve, begin))
+            if self._shipping is not None:
+                self._ship(self._shipping, _recorded(group))
         if self.failure is not None:
             raise self._failed()  # it may have hung until somebody fenced the space, and those who waited were told
         if self._lost():
             self._check_owner()
         with self._lock:
             if deferred:
-                group = [*self._recorded(deferred), *group]
+                group = [*self._end_deferred(deferred), *group[deferred:]]
             self._publish(group)
 
-    def _ship(self, shipping: Shipping, steps: Sequence[Step], shows: bool) -> None:
+    def _ship(self, shipping: Shipping, steps: Sequence[Step]) -> None:
         try:
-            shipping.hardened(self.journal.position, shows)
+            shipping.hardened(self.journal.position, any(step.planned.kind < TIME for step in steps))
         except Unacknowledged as unknown:
             for step in steps:
-                step.error = step.error or Unacknowledged(str(unknown))
+                step.error = Unacknowledged(str(unknown))
             raise
 
-    def _recorded(self, deferred: list[Step]) -> list[Step]:
-        """Those of them for which there was room; the others stay deferred. Called with the lock held."""
+    def _end_deferred(self, count: int) -> list[Step]:
+        """Of the first of them those that are recorded; for the others there was no room: they stay deferred. Called
+        with the lock held."""
+        deferred = self.deferred[:count]
         recorded = [step for step in deferred if step.error is None]
         for step in deferred:
             step.error = None
@@ -458,19 +471,12 @@ class JournalCommit(GroupCommit):
             if step.error is None:
                 step.publish()
 
-    def _record(self, steps: Sequence[Step], records: Sequence[Entry]) -> None:
-        """Hardens the records; those for which there is no room fail alone."""
-        relieved, begin = False, self.journal.position
-        written = None if self.shipping is None else self.shipping.written
-        while records:
-            try:
-                records = records[self.journal.write(records, written) :]
-            except OSError as error:
-                if error.errno not in NO_ROOM:
-                    raise
-                if relieved:
-                    for step in steps[-len(records) :]:
-                        step.error = RetryLater(f"no room in the journal ({error.strerror}): free some and try again")
-                    return
-                relieved = True
-                self._waiting.run(partial(self._relieve, begin))
+
+def _recorded(group: Sequence[Step]) -> list[Step]:
+    """Those that have a record."""
+    return [step for step in group if step.error is None and step.planned is not None]
+
+
+def _refuse(steps: Sequence[Step], error: OSError) -> None:
+    for step in steps:
+        step.error = RetryLater(f"no room in the journal ({error.strerror}): free some and try again")

@@ -204,7 +204,7 @@ def test_an_interrupted_leader_tells_those_who_wait_for_its_round(
     log, sleep, sleeps = bare.space.log, Step.sleep, threading.Event()
 
     def noted_sleep(step: Step) -> None:
-        if not step.lead:
+        if step.round is None:
             sleeps.set()
         sleep(step)
 

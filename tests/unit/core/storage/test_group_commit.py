@@ -182,7 +182,7 @@ def test_a_step_that_is_woken_before_it_sleeps(rounds: int, monkeypatch: pytest.
     ready, may_sleep, sleep = threading.Event(), threading.Event(), Step.sleep
 
     def late_sleep(step: Step) -> None:
-        if not step.lead:
+        if step.round is None:
             ready.set()
             assert may_sleep.wait(PATIENCE_S)
         sleep(step)

@@ -131,7 +131,7 @@ def test_a_failure_reaches_a_step_that_is_not_asleep_yet(scene: Scene, monkeypat
     ready, may_sleep, sleep = threading.Event(), threading.Event(), Step.sleep
 
     def late_sleep(step: Step) -> None:
-        if not step.lead:
+        if step.round is None:
             ready.set()
             assert may_sleep.wait(PATIENCE_S)
         sleep(step)
