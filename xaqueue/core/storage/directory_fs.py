@@ -61,6 +61,8 @@ class DirectoryFileSystem:
         self._root_fd: int | None = None
         self._dsync: bool | None = None
         """Whether a write may sync what it writes; None until the first one."""
+        self._held, self._held_fd = "", -1
+        """The file that was written so last, whose descriptor nobody else closes."""
         self._descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0] & sys.maxsize
         """What the process may have. Half of it is others', whatever is kept here."""
 
@@ -114,30 +116,32 @@ class DirectoryFileSystem:
                 self._places[path] = fd
 
     def write_synced(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
-        fd = self._places.pop(path, None) if self._dsync and len(chunks) <= WRITE_VECTORS else None
-        if fd is None:
-            if self._dsync is None:
-                self._dsync = has_dsync(self.root)
+        if path != self._held or len(chunks) > WRITE_VECTORS:
             self.write_at(path, offset, chunks)
             synced(self.sync_data, path)
+            self._hold(path)
             return
         try:
-            written = os.pwritev(fd, chunks, offset, _RWF_DSYNC)
+            written = os.pwritev(self._held_fd, chunks, offset, _RWF_DSYNC)
         except OSError as error:
-            if error.errno not in _NO_FLAG:
-                _name_file(error, self._prefix + path)
-                raise lasting(error, path) from error
-            written = 0
-            self._dsync = False
-        finally:
-            if path in self._places:
-                self._remember(self._places, path, fd)
-            else:
-                self._places[path] = fd
-        if not self._dsync:
-            self.write_synced(path, offset, chunks)
-        elif written != sum(map(len, chunks)):
+            if error.errno in _NO_FLAG:
+                self._dsync = False
+                self._let_go(path)
+                self.write_synced(path, offset, chunks)
+                return
+            _name_file(error, self._prefix + path)
+            raise lasting(error, path) from error
+        if written != sum(map(len, chunks)):
             raise OSError(errno.EIO, "short write in place", self._prefix + path)
+
+    def _hold(self, path: str) -> None:
+        """Its next write is to sync, too, where that can be."""
+        if self._dsync is None:
+            self._dsync = has_dsync(self.root)
+        if self._dsync and path in self._places:
+            fd = self._places.pop(path)
+            self._let_go(self._held)
+            self._held, self._held_fd = path, fd
 
     def read(self, path: str, size: int | None = None, offset: int = 0) -> bytes:
         try:
@@ -165,7 +169,7 @@ class DirectoryFileSystem:
         os.rename(self._prefix + source, self._prefix + target)
         fd = self._unsynced.pop(source, None)
         for path in (source, target):
-            if path in self._places or path in self._unsynced:
+            if path in self._places or path in self._unsynced or path == self._held:
                 self._let_go(path)
         if fd is not None:
             self._unsynced[target] = fd
@@ -175,7 +179,7 @@ class DirectoryFileSystem:
 
     def unlink(self, path: str) -> None:
         os.unlink(self._prefix + path)
-        if path in self._places or path in self._unsynced:
+        if path in self._places or path in self._unsynced or path == self._held:
             self._let_go(path)
 
     def make_dir(self, path: str) -> None:
@@ -240,6 +244,7 @@ class DirectoryFileSystem:
         return Room(state.f_bavail * unit, state.f_blocks * unit, state.f_favail, state.f_files)
 
     def close(self) -> None:
+        self._let_go(self._held)
         for kept in (self._unsynced, self._directories, self._places):
             while kept:
                 os.close(kept.popitem()[1])
@@ -280,6 +285,9 @@ class DirectoryFileSystem:
         for kept in (self._unsynced, self._places):
             if path in kept and (fd := kept.pop(path, None)) is not None:
                 os.close(fd)
+        if path and path == self._held:
+            self._held = ""
+            os.close(self._held_fd)
 
     def _sync_oldest(self) -> None:
         path, fd = self._unsynced.popitem(last=False)

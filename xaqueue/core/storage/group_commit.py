@@ -423,21 +423,15 @@ class JournalCommit(GroupCommit):
                     records.append(self._entry_of(planned))
         if self._finished:
             self.wake_finished()
-        if records:
-            relieves, begin = True, journal.position
-            while records:
-                try:
-                    del records[: journal.write(records, self._written)]
-                except OSError as error:
-                    if error.errno not in NO_ROOM:
-                        raise
-                    if not relieves:
-                        _refuse(_recorded(group)[-len(records) :], error)
-                        break
-                    relieves = False
-                    self._waiting.run(partial(self._relieve, begin))
-            if self._shipping is not None:
-                self._ship(self._shipping, _recorded(group))
+        begin = journal.position
+        while records:
+            try:
+                del records[: journal.write(records, self._written)]
+            except OSError as error:
+                self._make_room(error, begin, records, group)
+                begin = 0  # once a round
+        if self._shipping is not None:
+            self._ship(self._shipping, _recorded(group))
         if self.failure is not None:
             raise self._failed()  # it may have hung until somebody fenced the space, and those who waited were told
         if self._lost():
@@ -447,7 +441,20 @@ class JournalCommit(GroupCommit):
                 group = [*self._end_deferred(deferred), *group[deferred:]]
             self._publish(group)
 
+    def _make_room(self, error: OSError, begin: int, left: list[Entry], group: Sequence[Step]) -> None:
+        """For the records that are left, below where this round began; without that number their steps fail alone."""
+        if error.errno not in NO_ROOM:
+            raise error
+        if begin:
+            self._waiting.run(partial(self._relieve, begin))
+            return
+        for step in _recorded(group)[-len(left) :]:
+            step.error = RetryLater(f"no room in the journal ({error.strerror}): free some and try again")
+        left.clear()
+
     def _ship(self, shipping: Shipping, steps: Sequence[Step]) -> None:
+        if not steps:
+            return
         try:
             shipping.hardened(self.journal.position, any(step.planned.kind < TIME for step in steps))
         except Unacknowledged as unknown:
@@ -475,8 +482,3 @@ class JournalCommit(GroupCommit):
 def _recorded(group: Sequence[Step]) -> list[Step]:
     """Those that have a record."""
     return [step for step in group if step.error is None and step.planned is not None]
-
-
-def _refuse(steps: Sequence[Step], error: OSError) -> None:
-    for step in steps:
-        step.error = RetryLater(f"no room in the journal ({error.strerror}): free some and try again")

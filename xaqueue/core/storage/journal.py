@@ -112,6 +112,8 @@ class Journal:
         self.syncs = 0
         self.switches = 0
         """How many segments became full."""
+        self.switched: Callable[[], None] = lambda: None
+        """Called behind each."""
         self.waiting = THREADS
         """How ``write`` waits for its calls that may be slow, those by which it grows."""
         self.clock: Callable[[], int] | None = None
@@ -246,28 +248,30 @@ class Journal:
 
         Raises OSError; where it is one of NO_ROOM, nothing was written.
         """
-        segment = self._segments[-1]
+        segment, first = self._segments[-1], self.position
         limit = segment.start + segment.allocated - OWN_BYTES
         asked, timed = entries, 0
         if self.clock is not None and (len(entries) > 1 or entries[0].kind != CHECKPOINT):
             entries, timed = [time_entry(self.clock()), *entries], 1
         chunks: list[bytes] = []
-        lsn = first = self.position
-        done = 0
+        lsn, done = first, -timed
         for kind, meta, bodies in entries:
-            meta_bytes, body_bytes = len(meta), sum(map(len, bodies))
-            end = lsn + ((PREFIX_BYTES + meta_bytes + body_bytes + 7) & ~7)
+            body_bytes = sum(map(len, bodies))
+            size = PREFIX_BYTES + len(meta) + body_bytes
+            padding = -size & 7
+            end = lsn + size + padding
             if end > limit:
                 if not self._has_room(end - first):
                     break
                 limit = segment.start + segment.allocated - OWN_BYTES
-            prefix = pack_prefix(MAGIC, kind, meta_bytes, body_bytes, lsn, first, self._epoch)
-            checksum = pack_crc(crc32(meta, crc32(prefix)))
-            chunks += (prefix, checksum, meta, *bodies, PADDINGS[-(meta_bytes + body_bytes) & 7])
-            lsn, done = end, done + 1
-        if done > timed:
-            self._overwrite(chunks, lsn - first, syncing)
-            return done - timed
+            prefix = pack_prefix(MAGIC, kind, len(meta), body_bytes, lsn, first, self._epoch)
+            chunks += (prefix, pack_crc(crc32(meta, crc32(prefix))), meta, *bodies, PADDINGS[padding])
+            lsn = end
+            done += 1
+        if done > 0:
+            chunks.append(END)
+            self._overwrite(segment, lsn, chunks, syncing)
+            return done
         if asked[0].kind == CHECKPOINT and self._has_reserve():
             self._write_own(CHECKPOINT, LSN.unpack(asked[0].meta)[0])
             return 1
@@ -329,29 +333,31 @@ class Journal:
         return True
 
     def _write_own(self, kind: int, lsn: int) -> None:
-        entry = Entry(kind, LSN.pack(lsn))
-        self._overwrite(record_of(entry, self.position, self.position, self._epoch), entry.size_bytes)
+        segment, entry = self._segments[-1], Entry(kind, LSN.pack(lsn))
+        end = self.position + entry.size_bytes
+        chunks = record_of(entry, self.position, self.position, self._epoch)
+        self._overwrite(segment, end, [*chunks, END[: segment.start + segment.allocated - end]])
 
-    def _overwrite(self, chunks: list[bytes], size: int, syncing: Callable[[], None] | None = None) -> None:
-        segment = self._segments[-1]
-        offset = self.position - segment.start
-        path = self._present
+    def _overwrite(
+        self, segment: Segment, end: int, chunks: Sequence[bytes], syncing: Callable[[], None] | None = None
+    ) -> None:
+        """With records up to this LSN, and an end behind them."""
+        offset, path = self.position - segment.start, self._present
         if path is None:
             path = self._present = self._path(segment.name)
-        chunks.append(END[: segment.allocated - offset - size])
         try:
-            if syncing is not None:
+            if syncing is None:
+                self._fs.write_synced(path, offset, chunks)
+            else:
                 self._fs.write_at(path, offset, chunks)
-                self.written = self.position + size
+                self.written = end
                 syncing()
                 self._sync(path)
-            else:
-                self._fs.write_synced(path, offset, chunks)
         except OSError:
             self._epoch += 1  # what was written of it all the same is not to stand behind what is written next
             raise
         self.syncs += 1
-        self.position += size
+        self.position = end
 
     def _sync(self, path: str) -> None:
         synced(self._fs.sync_data, path)
@@ -450,6 +456,7 @@ class Journal:
                 self._following = None
             self.position = following.start + SECTOR_BYTES
         self.switches += 1
+        self.switched()
 
     def _recycled(self, old: Segment, start: int) -> Segment | None:
         """Its header is one sector, so that it is either segment at any time; what has the other's name is a stray.

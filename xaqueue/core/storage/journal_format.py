@@ -34,8 +34,8 @@ CRC = struct.Struct("<I")
 PREFIX_BYTES = PREFIX.size + CRC.size
 LSN = struct.Struct("<Q")
 END = bytes(PREFIX_BYTES)
-PADDINGS = [bytes(-(PREFIX_BYTES - size) % 8) for size in range(8)]
-"""What follows a record whose meta and bodies have -size bytes, modulo 8."""
+PADDINGS = [bytes(size) for size in range(8)]
+"""What follows a record: up to a multiple of 8."""
 pack_prefix, pack_crc = PREFIX.pack, CRC.pack
 EPOCH_BITS = 32
 """Of the epoch in a record, those below the epoch in the name of its segment."""
@@ -157,7 +157,7 @@ def record_of(entry: Entry, lsn: int, first: int, epoch: int) -> list[bytes]:
     """The record's bytes as chunks; bodies are not copied."""
     bodies = sum(map(len, entry.bodies))
     prefix = PREFIX.pack(MAGIC, entry.kind, len(entry.meta), bodies, lsn, first, epoch)
-    padding = bytes(-(PREFIX_BYTES + len(entry.meta) + bodies) % 8)
+    padding = PADDINGS[-(PREFIX_BYTES + len(entry.meta) + bodies) & 7]
     return [prefix, CRC.pack(crc32(entry.meta, crc32(prefix))), entry.meta, *entry.bodies, padding]
 
 

@@ -23,6 +23,10 @@ SYNC_STEPS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
 """Up to which times syncs are counted together; one more step is for those that took longer."""
 
 
+_ROUND = 0
+"""No thread has this number."""
+
+
 class SyncTimes:
     """How long the syncs of an owner took. Two threads that count at once may lose one of them."""
 
@@ -61,7 +65,7 @@ class OwnerFileSystem(Layer):
         """What is made now was promised before a crash: new files find room, too. Else whoever must have one calls
         ``Reserve.again``."""
         self.running: dict[int, tuple[float, str, str]] = {}
-        """By thread: when a call began, which, and its path."""
+        """By thread, and one for who leads a round: when a call began, which, and its path."""
         self.syncs = SyncTimes()
 
     def unreserved(self) -> OwnerFileSystem:
@@ -139,16 +143,16 @@ class OwnerFileSystem(Layer):
             syncs.total_s += taken_s
 
     def write_synced(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
-        me, began, syncs = get_ident(), monotonic(), self.syncs
+        began, syncs = monotonic(), self.syncs
+        self.running[_ROUND] = began, "sync", path
         try:
-            self.running[me] = began, "sync", path
             self._fs.write_synced(path, offset, chunks)
         except OSError as error:
             if _is_long(chunks):
                 raise
             self._again(error, self._fs.write_synced, path, offset, chunks)
         finally:
-            self.running.pop(me, None)
+            del self.running[_ROUND]
             taken_s = monotonic() - began
             syncs.counts[bisect_left(SYNC_STEPS_S, taken_s)] += 1
             syncs.total_s += taken_s

@@ -215,8 +215,8 @@ class OwnerFile:
         """
         try:
             if self._look is _look:  # as ``_looks``, written out: every step of a space comes by here
-                lock = os.stat(self._paths[0], follow_symlinks=False)  # noqa: PTH116
-                owner = os.stat(self._paths[1], follow_symlinks=False)  # noqa: PTH116
+                path, owner_path = self._paths
+                lock, owner = os.lstat(path), os.lstat(owner_path)
                 seen = (lock.st_dev, lock.st_ino, lock.st_ctime_ns), (owner.st_dev, owner.st_ino, owner.st_ctime_ns)
             else:
                 seen = self._looks()
