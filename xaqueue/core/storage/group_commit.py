@@ -82,7 +82,7 @@ class Step:
     @property
     def leads(self) -> bool:
         """Whether the next round is to be begun by whoever this one belongs to."""
-        return self.lead and not self.done
+        return self.round is not None and not self.done
 
     def wake(self) -> None:
         if self.waiter is not None:
@@ -138,11 +138,11 @@ class GroupCommit:
             with self._mutex:
                 if self.failure is not None:
                     raise self._failed()  # noqa: TRY301
-                if self._leading:
+                if not self._leading:
+                    step.round, self._leading = [step], True
+                else:
                     step.waiter = self._waiting.waiter()
                     self._gathering.append(step)
-                else:
-                    step.round, self._leading = [step], True
             if step.waiter is not None:
                 self._sleep(step)
             if step.round is not None:
@@ -162,12 +162,16 @@ class GroupCommit:
         with self._mutex:
             if self.failure is not None:
                 raise self._failed()
-            step.lead, self._leading = not self._leading, True
-            self._gathering.append(step)
+            if not self._leading:
+                step.round, self._leading = [step], True
+            else:
+                self._gathering.append(step)
 
     def run_rounds(self, step: Step) -> None:
-        """For this one, which leads. Raises ResourceFailed, and then everybody was told."""
-        self._run_rounds()
+        """For this one, which leads a round of all that gathered by now. Raises ResourceFailed, and then everybody was
+        told."""
+        assert step.round is not None
+        self._lead_all(step.round)
 
     def _harden(self, group: Sequence[Step]) -> None:
         """Plans, hardens and publishes the steps of a round; what concerns one alone becomes its ``error``.
@@ -285,6 +289,10 @@ class GroupCommit:
     def _lead_late(self, group: list[Step]) -> None:
         """Where those who call share one thread: to hand the lead on costs little, and each has its answer at once."""
         self._waiting.yield_once()
+        self._lead_all(group)
+
+    def _lead_all(self, group: list[Step]) -> None:
+        """One round of these and of all that gathered by now."""
         with self._mutex:
             self._in_hand = group = [*group, *self._gathering]
             self._gathering = []
@@ -303,7 +311,7 @@ class GroupCommit:
             self.steps += len(group)
             for step in group:
                 step.done = True
-            if group[-1].waiter is not None:  # nobody waits where the leader is alone
+            if len(group) > 1 or group[0].waiter is not None:
                 self._finished = group
             with self._mutex:
                 group = self._gathering
