@@ -106,9 +106,9 @@ class JournalLog(DeferringCommit):
         """Where the journal ended behind the last checkpoint, and when that was."""
         self._made = 0
         """Files that were made since."""
+        self._switches = journal.switches
         self._is_full = False
         """A segment became full since."""
-        journal.switched = self._note_full
         self._hits = 0
         self._misses = 0
         self.changed_queues: dict[str, Queue] = {}
@@ -265,7 +265,11 @@ class JournalLog(DeferringCommit):
                         self._owner.pending_locked()
         if self.changed_queues:
             self._owner.published_locked(self._marks)
-        self._upto = self.journal.position
+        journal = self.journal
+        self._upto = journal.position
+        if journal.switches != self._switches:
+            self._switches, self._is_full = journal.switches, True
+            self._owner.full_locked()
 
     def perform_unrecorded(self, plan: Callable[[], Change]) -> None:
         self.exclusively(lambda: self._apply_unrecorded(plan().ops))
@@ -470,11 +474,6 @@ class JournalLog(DeferringCommit):
         self._covered, self._covered_at, self._made = self.journal.position, time.monotonic(), 0
         if self.register is not None:
             self.register.make()
-
-    def _note_full(self) -> None:
-        self._is_full = True
-        with self._lock:
-            self._owner.full_locked()
 
     def checkpoint_in(self, every_s: float) -> float:
         if self.journal.position == self._covered:

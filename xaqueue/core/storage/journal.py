@@ -112,8 +112,6 @@ class Journal:
         self.syncs = 0
         self.switches = 0
         """How many segments became full."""
-        self.switched: Callable[[], None] = lambda: None
-        """Called behind each."""
         self.waiting = THREADS
         """How ``write`` waits for its calls that may be slow, those by which it grows."""
         self.clock: Callable[[], int] | None = None
@@ -456,7 +454,6 @@ class Journal:
                 self._following = None
             self.position = following.start + SECTOR_BYTES
         self.switches += 1
-        self.switched()
 
     def _recycled(self, old: Segment, start: int) -> Segment | None:
         """Its header is one sector, so that it is either segment at any time; what has the other's name is a stray.
