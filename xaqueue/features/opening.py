@@ -17,7 +17,7 @@ from xaqueue.core.recovery import recover
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.core.storage.owner_file import OwnerFile
-from xaqueue.core.storage.scheduling import THREADS, Threads
+from xaqueue.core.storage.scheduling import Threads
 from xaqueue.errors import SpaceError
 from xaqueue.features.ages.chores import Expire
 from xaqueue.features.batches.rule import BatchRule
@@ -72,7 +72,7 @@ class Whole(Features):
         yield Clear(space)
         yield PruneJournal(space)
         yield WriteCounters(space)
-        if space.waiting is THREADS:  # else the server sees to it
+        if not space.waiting.is_served:  # else the server sees to it
             yield Sweep(space)
         if lasting and policy_of(space.definitions).interval_min:
             yield TakeSnapshots(space)

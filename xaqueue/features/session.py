@@ -6,12 +6,16 @@ Whoever opens a space above the core, serves it or asks its server has these; ``
 from __future__ import annotations
 
 import os
-from typing import Any, ClassVar, ParamSpec, TypeVar
+from collections.abc import Callable
+from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar
 
 from xaqueue.core.engine import plain
 from xaqueue.core.engine import session as core
+from xaqueue.core.engine.state import Space
 from xaqueue.core.recovery.load import Progress
+from xaqueue.core.storage.group_commit import nothing
 from xaqueue.core.storage.owner_file import OwnerFile
+from xaqueue.core.storage.scheduling import PATIENCE_S
 from xaqueue.features import opening
 from xaqueue.features.batches import verbs as batches
 from xaqueue.features.carry import verbs as carrying
@@ -82,10 +86,41 @@ VERBS = verbs_in(Verbs)
 
 
 class Session(plain.WholeSession, Verbs, half="perform"):
-    """A ResourceManager. Used by one thread at a time; any number of sessions share a space."""
+    """A ResourceManager. Used by one thread at a time; any number of sessions share a space, and take turns where it
+    has some."""
+
+    def __new__(cls, space: Space, on_close: Callable[[], None] = nothing) -> Self:
+        chosen: type[Any] = TurnSession if cls is Session and space.waiting.turn is not None else cls
+        made: Self = super().__new__(chosen)
+        return made
 
     carry = carrying.carry
     can_carry = property(carrying.can_carry)
+
+
+def _in_turn(verb: Callable[Concatenate[Session, P], T]) -> Callable[Concatenate[Session, P], T]:
+    def turned(self: Session, /, *arguments: P.args, **options: P.kwargs) -> T:
+        turn = self.space.waiting.turn
+        assert turn is not None
+        try:
+            turn.acquire(True, PATIENCE_S)
+            return verb(self, *arguments, **options)
+        finally:
+            try:  # noqa: SIM105 (every verb comes by here)
+                turn.release()
+            except RuntimeError:
+                pass  # given up by a wait, or never had
+
+    return turned
+
+
+class TurnSession(Session, half="perform"):
+    """Of a space whose threads take turns: for its calls that touch files."""
+
+    enqueue = _in_turn(Session.enqueue)
+    dequeue = _in_turn(Session.dequeue)
+    prepare = _in_turn(Session.prepare)
+    commit = _in_turn(Session.commit)
 
 
 def whole(session: core.Session) -> Session:

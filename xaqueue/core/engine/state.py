@@ -33,10 +33,10 @@ from xaqueue.core.model.layout import Watermark
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage.fs import NO_ROOM, FileSystem, synced
 from xaqueue.core.storage.group_commit import nothing
-from xaqueue.core.storage.hardening import DEFAULT, Hardening
+from xaqueue.core.storage.hardening import DEFAULT, NOTHING, Hardening
 from xaqueue.core.storage.journal import Journal
 from xaqueue.core.storage.regular import NO_RIGHTS
-from xaqueue.core.storage.scheduling import THREADS, Threads
+from xaqueue.core.storage.scheduling import THREADS, Threads, Turns
 from xaqueue.errors import DamagedBlock, Error, JournalDamaged, ResourceFailed, RetryLater, RolledBack
 from xaqueue.xa import Code, Outcome
 from xaqueue.xid import LOCAL_FORMAT_ID
@@ -69,6 +69,8 @@ class Space(Memory):
         journal: where steps are recorded, at the level that has one. lost: why this process is not the owner of the
         directories any more, where it is not.
         """
+        if waiting is THREADS and journal is None and hardening == NOTHING:
+            waiting = Turns()
         super().__init__(definitions or Definitions(), now_ns, waiting, features or Features())
         self.fs = fs
         self.room = room or RoomLimit(fs)

@@ -310,7 +310,7 @@ def start_background(space: Space, *, lasting: bool = False) -> list[Background]
     it, and the features' chores. lasting: it is to be open for long."""
     if space.read_only is not None:
         return []
-    own = [Checkpoints(space), TimeLimits(space)] if space.waiting is THREADS else [Checkpoints(space)]
+    own = [Checkpoints(space)] if space.waiting.is_served else [Checkpoints(space), TimeLimits(space)]
     found = list[Background](begin(space, [*own, *space.features.chores(space, lasting)]))
     if space.log.follows:
         space.wakes.pending = follower = Follower(space.log, space.fence)

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol, TypeVar
 
 T = TypeVar("T")
+
+PATIENCE_S = 0.05
+"""How long a thread waits for its turn at most."""
 
 
 class Waiter(Protocol):
@@ -36,6 +40,11 @@ class Condition(Protocol):
 class Threads:
     """Every waiting caller is a thread."""
 
+    is_served = False
+    """Whether a server has the space, and sees to some of its chores."""
+    turn: threading.RLock | None = None
+    """See ``Turns``."""
+
     def waiter(self) -> Waiter:
         lock = threading.Lock()
         lock.acquire()
@@ -56,3 +65,41 @@ class Threads:
 
 
 THREADS = Threads()
+
+
+class Turns(Threads):
+    """Threads of which one at a time is in a call of the engine, where that never syncs.
+
+    Each call of the system hands the interpreter's lock to another thread, and several that do so at once spend more
+    on that than on their work. The turn is for speed alone, nobody relies on it: whoever waits gives it up and goes on
+    without, and so does whoever has not got it within ``PATIENCE_S``. So it has no place in the order of locks, and a
+    thread whose call hangs keeps others only for that long.
+    """
+
+    def __init__(self) -> None:
+        self.turn = self._turn = threading.RLock()
+
+    def condition(self, lock: threading.Lock) -> Condition:
+        return _Giving(lock, self)
+
+    def run(self, call: Callable[[], T]) -> T:
+        self.give_up()
+        return call()
+
+    def give_up(self) -> None:
+        """Also where this thread has none, or has it several times."""
+        with suppress(RuntimeError):
+            while True:
+                self._turn.release()
+
+
+class _Giving(threading.Condition):
+    """Whoever waits gives up its turn."""
+
+    def __init__(self, lock: threading.Lock, turns: Turns) -> None:
+        super().__init__(lock)
+        self._turns = turns
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self._turns.give_up()
+        return super().wait(timeout)

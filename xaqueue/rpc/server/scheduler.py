@@ -41,6 +41,8 @@ class ScheduledTask(greenlet):
 class Scheduler(Threads):
     """The loop that greenlets switch to. Made in the loop's thread, outside any task."""
 
+    is_served = True
+
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.greenlet = getcurrent()
