@@ -18,6 +18,9 @@ PEERS = {
     "sqlite": "bench.peers.sqlite",
     "dirq": "bench.peers.directory_queue",
     "persist-queue": "bench.peers.persist_queue",
+    "redis": "bench.peers.redis",
+    "nats": "bench.peers.nats",
+    "postgres-table": "bench.peers.postgres_table",
 }
 """The module of each; imported when it is asked for, because its packages may not be installed."""
 

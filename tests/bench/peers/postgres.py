@@ -82,8 +82,9 @@ class PostgresPeer:
 
     def _promise(self, settings: dict[str, str]) -> str:
         told = ", ".join(f"{name}={value}" for name, value in settings.items())
+        phases = "two-phase" if self.two_phase else "one phase"
         return (
-            f"PostgreSQL {self._setting('server_version')}, psycopg {psycopg.__version__}: two-phase; {told}: "
+            f"PostgreSQL {self._setting('server_version')}, psycopg {psycopg.__version__}: {phases}; {told}: "
             f"{'survives' if self.survives_power_loss else 'does not survive'} power loss"
         )
 
@@ -115,8 +116,7 @@ class PostgresClient:
             self._cursor.execute(INSERT, (bodies[0],))
         else:
             self._cursor.executemany(INSERT, [(body,) for body in bodies])
-        self._connection.tpc_prepare()
-        self._connection.tpc_commit()
+        self._end()
 
     def dequeue(self, messages: int) -> int:
         self._begin()
@@ -125,8 +125,7 @@ class PostgresClient:
         else:
             self._cursor.execute(TAKE, (messages,))
         taken = len(self._cursor.fetchall())
-        self._connection.tpc_prepare()
-        self._connection.tpc_commit()
+        self._end()
         return taken
 
     def close(self) -> None:
@@ -134,6 +133,10 @@ class PostgresClient:
 
     def _begin(self) -> None:
         self._connection.tpc_begin(self._connection.xid(1, f"{self._name}.{next(self._numbers)}", TABLE))
+
+    def _end(self) -> None:
+        self._connection.tpc_prepare()
+        self._connection.tpc_commit()
 
 
 def _cpu_s(server: PostgresServer) -> float:
