@@ -97,8 +97,7 @@ class Carriers:
         return next((one for one in self.carriers if one.carrier == carrier), None)
 
 
-@dataclass(frozen=True, slots=True)
-class CarriedChange:
+class CarriedChange(NamedTuple):
     """One branch's. added: head and body of each block that adds a message. taken: queue and id of each message."""
 
     carrier: str

@@ -64,16 +64,16 @@ class Vote(Enum):
     RDONLY = "rdonly"
 
 
-class Outcome(Enum):
+class TableKey(Enum):
+    """An Enum that is looked up in a table of transitions at every call: hashed by identity, as C does it."""
+
+    __hash__ = object.__hash__
+
+
+class Outcome(TableKey):
     """What became of a branch, as far as this resource manager knows."""
 
     COMMITTED = "committed"
     ROLLED_BACK = "rolled back"
     IN_DOUBT = "in doubt"
     UNKNOWN = "unknown"
-
-
-class TableKey(Enum):
-    """An Enum that is looked up in a table of transitions at every call: hashed by identity, as C does it."""
-
-    __hash__ = object.__hash__

@@ -15,6 +15,7 @@ from support.carry_scene import GIVEN_TREE, LEDGER, Deed, Scene, deaths
 from support.crash_cases import trees_of
 from support.crash_level import LAGGING
 from support.forgetful import Crashed, ForgetfulFileSystem
+from support.tm_plain import way
 from support.tm_world import STARTED
 from xaqueue.errors import DecisionLogError, ResourceFailed, RetryLater
 from xaqueue.tm import branch
@@ -63,6 +64,12 @@ def test_dead_at_any_call(fault: str) -> None:
     first = 0 if FULL else FAULTS.index(fault)
     for at, scene in enumerate(deaths(lambda: Scene(fault=fault), tell, EVERY, first)):
         judge_all(scene, at)
+
+
+def test_dead_at_any_call_without_a_way_of_its_own_for_the_plain_case() -> None:
+    with way(plain=False):
+        for at, scene in enumerate(deaths(Scene, tell, EVERY if FULL else 5 * EVERY)):
+            judge_all(scene, at)
 
 
 @pytest.mark.parametrize("is_away", [False, True])

@@ -1,4 +1,7 @@
-"""What a transaction promises is the same for threads and for tasks: a module that imports both names runs in both."""
+"""What a transaction promises is the same for threads and for tasks: a module that imports both names runs in both.
+
+And in what it has in ``WAYS`` beside them: "general" is in threads, with no way of its own for the plain case.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from support import tm_plain
 from support.awaited import LoopThread
 from support.tm_world import Rig
 
@@ -27,14 +31,16 @@ ONLY_THREADS = (
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if metafunc.function.__name__ not in ONLY_THREADS:
-        metafunc.parametrize("way", ["threads", "tasks"], indirect=True)
+        ways = ("threads", "tasks", *getattr(metafunc.module, "WAYS", ()))
+        metafunc.parametrize("way", ways, indirect=True)
 
 
 @pytest.fixture(autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     given: str = getattr(request, "param", "threads")
-    if given == "threads":
-        yield given
+    if given != "tasks":
+        with tm_plain.way(plain=given != "general"):
+            yield given
         return
     thread = LoopThread()
     monkeypatch.setattr(Rig, "thread", thread)

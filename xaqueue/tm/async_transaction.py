@@ -60,6 +60,8 @@ class AsyncTransaction:
         self._names = names
         self._limit = asyncio.timeout(timeout_s)
         self._lent: dict[str, Any] = {}
+        self._joining: set[str] = set()
+        """Participants whose connection is opened just now."""
         self._ending: asyncio.Future[None] | None = None
         """Kept until it is over: the loop alone would forget it."""
 
@@ -90,7 +92,13 @@ class AsyncTransaction:
 
     async def join(self, name: str) -> Any:
         """The participant's connection, begun for this transaction. Raises as ``Transaction[name]``."""
-        self._lent[name] = await carried(partial(self._transaction.__getitem__, name))
+        if name in self._joining:
+            raise ProtocolError(f"participant {name!r} is joined by two tasks at a time: a transaction is for one task")
+        self._joining.add(name)
+        try:
+            self._lent[name] = await carried(partial(self._transaction.__getitem__, name))
+        finally:
+            self._joining.discard(name)
         return self._lent[name]
 
     async def accept(self, delivery: Any, name: str = "") -> None:

@@ -36,16 +36,18 @@ def enlist(source: ConnectionSource, gtrid: bytes) -> EnlistedBranch:
             raise
     connection = source.open()
     try:
-        return _enlist_on(connection, source.abilities(connection), source, gtrid)
+        return _enlist_on(connection, source.abilities(connection), None, source, gtrid)
     except BaseException:
         driver.close(connection)
         raise
 
 
-def _enlist_on(connection: Any, can: Abilities, source: ConnectionSource, gtrid: bytes) -> EnlistedBranch:
+def _enlist_on(connection: Any, can: Abilities, cursor: Any, source: ConnectionSource, gtrid: bytes) -> EnlistedBranch:
     if not can.is_ours:
         awaiting.check_usable(connection, source.name)
-    return (EnlistedBranch if can.has_two_phases else PlainBranch)(source, connection, gtrid, can)
+    if can.has_dear_cursors and cursor is None:
+        cursor = connection.cursor()
+    return (EnlistedBranch if can.has_two_phases else PlainBranch)(source, connection, gtrid, can, cursor)
 
 
 class EnlistedBranch:
@@ -74,20 +76,22 @@ class EnlistedBranch:
     commits_alone = False
     """Whether it may be committed without a decision of anybody else."""
 
-    def __init__(self, source: ConnectionSource, connection: Any, gtrid: bytes, can: Abilities) -> None:
+    def __init__(
+        self, source: ConnectionSource, connection: Any, gtrid: bytes, can: Abilities, cursor: Any = None
+    ) -> None:
+        """cursor: for the statements of the transaction manager, where each one would make its own too dearly."""
         self.source = source
         self.name = source.name
         self.connection = connection
         self.gtrid = gtrid
         self.can = can
-        self.may_decide = source.may_decide and can.takes_sql
-        """Whether its own commit may decide for all."""
+        self._cursor = cursor
         self._begin()
 
     def _begin(self) -> None:
         self.connection.tpc_begin(driver.xid_on(self.connection, self.gtrid, self.name))
         if self.can.takes_sql:
-            guard.mark(self.connection)
+            guard.mark(self._cursor or self.connection)
 
     @property
     def sort_key(self) -> str:
@@ -100,7 +104,7 @@ class EnlistedBranch:
     @property
     def can_carry(self) -> bool:
         """Whether it may take the work of a queue with its own."""
-        return self.may_decide and self.source.may_carry and self.can.dialect in last_resource.CARRYING
+        return self.can.may_decide and self.source.may_carry and self.can.dialect in last_resource.CARRYING
 
     @property
     def can_be_carried(self) -> bool:
@@ -124,7 +128,7 @@ class EnlistedBranch:
         self._asked = True
         try:
             self._check_whole()
-            if self.can.takes_sql and not guard.is_marked(self.connection):
+            if self.can.takes_sql and not guard.is_marked(self._cursor or self.connection):
                 raise TransactionEnded(self.name)  # noqa: TRY301
             if self.carrier:
                 self.carried = self.connection.tpc_carry(self.carrier)
@@ -212,10 +216,10 @@ class EnlistedBranch:
 
     def _insert(self, row: DecisionRow, change: CarriedChange | None) -> None:
         if change is None:
-            is_begun = last_resource.insert_row(self.connection, row)
+            is_begun = last_resource.insert_row(self._cursor or self.connection, row)
         else:
             carried = DecisionRow(row.gtrid, row.outcome, row.participants, change.encode())
-            is_begun = last_resource.insert_carried(self.connection, carried, change.life)
+            is_begun = last_resource.insert_carried(self._cursor or self.connection, carried, change.life)
         if not is_begun:
             raise TransactionEnded(self.name)
 
@@ -289,7 +293,7 @@ class EnlistedBranch:
         """The transaction is over for this connection."""
         connection = self.connection
         if self._is_usable and connection is not None:
-            self.source.return_connection(connection, self.can)
+            self.source.return_connection(connection, self.can, self._cursor)
             self.connection, self._is_usable = None, False
         else:
             self.discard()

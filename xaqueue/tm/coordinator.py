@@ -153,7 +153,8 @@ class Coordinator:
         """It is over for its thread; participants that did not finish are recovery's from here on."""
         with self._mutex:
             self._live.pop(gtrid, None)
-            self._remember(gtrid, outcome)
+            if self._finished.get(gtrid) is not outcome:
+                self._remember(gtrid, outcome)
             if self.is_closing:
                 self._quiet.notify_all()
             undecided = self._undecided.get(gtrid)

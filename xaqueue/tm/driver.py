@@ -76,7 +76,8 @@ def kind_of(connection: Any) -> type:
 def dialect_of(connection: Any) -> Dialect:
     """An adapter says it; of a driver's own connection it is known by its package."""
     named = getattr(connection, "dialect", None)
-    return Dialect(named) if named in _NAMED else _dialect_of(kind_of(connection))
+    kind: type = type(driver_of(connection))
+    return Dialect(named) if named in _NAMED else _dialect_of(kind)
 
 
 @lru_cache(maxsize=256)
@@ -89,18 +90,24 @@ class Abilities(NamedTuple):
 
     has_two_phases: bool
     takes_sql: bool
+    may_decide: bool
+    """Whether its own commit may decide for all."""
     dialect: Dialect
     is_shared: bool
     is_ours: bool
+    has_dear_cursors: bool
 
 
-def abilities_of(connection: Any) -> Abilities:
+def abilities_of(connection: Any, *, may_decide: bool) -> Abilities:
+    """may_decide: where a database is behind it."""
     return Abilities(
         has_two_phases(connection),
         takes_sql(connection),
+        may_decide and takes_sql(connection),
         dialect_of(connection),
         is_shared(connection),
         isinstance(connection, Connection),
+        hasattr(connection, "pgconn") and not isinstance(connection, Adapter),  # a third of psycopg's statement
     )
 
 
@@ -243,16 +250,25 @@ def sync_fully(connection: Any) -> None:
 
 
 def run(connection: Any, statement: str, *parameters: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    """The rows that it selects, whatever the connection makes of rows, or as many as it has changed."""
+    """The rows that it selects, whatever the connection makes of rows, or as many as it has changed.
+
+    connection: or one cursor for several statements.
+    """
+    if not hasattr(connection, "cursor"):
+        return _execute(connection, statement, *parameters)
     cursor = connection.cursor()
     try:
-        cursor.execute(statement, *parameters)
-        if not statement.startswith("SELECT"):
-            return [()] * max(0, cursor.rowcount)
-        rows = cursor.fetchall()
-        return [tuple(row.values()) if isinstance(row, Mapping) else tuple(row) for row in rows]
+        return _execute(cursor, statement, *parameters)
     finally:
         cursor.close()
+
+
+def _execute(cursor: Any, statement: str, *parameters: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    cursor.execute(statement, *parameters)
+    if not statement.startswith("SELECT"):
+        return [()] * max(0, cursor.rowcount)
+    rows = cursor.fetchall()
+    return [tuple(row.values()) if isinstance(row, Mapping) else tuple(row) for row in rows]
 
 
 def _status(connection: Any) -> int | None:

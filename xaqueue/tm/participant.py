@@ -84,8 +84,9 @@ class ConnectionSource:
         self.loop = loop or AsyncLoop()
         self._mutex = threading.Lock()
         self._abilities: dict[tuple[type, type], Abilities] = {}
-        self._idle: list[tuple[float, Any, Abilities]] = []
-        """Each with the time since when it is kept, by the monotonic clock; the longest kept first."""
+        self._idle: list[tuple[float, Any, Abilities, Any]] = []
+        """Each with the time since when it is kept, by the monotonic clock, and its cursor, or None; the longest kept
+        first."""
         self.interruptions = threading.BoundedSemaphore(INTERRUPTIONS)
         self._limit = participant.idle
 
@@ -119,29 +120,25 @@ class ConnectionSource:
         kinds = type(connection), driver.kind_of(connection)
         found = self._abilities.get(kinds)
         if found is None:
-            found = self._abilities[kinds] = driver.abilities_of(connection)
+            found = self._abilities[kinds] = driver.abilities_of(connection, may_decide=self.may_decide)
         return found
 
-    def take_idle(self) -> tuple[Any, Abilities] | None:
-        """One that was kept and looks usable; None without one."""
+    def take_idle(self) -> tuple[Any, Abilities, Any] | None:
+        """One that was kept and looks usable, and its cursor where it has one; None without any."""
         while True:
             with self._mutex:
                 if not self._idle:
                     return None
-                since, connection, can = self._idle.pop()
+                since, connection, can, cursor = self._idle.pop()
             is_fresh = time.monotonic() - since < KEPT_S
             if is_fresh and _is_at_rest(connection, can) and (can.is_ours or not driver.is_left(connection)):
-                return self._adapted(connection, can)
+                if not is_carried() or awaiting.is_of_tasks(connection):
+                    return connection, can, cursor
+                adapted = self.loop.adapted(connection, self.name, is_async=False)
+                return adapted, self.abilities(adapted), None
             driver.close(connection)
 
-    def _adapted(self, connection: Any, can: Abilities) -> tuple[Any, Abilities]:
-        """As it is used in this place, which may be another one than before."""
-        if not is_carried() or awaiting.is_of_tasks(connection):
-            return connection, can
-        adapted = self.loop.adapted(connection, self.name, is_async=False)
-        return adapted, self.abilities(adapted)
-
-    def return_connection(self, connection: Any, can: Abilities | None = None) -> None:
+    def return_connection(self, connection: Any, can: Abilities | None = None, cursor: Any = None) -> None:
         """Keeps it for the next, where it is outside of any transaction; the one that was kept longest goes for it.
 
         Not those of sqlite3, though a new one syncs a directory with its first commit: they are their thread's, a
@@ -155,17 +152,17 @@ class ConnectionSource:
             driver.close(kept)
             return
         with self._mutex:
-            self._idle.append((time.monotonic(), kept, can))
+            self._idle.append((time.monotonic(), kept, can, cursor))
             if len(self._idle) <= self._limit:
                 return
-            _, longest, _ = self._idle.pop(0)
+            _, longest, *_ = self._idle.pop(0)
         driver.close(longest)
 
     def drop_idle(self) -> None:
         """One connection was lost: its siblings most likely are, too."""
         with self._mutex:
             dropped, self._idle = self._idle, []
-        for _, connection, _ in dropped:
+        for _, connection, *_ in dropped:
             driver.close(connection)
 
     def close(self) -> None:

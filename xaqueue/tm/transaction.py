@@ -80,8 +80,6 @@ class Transaction:
         self._deadline = time.monotonic() + timeout_s
         self._mutex = threading.Lock()
         self._branches: dict[str, EnlistedBranch] = {}
-        self._joining: set[str] = set()
-        """Participants whose connection is opened just now."""
         self._outcomes: dict[str, ParticipantOutcome] = {}
         self.gtrid = coordinator.enter(self)
         """Its name, in every participant and in the log."""
@@ -89,7 +87,8 @@ class Transaction:
     def __getitem__(self, name: str) -> Any:
         """The participant's connection, begun for this transaction. Raises KeyError, RolledBack after the timeout."""
         known = self._branches.get(name)
-        self.check_active()
+        if self._phase is not _Phase.ACTIVE:
+            self.check_active()
         if self._is_expired():
             self._run_out(None)
         if known is None:
@@ -227,17 +226,12 @@ class Transaction:
     # Joining
 
     def _enlist(self, name: str) -> EnlistedBranch:
-        source = self._coordinator.sources.get(name)
+        coordinator = self._coordinator
+        source = coordinator.sources.get(name)
         if source is None:
-            raise InvalidArgument(f"{name!r} is no participant: there are {sorted(self._coordinator.sources)}")
-        self._coordinator.step(TraceStep.BEGIN, self.gtrid, name)
-        if name in self._joining:
-            raise ProtocolError(f"participant {name!r} is joined by two tasks at a time: a transaction is for one task")
-        self._joining.add(name)
-        try:
-            branch = enlist(source, self.gtrid)
-        finally:
-            self._joining.discard(name)
+            raise InvalidArgument(f"{name!r} is no participant: there are {sorted(coordinator.sources)}")
+        coordinator.step(TraceStep.BEGIN, self.gtrid, name)
+        branch = enlist(source, self.gtrid)
         if self._phase is not _Phase.ACTIVE:  # it was ended by another task meanwhile
             branch.discard()
             self.check_active()
@@ -249,7 +243,7 @@ class Transaction:
                     f"participants {' and '.join(plain)} have no two-phase commit: one of them at most may take "
                     "part in a transaction"
                 )
-            self._coordinator.make_ready(name)  # now: its database may be locked once there is work in it
+            coordinator.make_ready(name)  # now: its database may be locked once there is work in it
         return branch
 
     def _are_parallel(self, names: Iterable[str]) -> bool:
@@ -274,11 +268,10 @@ class Transaction:
 
     def _last(self) -> str | None:
         """Whose own commit decides: the one without two phases, or else the only database, where there is one."""
-        may_decide = [branch for branch in self._branches.values() if branch.may_decide]
-        plain = [branch.name for branch in may_decide if not branch.has_two_phases]
-        if plain:
-            return plain[0]
-        return may_decide[0].name if len(may_decide) == 1 else None
+        may_decide = [branch for branch in self._branches.values() if branch.can.may_decide]
+        if len(may_decide) > 1:
+            may_decide = [branch for branch in may_decide if not branch.has_two_phases]
+        return may_decide[0].name if may_decide else None
 
     def _let_carry(self, last: str, queue: EnlistedBranch) -> None:
         """The database takes the queue's work with its own, where it can."""
@@ -384,7 +377,7 @@ class Transaction:
         return Reply.DONE
 
     def _commit_last(self, name: str, prepared: Sequence[str]) -> Reply:
-        coordinator, last = self._coordinator, self._branches[name]
+        coordinator, gtrid, last = self._coordinator, self.gtrid, self._branches[name]
         if self._is_expired():
             last.rollback()
             return Reply.REFUSED
@@ -393,18 +386,20 @@ class Transaction:
         except Exception as error:  # of its driver, or of the log: nothing is decided
             last.refuse(error)
             return Reply.REFUSED
-        coordinator.step(TraceStep.COMMIT_LAST, self.gtrid, name)
-        coordinator.expect_row(self.gtrid, name, prepared)
-        change = self._branches[prepared[0]].carried
-        if change is not None:
-            coordinator.deciding.rows[self.gtrid] = CarriedRow(
-                prepared[0], change.carrier, change.life.space, change.number
-            )
-        row = DecisionRow(self.gtrid, Outcome.COMMITTED, tuple(prepared), spaces=self._spaces_of(prepared))
+        coordinator.step(TraceStep.COMMIT_LAST, gtrid, name)
+        coordinator.expect_row(gtrid, name, prepared)
+        voter = prepared[0]
+        change = self._branches[voter].carried
+        if change is None:
+            spaces = self._spaces_of(prepared)
+        else:
+            spaces = {voter: change.life.space}
+            coordinator.deciding.rows[gtrid] = CarriedRow(voter, change.carrier, change.life.space, change.number)
+        row = DecisionRow(gtrid, Outcome.COMMITTED, tuple(prepared), spaces=spaces)
         reply = last.commit_last(row, coordinator.log.check, change)
         if change is not None and isinstance(last.error, LifeOver):
-            coordinator.deciding.refused(prepared[0], name)
-        coordinator.step(TraceStep.COMMITTED_LAST, self.gtrid, name)
+            coordinator.deciding.refused(voter, name)
+        coordinator.step(TraceStep.COMMITTED_LAST, gtrid, name)
         for other in prepared:
             self._branches[other].defer()
         if reply is not Reply.LOST:

@@ -27,6 +27,8 @@ from xaqueue.tm.participant import Participant, sources
 from xaqueue.tm.records import TransactionState
 from xaqueue.xa import Code, Outcome
 
+WAYS = ("general",)
+
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Scene]:

@@ -370,7 +370,7 @@ def test_a_connection_that_was_kept_is_closed_where_its_begin_is_cancelled(log_d
         async with scene.tm:
             await scene.recovered()
             await transfer(scene, [])
-            ((_, kept, _),) = scene.tm._coordinator.sources["a"]._idle
+            ((_, kept, *_),) = scene.tm._coordinator.sources["a"]._idle
             kept.plain.__dict__["tpc_begin"] = lambda _: asyncio.sleep(3600)
             joining = asyncio.ensure_future(transfer(scene, []))
             await turns(5)

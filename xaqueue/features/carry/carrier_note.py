@@ -14,7 +14,7 @@ from typing import Any
 import msgpack
 
 from xaqueue.carried import CARRIER, CarrierState, CarrierStatus, checked_carrier
-from xaqueue.core.model.block import NO_MESSAGE, UNLIMITED, Block, Kind, decode, encode_with_checksum
+from xaqueue.core.model.block import NO_MESSAGE, Kind, decode, head_of, pack_properties
 from xaqueue.core.model.block_files import listed, read_checked
 from xaqueue.core.model.change import PUT, Op
 from xaqueue.core.model.record_kinds import Looking, Opening, RecordKind
@@ -25,6 +25,7 @@ from xaqueue.features.carry.carriers import carriers_of, find_awaited
 from xaqueue.message import Properties
 
 CARRIERS = "carriers"
+_NO_PROPERTIES = pack_properties(Properties(""))
 
 
 class CarrierStep(IntEnum):
@@ -48,8 +49,7 @@ def note_of(carrier: Carrier, epoch: int, state: CarrierState | None = None) -> 
             list(carrier.queues),
         )
     )
-    block = Block(Kind.BRANCH, NO_MESSAGE, Properties(""), body, epoch)
-    head, _ = encode_with_checksum(block, body_limit_bytes=UNLIMITED)
+    head, _ = head_of(Kind.BRANCH, NO_MESSAGE, _NO_PROPERTIES, body, epoch)
     return (PUT, carrier_path(carrier.name), head, body, 0)
 
 
