@@ -33,7 +33,7 @@ _CREATE = (
     f"participants VARCHAR({NAMES_LENGTH}) NOT NULL, carried "
 )
 _INSERT = f"INSERT INTO {TABLE} (gtrid, decision, participants)"
-_AT_A_TIME = 200
+_AT_A_TIME = 1000
 _LIFE = "life"
 _PRUNED = "pruned"
 _WORDS = {Outcome.COMMITTED: "commit", Outcome.ROLLED_BACK: "rollback"}

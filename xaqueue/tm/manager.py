@@ -41,6 +41,8 @@ CLOSE_PATIENCE_S = 10.0
 """How long ``close`` waits for a transaction that is being committed, and for a participant that does not answer."""
 
 HOUSEKEEPING_S = 0.5
+PRUNING_S = 1.0
+"""So often at most, participants harden what they have committed late, and rows that nobody needs then go."""
 
 log = logging.getLogger("xaqueue")
 R = TypeVar("R")
@@ -284,10 +286,13 @@ class TransactionManager:
         Without it everything is just as durable: a crash then makes recovery look again at more that is done.
         """
         decisions, has_failed = self._log, False
+        pruned_s = time.monotonic()
         while not self._stopped.wait(HOUSEKEEPING_S):
             for transaction in self._coordinator.live():
                 transaction.interrupt_if_expired()
-            self._wake(self._coordinator.take_deferred())
+            if time.monotonic() - pruned_s >= PRUNING_S:
+                pruned_s = time.monotonic()
+                self._wake(self._coordinator.take_deferred())
             if has_failed or self._stopped.is_set():
                 continue
             try:

@@ -47,8 +47,6 @@ _VERBS: dict[XaVerb, tuple[TraceStep, Callable[[EnlistedBranch], Reply], TraceSt
     XaVerb.ROLLBACK: (TraceStep.ROLLBACK, lambda branch: branch.rollback(), TraceStep.ROLLED_BACK),
 }
 """What is done at each participant that a command names, and the steps around it."""
-_ALL_OF_PLAIN = 3
-"""Commands of the plain case: one prepares, the other one commits with its row, the first one commits."""
 _UNANSWERED = (ParticipantOutcome.PENDING, ParticipantOutcome.UNKNOWN)
 """By those whose connection is not used again."""
 
@@ -119,16 +117,17 @@ class Transaction:
         OutcomeUnknown where nobody can tell now, and ``TransactionManager.outcome`` may later.
         """
         names, last = self._end()
+        said: Sequence[Replies] = ()
         if self._is_expired() or self._coordinator.log.failure is not None:
-            result = self._run(voting.roll_back(names, last))
+            vote = voting.roll_back(names, last)
         else:
-            said = self._try_plain(names[0], last) if len(names) == 1 and last is not None and self._is_plain else ()
-            if len(said) == _ALL_OF_PLAIN and said[-1][names[0]] is Reply.DONE:
-                self._end_plain(*said[1], *names)
-                return
+            if last is not None and len(names) == 1 and self._is_plain:
+                said = self._try_plain(names[0], last)
+                if not said:
+                    self._end_plain(names[0], last)
+                    return
             vote = voting.commit(names, last, is_parallel=len(names) > 1 and self._are_parallel(names))
-            result = self._run(vote, said)
-        self._conclude(result, wanted=Outcome.COMMITTED)
+        self._conclude(self._run(vote, said), wanted=Outcome.COMMITTED)
 
     def rollback(self) -> None:
         """Rolls back everywhere. Raises HeuristicOutcome where a participant has committed by itself."""
@@ -292,24 +291,26 @@ class Transaction:
         """Whether it goes without the generator of the votes; who traces is told each of its commands."""
         return self._coordinator.tracing is None
 
-    def _try_plain(self, voter: str, last: str) -> tuple[Replies, ...]:
-        """Does what ``voting.commit`` would ask for, up to the first that does otherwise, and says what they replied.
+    def _try_plain(self, voter: str, last: str) -> Sequence[Replies]:
+        """Does what ``voting.commit`` would ask for. Returns nothing where all goes well.
 
-        From there on ``voting.commit`` is in charge: all that goes wrong has one place.
+        Otherwise what they replied, up to the first that did not do so: from there on ``voting.commit`` is in charge,
+        so that all that goes wrong has one place.
         """
         try:
-            vote = {voter: self._perform_at(*_VERBS[XaVerb.PREPARE], voter)}
-            if vote[voter] is not Reply.PREPARED:
-                return (vote,)
-            decided = {last: self._commit_last(last, (voter,))}
-            if decided[last] is not Reply.DONE:
-                return vote, decided
-            return vote, decided, {voter: self._perform_at(*_VERBS[XaVerb.COMMIT], voter)}
+            vote = self._perform_at(*_VERBS[XaVerb.PREPARE], voter)
+            if vote is not Reply.PREPARED:
+                return [{voter: vote}]
+            decided = self._commit_last(last, (voter,))
+            if decided is not Reply.DONE:
+                return [{voter: vote}, {last: decided}]
+            done = self._perform_at(*_VERBS[XaVerb.COMMIT], voter)
         except BaseException:
             self._interrupted()
             raise
+        return [] if done is Reply.DONE else [{voter: vote}, {last: decided}, {voter: done}]
 
-    def _end_plain(self, last: str, voter: str) -> None:
+    def _end_plain(self, voter: str, last: str) -> None:
         """Both have committed."""
         self._outcomes = {last: ParticipantOutcome.COMMITTED, voter: ParticipantOutcome.COMMITTED}
         deferred = (voter,) if self._branches[voter].is_deferred else ()

@@ -27,6 +27,7 @@ from xaqueue.errors import (
     RolledBack,
     UnknownXid,
 )
+from xaqueue.tm import manager as managers
 from xaqueue.tm.coordinator import TraceStep as Step
 from xaqueue.tm.log_directory import view_log
 from xaqueue.tm.records import TransactionState
@@ -472,3 +473,19 @@ def test_an_end_says_nothing_of_going_on(
     thread.join(PATIENCE_S)
     assert not thread.is_alive()
     assert [record.message for record in caplog.records if "participant-waits" in record.message] == []
+
+
+def test_what_was_committed_late_is_not_hardened_at_each_look(
+    spaces: Spaces, log_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor are rows removed: both wait for many of them."""
+    looks: list[None] = []
+    monkeypatch.setattr(managers, "HOUSEKEEPING_S", 0.001)
+    monkeypatch.setattr(managers, "PRUNING_S", 2 * PATIENCE_S)
+    monkeypatch.setattr(Transaction, "interrupt_if_expired", lambda _: looks.append(None))
+    with TransactionManager(log_dir, spaces.participants) as tm, tm.transaction():
+        tm._coordinator._deferred.add("a")
+        eventually(lambda: len(looks) > 5)
+        assert tm._coordinator._deferred == {"a"}
+        monkeypatch.setattr(managers, "PRUNING_S", 0.0)
+        eventually(lambda: not tm._coordinator._deferred)
