@@ -12,11 +12,13 @@ from xaqueue.carried import CarriedChange
 from xaqueue.errors import ConnectionLost, Error, ProtocolError, ResourceFailed, RolledBack
 from xaqueue.tm import awaiting, driver, guard, last_resource
 from xaqueue.tm.driver import Abilities, Dialect
+from xaqueue.tm.gtrid import FORMAT_ID
 from xaqueue.tm.guard import Guard, TransactionEnded
 from xaqueue.tm.last_resource import DecisionRow
 from xaqueue.tm.participant import ConnectionSource
 from xaqueue.tm.voting import Reply
 from xaqueue.xa import Outcome
+from xaqueue.xid import Xid
 
 READ_S = 10.0
 """A database that was lost in the commit that decides is asked for so long what it has."""
@@ -89,6 +91,9 @@ class EnlistedBranch:
         self._begin()
 
     def _begin(self) -> None:
+        if self.can.is_ours:
+            self.connection.tpc_begin(Xid(FORMAT_ID, self.gtrid, self.name.encode()))
+            return
         self.connection.tpc_begin(driver.xid_on(self.connection, self.gtrid, self.name))
         if self.can.takes_sql:
             guard.mark(self._cursor or self.connection)
