@@ -15,7 +15,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from itertools import count, takewhile
 from pathlib import Path
 from typing import ClassVar
@@ -29,7 +28,6 @@ from xaqueue.core.model import layout
 from xaqueue.core.model.format import read_format
 from xaqueue.core.owner import open as owning
 from xaqueue.core.owner.open import _Attached
-from xaqueue.core.owner.record import write_owner
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.core.storage.owner_file import OwnerFile
 from xaqueue.core.storage.scheduling import THREADS
@@ -88,20 +86,19 @@ class Owner:
         return Connection(Session(self.space), fresh_id)
 
     def write_owner(self) -> None:
-        attached = self.attached
-        write_owner(attached.files, attached.lock, replace(attached.owner, endpoint="xaq://elsewhere:1"))
+        self.attached.held.say(endpoint="xaq://elsewhere:1")
 
     def leave(self) -> None:
         """As a server that ends, whether it is the owner still or not."""
         with suppress(ResourceFailed):
             self.space.close()
-        self.attached.files.close()
+        self.attached.held.files.close()
         self.die()
 
     def die(self) -> None:
         """As a process that is killed."""
         self.space.log.end(OSError("killed"))
-        self.attached.guard.stop()
+        self.attached.held.guard.stop()
         if self.attached.watchdog is not None:
             self.attached.watchdog.stop()
         self.lock.release()

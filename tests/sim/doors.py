@@ -137,6 +137,10 @@ def snapshots(fs: FailingFileSystem) -> set[int]:
     return {one.number for one in store.listed(fs)}
 
 
+def snapshot_times(fs: FailingFileSystem) -> list[int]:
+    return [one.taken_at for one in store.listed(fs)]
+
+
 def take_snapshot(space: Space) -> int:
     return take.take(space).number
 
@@ -153,6 +157,11 @@ def life(fs: ForgetfulFileSystem) -> str:
 def restore(fs: ForgetfulFileSystem, snapshot: int, now_us: int, *, exact: bool) -> None:
     """As it was, or with what came since into a space that was closed well; or on with one that was cut off."""
     restoring.restore(fs, restoring.Wanted(snapshot, exact=exact, is_whole=not exact), now_us, kinds=KINDS)
+
+
+def go_back(fs: ForgetfulFileSystem, at_us: int, now_us: int) -> None:
+    """As it was at that moment; or on with one that was cut off."""
+    restoring.restore(fs, restoring.Wanted(at_us=at_us), now_us, kinds=KINDS)
 
 
 def count_keys(fs: FailingFileSystem) -> int:

@@ -69,6 +69,8 @@ class Rules:
     """Of the worlds, that have these rules where nobody asks for them."""
     excludes: ClassVar[Sequence[type[Rules]]] = ()
     """Rules that no world has beside these."""
+    needs: ClassVar[Sequence[type[Rules]]] = ()
+    """Rules that each world has that has these."""
     keeps_times = False
     """No power loss takes the time of a file, or its rules are too vague."""
     is_paired = False

@@ -28,7 +28,7 @@ from xaqueue.errors import ConnectionLost
 from xaqueue.features.replica import follower, promote, replicated, shipping
 from xaqueue.features.replica.follower import ReplicaFollower
 from xaqueue.features.replica.journal_copy import JournalCopy
-from xaqueue.features.snapshots import store
+from xaqueue.features.snapshots import restore, store
 
 Place = tuple[int, int]
 """Epoch and LSN of a journal."""
@@ -120,8 +120,8 @@ class Replica:
 
     @property
     def is_one(self) -> bool:
-        """Whether it was ever a whole copy."""
-        return self.fs.exists(replicated.REPLICATION)
+        """Whether it was ever a whole copy, or is about to be one."""
+        return self.fs.exists(replicated.REPLICATION) or restore.is_cut_off(self.fs)
 
 
 @contextmanager
@@ -146,6 +146,8 @@ def world_of(fs: ForgetfulFileSystem, server: Server, dice: random.Random, now_u
 
 def take_place(fs: ForgetfulFileSystem, now_us: int, defined: Definitions) -> None:
     """It is the space from then on; again, where that was cut off."""
+    if restore.is_cut_off(fs):
+        restore.finish(fs)
     found = replicated.read(fs)
     assert found is not None
     if found.role == replicated.REPLICA:

@@ -63,3 +63,16 @@ def littered(root: Path) -> Path:
     (root / REMOVED / "mine").mkdir()
     (root / layout.QUARANTINE / "junk").write_bytes(b"junk")
     return root
+
+
+def spent(root: Path) -> Path:
+    """What is damaged is the only message of a range to which none comes any more."""
+    with xaqueue.connect(root, create=True) as connection:
+        connection.enqueue("orders", b"first")
+    used = layout.Watermark(layout.RANGE_SIZE, layout.RANGE_SIZE)
+    (root / layout.watermark_path("orders")).write_bytes(layout.format_watermark(used))
+    with xaqueue.connect(root) as connection:
+        connection.enqueue("orders", b"second")
+    (first,) = (root / RANGE).iterdir()
+    first.write_bytes(first.read_bytes()[:-1] + b"x")
+    return root

@@ -124,7 +124,7 @@ class ServerThread:
                     attached.watch.stop()
                 attached.space.abandon()
                 if not keeps_lock:
-                    attached.lock.release()
+                    attached.held.lock.release()
                 if attached.watchdog is not None:
                     attached.watchdog.stop()
             for session in self.server.sessions:
@@ -260,7 +260,7 @@ class EmbeddedHost:
             for thread in attached.background:
                 thread.stop()
             attached.space.abandon()
-            attached.lock.release()
+            attached.held.lock.release()
         self._connections.clear()
 
     def decide(self, xid: Xid, commit: bool) -> None:

@@ -6,14 +6,15 @@ import secrets
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from xaqueue.access import token_name
 from xaqueue.cli.location import DirectoryOption, directory_of
 from xaqueue.cli.replacing import replacing
-from xaqueue.core.model.definition_edits import with_member
+from xaqueue.core.model.definitions import parse
+from xaqueue.core.model.options import suggestion
 from xaqueue.core.owner.definitions_file import edit_definitions, usable_definitions
 from xaqueue.errors import InvalidArgument
 from xaqueue.rpc.credentials import read_token
@@ -38,10 +39,10 @@ def token(
         made = secrets.token_hex(32)
         member = token_name(made)
         with replacing(file, 0o600) as written:
-            edit_definitions(directory, partial(with_member, role=role, member=member, only=False))
+            edit_definitions(directory, partial(_with_member, role=role, member=member, only=False))
             written.write(f"{made}\n".encode())
     if only:
-        edit_definitions(directory, partial(with_member, role=role, member=member, only=True))
+        edit_definitions(directory, partial(_with_member, role=role, member=member, only=True))
     typer.echo(f"{file} has a token of role {role}" + (", the only one" if only else ""))
 
 
@@ -53,3 +54,26 @@ def _held(directory: str, role: str, file: Path) -> str | None:
         if any(found in one.members for one in roles if one.name == role):
             return found
     return None
+
+
+def _with_member(text: str, role: str, member: str, *, only: bool) -> str:
+    """The same queues.toml, with a member of a role; only: and no other token. Raises InvalidArgument: no such role."""
+    import tomlkit  # which is slow to load
+
+    roles = parse(text).access.roles or ()
+    if role not in {one.name for one in roles}:
+        names = [one.name for one in roles]
+        has = f" (it has {', '.join(names)})" if names else ""
+        raise InvalidArgument(
+            f"queues.toml has no role {role!r}{has}{suggestion(role, names) or '.'} Write a table "
+            f'[access.roles.{role}] with its rights there first, such as consume = ["orders"]: ACCESS in xaqueue(5) '
+            "has them; then run this again"
+        )
+    document = tomlkit.parse(text)
+    table: Any = document["access"]["roles"][role]
+    before = [str(one) for one in table.get("members", ())]
+    kept = [one for one in before if one != member and not (only and one.startswith("token:"))]
+    table["members"] = [*kept, member]
+    made = tomlkit.dumps(document)
+    parse(made)
+    return made

@@ -140,7 +140,7 @@ class CommittedCheck:
         if earlier == place or (not head.properties.queue and self.queues[earlier >> _SEQ_BITS] != queue):
             return  # that of several queues is in each of them
         other = self.queues[earlier >> _SEQ_BITS]
-        first = prepared.find_message(self.fs, other, earlier & _SEQ_MASK, message_id)
+        first = find_message(self.fs, other, earlier & _SEQ_MASK, message_id)
         if first is None:
             return
         if other == queue:
@@ -204,3 +204,12 @@ class CommittedCheck:
 def known_tags(tags: str) -> str:
     """Of the tags in the name of a message those that this version knows."""
     return "".join(f".{tag}" for tag in tags.split(".") if tag[:1] in message_name.TAGS)
+
+
+def find_message(fs: FileSystem, queue: str, seq: int, message_id: bytes) -> str | None:
+    """The path of a message of which only number and id are known; None where it is gone."""
+    path = layout.message_path(queue, seq, message_id)
+    if fs.exists(path):
+        return path
+    directory, _, start = path.rpartition("/")
+    return next((f"{directory}/{name}" for name in listed(fs, directory) if name.startswith(f"{start}.")), None)

@@ -198,7 +198,7 @@ def status(path: str | os.PathLike[str]) -> Status:
         sync=str(hardening),
         promise=hardening.promise,
         queues=queue_list_in(fs, definitions, waiting, owned=owned),
-        active=len(prepared.unprepared(fs)),
+        active=_unprepared(fs),
         carriers=carrier_note.statuses(fs, owned=owned),
         in_doubt=len(doubtful),
         damaged=sum(1 for branch in doubtful if branch.damage),
@@ -386,3 +386,10 @@ def _ordered(places: list[Place], order: Order) -> list[Place]:
     if order is Order.PRIORITY:
         return sorted(places, key=lambda place: -message_name.read_tags(place[2]).priority)
     return places
+
+
+def _unprepared(fs: FileSystem) -> int:
+    """How many branches have blocks in ``active/``, and none in ``prepared/``."""
+    found, _ = prepared.branches(fs, layout.ACTIVE)
+    prepared_too = {parsed[0] for name in listed(fs, layout.PREPARED) if (parsed := layout.parse_block(name))}
+    return len(found.keys() - prepared_too)

@@ -38,9 +38,10 @@ class _Directory:
 class Overlay:
     """The port over another one, which is never changed. For one thread that changes something at a time."""
 
-    def __init__(self, fs: FileSystem, may_change: Callable[[str], bool] = lambda _: True) -> None:
-        """may_change: whether names in this directory below may be, or this file."""
+    def __init__(self, fs: FileSystem, may_change: Callable[[str], bool] = lambda _: True, at: str = "") -> None:
+        """may_change: whether names in this directory below may be, or this file. at: what an error names a path by."""
         self._fs = fs
+        self._at = at
         self._may_change = may_change
         self._root = _Directory("")
         self.room = fs.room
@@ -94,9 +95,9 @@ class Overlay:
         if there is node:
             return  # two names of one file both stay
         if isinstance(there, _Directory) is not isinstance(node, _Directory) and there is not None:
-            raise _error(errno.EISDIR if isinstance(there, _Directory) else errno.ENOTDIR, target)
+            raise self._error(errno.EISDIR if isinstance(there, _Directory) else errno.ENOTDIR, target)
         if isinstance(there, _Directory) and self.list(target):
-            raise _error(errno.ENOTEMPTY, target)
+            raise self._error(errno.ENOTEMPTY, target)
         directory.names[name] = node
         self._take(source)
 
@@ -104,12 +105,12 @@ class Overlay:
         node = self._owned(source)
         directory, name = self._free(target)
         if isinstance(node, _Directory):
-            raise _error(errno.EPERM, source)
+            raise self._error(errno.EPERM, source)
         directory.names[name] = node
 
     def unlink(self, path: str) -> None:
         if isinstance(self._node(path), _Directory):
-            raise _error(errno.EISDIR, path)
+            raise self._error(errno.EISDIR, path)
         self._take(path)
 
     def make_dir(self, path: str) -> None:
@@ -118,7 +119,7 @@ class Overlay:
 
     def remove_dir(self, path: str) -> None:
         if self.list(path):
-            raise _error(errno.ENOTEMPTY, path)
+            raise self._error(errno.ENOTEMPTY, path)
         self._take(path)
 
     def list(self, path: str) -> list[str]:
@@ -153,7 +154,7 @@ class Overlay:
         for name in path.split("/") if path else ():
             node = self._child(self._entered(node, path), name)
             if node is None:
-                raise _error(errno.ENOENT, path)
+                raise self._error(errno.ENOENT, path)
         assert node is not None
         return node
 
@@ -164,7 +165,7 @@ class Overlay:
                 node.leads_to = _Directory(node.below)
             node = node.leads_to
         if not isinstance(node, _Directory):
-            raise _error(errno.ENOTDIR, path)
+            raise self._error(errno.ENOTDIR, path)
         return node
 
     def _child(self, directory: _Directory, name: str) -> _File | _Directory | None:
@@ -189,7 +190,7 @@ class Overlay:
     def _file(self, path: str, *, owned: bool = False) -> _File:
         node = self._owned(path) if owned else self._node(path)
         if isinstance(node, _Directory):
-            raise OSError(errno.EISDIR, "it is a directory, not a file", path)
+            raise self._error(errno.EISDIR, path, "it is a directory, not a file")
         return node
 
     def _directory(self, path: str) -> _Directory:
@@ -202,7 +203,7 @@ class Overlay:
     def _free(self, path: str) -> tuple[_Directory, str]:
         directory, name = self._place(path)
         if self._child(directory, name) is not None:
-            raise _error(errno.EEXIST, path)
+            raise self._error(errno.EEXIST, path)
         self._check(directory.below)
         return directory, name
 
@@ -213,7 +214,10 @@ class Overlay:
 
     def _check(self, below: str | None) -> None:
         if below is not None and not self._may_change(below):
-            raise _error(errno.EACCES, below)
+            raise self._error(errno.EACCES, below)
+
+    def _error(self, number: int, path: str, why: str = "") -> OSError:
+        return OSError(number, why or os.strerror(number), self._at + path)
 
 
 def _is_listed(fs: FileSystem, path: str) -> bool:
@@ -222,7 +226,3 @@ def _is_listed(fs: FileSystem, path: str) -> bool:
         fs.list(path)
         return True
     return False
-
-
-def _error(number: int, path: str) -> OSError:
-    return OSError(number, os.strerror(number), path)

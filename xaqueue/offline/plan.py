@@ -20,22 +20,19 @@ from threading import get_ident
 from typing import Any, NamedTuple
 
 from xaqueue.core.engine import quarantine
-from xaqueue.core.engine.disk_space import RoomLimit
 from xaqueue.core.engine.session import Session
-from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import FORMAT_VERSION
 from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.model.definitions import parse as parse_definitions
 from xaqueue.core.model.format import check_committed, parse, read_format
 from xaqueue.core.owner.definitions_file import hardening_of, usable_definitions
-from xaqueue.core.owner.open import is_owned, reason_of, refusal
+from xaqueue.core.owner.open import Held, is_owned, reason_of, refusal
 from xaqueue.core.owner.record import (
     Owner,
     find_group,
     format_owner,
     in_use,
-    next_owner,
     open_to,
     parse_owner,
     read_owner,
@@ -48,7 +45,7 @@ from xaqueue.core.storage.owner_file import LOCK, OWNER, OWNER_BYTES, OwnerFile,
 from xaqueue.core.storage.reserve import Reserve
 from xaqueue.core.storage.scheduling import THREADS
 from xaqueue.errors import InvalidArgument, ResourceFailed, SpaceError
-from xaqueue.features.opening import WHOLE, attach, open_space
+from xaqueue.features.opening import WHOLE, attach
 from xaqueue.offline.overlay import Overlay
 
 MADE_AGAIN = "made again"
@@ -191,7 +188,8 @@ class Rehearsal(Site):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path)
-        self._fs = Overlay(DirectoryFileSystem(self.root, keep_unsynced=False), self._may_change)
+        below = DirectoryFileSystem(self.root, keep_unsynced=False)
+        self._fs = Overlay(below, self._may_change, f"{self.root}/")
 
     def files(self) -> FileSystem:
         return self._fs
@@ -212,17 +210,15 @@ class Rehearsal(Site):
             if not self._may_change(""):
                 raise SpaceError(f"{self.root} cannot be opened as a queue space: its directory cannot be written to")
             try:
-                space, owner = self._recovered(progress)
+                held = self._recovered(progress)
             except OSError as error:
-                if error.filename:
-                    error.filename = os.fspath(self.root / error.filename)
                 raise (refusal(self.root, error) or error) from error
+            space = held.space
             try:
                 yield Session(space)
-                if space.close():
-                    space.features.closed(space)
-                    owner = replace(owner, boot="", journalled=False, unclosed="")
-                self.write_owner(self._fs, owner)
+                for chore in WHOLE.chores(space, lasting=False):
+                    chore.finish()
+                held.close()
             finally:
                 space.log.end(ResourceFailed("the rehearsal is over"))
 
@@ -230,7 +226,7 @@ class Rehearsal(Site):
         mode = os.W_OK | os.X_OK if (self.root / path).is_dir() else os.W_OK
         return os.access(self.root / path, mode, effective_ids=True)
 
-    def _recovered(self, progress: Progress | None) -> tuple[Space, Owner]:
+    def _recovered(self, progress: Progress | None) -> Held:
         root, fs, found = self.root, self._fs, None
         with suppress(OSError):  # it may have been made here
             found = parse(fs.read(layout.FORMAT).decode("utf-8", "replace"))
@@ -243,27 +239,10 @@ class Rehearsal(Site):
         WHOLE.check(root, definitions, hardening, THREADS)
         if not fs.is_dir(layout.COMMITTED):
             check_committed(root, was_in_use=self.owner() is not None)
-        epoch, content = WHOLE.begin(fs) + 1, None
-        with suppress(FileNotFoundError):
-            read_owner_file(root)  # which says what else stands there
-            content = fs.read(OWNER, OWNER_BYTES)
-        owner = next_owner(content, found, hardening, fs.is_dir(layout.JOURNAL))
-        owner = replace(owner, epoch=max(owner.epoch, epoch))
-        room = RoomLimit(fs, Reserve(fs, layout.RESERVE))
-        self.write_owner(fs, owner)
-        space = open_space(
-            fs,
-            replace(definitions, journal_segment_bytes=SMALLEST_SEGMENT_BYTES),  # they are in memory
-            hardening=hardening,
-            epoch=owner.epoch,
-            progress=progress,
-            journalled=owner.journalled,
-            room=room,
-            space_id=found.id,
-        )
-        if space.read_only is None:
-            room.restore(definitions)
-        return space, owner
+        held = Held(fs, _NoLock(root, fs), Reserve(fs, layout.RESERVE), is_memory=True)
+        small = replace(definitions, journal_segment_bytes=SMALLEST_SEGMENT_BYTES)  # they are in memory
+        held.recover(found, small, hardening, WHOLE, progress=progress)
+        return held
 
     def _definitions(self) -> Definitions:
         with suppress(OSError, UnicodeDecodeError, InvalidArgument):
@@ -273,6 +252,7 @@ class Rehearsal(Site):
     @contextmanager
     def held(self, *, keep_unsynced: bool = False) -> Iterator[FileSystem]:
         _check_lock(self.root)
+        self._lock = _NoLock(self.root, self._fs)
         with self._unchanged():
             yield self._fs
 
@@ -287,8 +267,25 @@ class Rehearsal(Site):
                 with _quiet():
                     yield
 
-    def write_owner(self, fs: FileSystem, owner: Owner) -> None:
-        replace_file(fs, OWNER, format_owner(owner))
+
+class _NoLock(OwnerFile):
+    """Keeps nobody away, and what is written to the file owner stays in memory."""
+
+    def __init__(self, root: Path, fs: FileSystem) -> None:
+        self.root = root
+        self._fs = fs
+
+    def read(self) -> bytes | None:
+        with suppress(FileNotFoundError):
+            read_owner_file(self.root)  # which says what else stands there
+            return self._fs.read(OWNER, OWNER_BYTES)
+        return None
+
+    def write(self, fs: FileSystem, content: bytes, *, durable: bool = True) -> None:
+        replace_file(fs, OWNER, content, durable=durable)
+
+    def lost(self) -> str:
+        return ""
 
 
 def site_of(place: Site | str | os.PathLike[str], *, is_dry: bool = False) -> Site:

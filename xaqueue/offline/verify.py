@@ -21,12 +21,11 @@ from typing import NamedTuple
 from xaqueue.core.model import layout
 from xaqueue.core.model.format import read_format
 from xaqueue.core.owner.open import is_owned
-from xaqueue.core.recovery import prepared
 from xaqueue.core.recovery.load import read_head
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.errors import DamagedBlock, SpaceError
 from xaqueue.offline.check import SpaceCheck
-from xaqueue.offline.check_committed import CommittedCheck
+from xaqueue.offline.check_committed import CommittedCheck, find_message
 from xaqueue.offline.findings import WRONG, Finding, Prober, Severity
 
 FIRST = 50
@@ -53,7 +52,7 @@ class Place(NamedTuple):
     def path(self, message_id: bytes) -> str | None:
         """Of the message there, in its space; None where it is gone."""
         fs = DirectoryFileSystem(self.space, keep_unsynced=False)
-        return prepared.find_message(fs, self.queue, self.seq, message_id)
+        return find_message(fs, self.queue, self.seq, message_id)
 
 
 class Examined(NamedTuple):

@@ -14,6 +14,7 @@ from sim.replica import Replica
 from sim.rules.carry import Carry
 from sim.rules.core import in_the_background
 from sim.rules.managed import Managed
+from sim.rules.moments import Moments
 from sim.rules.restores import Restores, are_marked, marks_of
 from sim.rules.takeovers import Takeovers
 from sim.world import World
@@ -26,7 +27,7 @@ from xaqueue.errors import OperationalError
 class Replicas(Rules):
     toml = (("replication", 'acknowledge = "local"'), ("replication", "keep_mib = 0.005"))
     share = 0.2
-    excludes = (Carry, Managed, Restores, Takeovers)
+    excludes = (Carry, Managed, Restores, Moments, Takeovers)
     """What a database has of a transaction goes back with no space."""
     weights: ClassVar = {"replicate": 8, "end_replica": 2, "promote": 2, "prune": 1}
 

@@ -4,6 +4,7 @@ dies: what came between is gone, and what came back goes on.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from typing import ClassVar
 
@@ -16,7 +17,7 @@ from sim.rules.counts import Counts
 from sim.rules.groups import Groups
 from sim.rules.limits import Limits
 from sim.rules.managed import Managed
-from sim.world import World
+from sim.world import SECOND_US, World
 from support.forgetful import ForgetfulFileSystem
 from xaqueue.errors import OperationalError
 
@@ -77,16 +78,27 @@ class Restores(Rules):
         exact = exact or not all(isinstance(each, (Restores, *PLAIN)) for each in world.model.rules)
         model = came_back(then, world.model) if exact else came_beside(then, world.model)
 
-        def is_begun(fs: ForgetfulFileSystem) -> bool:
-            return doors.life(fs) != self.life
-
         def perform(fs: ForgetfulFileSystem) -> None:
-            if doors.life(fs) in ("", self.life):  # else the one that was cut off has come to its end
-                doors.restore(fs, number, model.now_us, exact=exact)
-            model.of(Restores).life = doors.life(fs)
+            doors.restore(fs, number, model.now_us, exact=exact)
 
-        world.replace(perform, [model], is_begun, is_closed=not exact or world.dice.random() < 0.5)
-        world.look()
+        put_back(world, model, perform, is_closed=not exact or world.dice.random() < 0.5)
+
+
+def put_back(world: World, model: Model, restore: Callable[[ForgetfulFileSystem], object], *, is_closed: bool) -> None:
+    """By this, in whatever pieces: the space becomes this, and another life begins."""
+    life = world.model.of(Restores).life
+
+    def perform(fs: ForgetfulFileSystem) -> None:
+        if doors.life(fs) in ("", life):  # else the one that was cut off has come to its end
+            restore(fs)
+        model.of(Restores).life = doors.life(fs)
+
+    world.replace(perform, [model], lambda fs: doors.life(fs) != life, is_closed=is_closed)
+    world.model.now_us += SECOND_US
+    if doors.life(world.fs) != life:
+        world.around.setdefault("lives", []).append(world.model.now_us)
+        world.model.now_us += SECOND_US
+    world.look()
 
 
 def came_back(then: Model, now: Model) -> Model:

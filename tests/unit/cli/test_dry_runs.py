@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 import xaqueue
-from support.harms import garbled, harmed, littered, replaceable, torn
+from support.harms import garbled, harmed, littered, replaceable, spent, torn
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.core.model import layout
@@ -26,6 +26,8 @@ VARIES = re.compile(r"\d+\.\d\d s|removed/\d{8}T\d{6}Z|since [\dT:+-]+")
 DOORS: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
     "check": (harmed, ["check", "--repair"]),
     "check QUEUE": (harmed, ["check", "orders", "--repair"]),
+    "check, a range": (spent, ["check", "--repair"]),
+    "check QUEUE, a range": (spent, ["check", "orders", "--repair"]),
     "reconstruct": (garbled, ["reconstruct"]),
     "reconstruct -m": (garbled, ["reconstruct", "-m"]),
     "reconstruct QUEUE": (harmed, ["reconstruct", "orders"]),
@@ -130,13 +132,14 @@ FILES = {*layout.own_names(), "restored", "foreign"} - DIRECTORIES
         *itertools.product((layout.OWNER, COUNTERS, layout.QUEUES), ("empty", "pipe")),
     ],
 )
+@pytest.mark.parametrize("door", ["check", "clean", "restore", "restore --exact"])
 def test_whatever_stands_at_the_top_the_run_comes_to_what_was_foretold(
-    tmp_path: Path, closed: Path, name: str, kind: str
+    tmp_path: Path, closed: Path, name: str, kind: str, door: str
 ) -> None:
     root = tmp_path / "space"
     shutil.copytree(closed, root)
     replaced(root / name, kind)
-    command = ["reconstruct"] if name in (layout.FORMAT, layout.QUEUES) else ["check", "--repair"]
+    _, command = DOORS["reconstruct" if door == "check" and name in (layout.FORMAT, layout.QUEUES) else door]
     foretold, done = (
         CliRunner().invoke(app, [*command, *more, "--json", "--space", str(root)]) for more in (["--dry-run"], [])
     )

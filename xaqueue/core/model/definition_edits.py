@@ -61,29 +61,6 @@ def with_default(text: str, order: str) -> str:
     return _with(text, ("default",), {"order": order})
 
 
-def with_member(text: str, role: str, member: str, *, only: bool) -> str:
-    """The same queues.toml, with a member of a role; only: and no other token. Raises InvalidArgument: no such role."""
-    import tomlkit
-
-    roles = parse(text).access.roles or ()
-    if role not in {one.name for one in roles}:
-        names = [one.name for one in roles]
-        has = f" (it has {', '.join(names)})" if names else ""
-        raise InvalidArgument(
-            f"queues.toml has no role {role!r}{has}{suggestion(role, names) or '.'} Write a table "
-            f'[access.roles.{role}] with its rights there first, such as consume = ["orders"]: ACCESS in xaqueue(5) '
-            "has them; then run this again"
-        )
-    document = tomlkit.parse(text)
-    table: Any = document["access"]["roles"][role]
-    before = [str(one) for one in table.get("members", ())]
-    kept = [one for one in before if one != member and not (only and one.startswith("token:"))]
-    table["members"] = [*kept, member]
-    made = tomlkit.dumps(document)
-    parse(made)
-    return made
-
-
 def _with(text: str, path: Sequence[str], settings: Mapping[str, object]) -> str:
     import tomlkit  # only writers need it, and it is slow to load
 

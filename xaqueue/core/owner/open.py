@@ -14,9 +14,9 @@ import time
 import uuid
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from xaqueue.core.engine.disk_space import RoomLimit
@@ -25,6 +25,7 @@ from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import FORMAT_VERSION
+from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.model.format import Format, check_committed, check_new, checked_name, read_format
 from xaqueue.core.model.record_kinds import RecordKinds
 from xaqueue.core.owner.chores import Chores, begin
@@ -48,10 +49,11 @@ from xaqueue.core.owner.threads import Checkpoints, Follower, TimeLimits, Watchd
 from xaqueue.core.recovery.load import Progress
 from xaqueue.core.recovery.recover import open_space
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
+from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.hardening import NOTHING, Hardening
 from xaqueue.core.storage.journal_files import headers
 from xaqueue.core.storage.layers import OwnerFileSystem
-from xaqueue.core.storage.modes import PRIVATE
+from xaqueue.core.storage.modes import PRIVATE, Modes
 from xaqueue.core.storage.mounts import trouble_of
 from xaqueue.core.storage.owner_file import OwnerFile, boot_id
 from xaqueue.core.storage.owner_file import is_owned as is_owned
@@ -75,16 +77,83 @@ Background = Chores | Follower
 
 
 @dataclass(slots=True)
-class _Attached:
-    space: Space
-    files: OwnerFileSystem
+class Held:
+    """A directory that this process has: the port to it, its lock, what is kept for want of room. And once it is
+    recovered, which is done once, the space in it.
+    """
+
+    port: FileSystem
     lock: OwnerFile
+    reserve: Reserve
+    guard: Guard = field(default_factory=Guard)
+    modes: Modes = PRIVATE
+    is_memory: bool = False
+    """What is written there goes with this process, and nothing is written anew to be sure of it."""
+    files: OwnerFileSystem = field(init=False)
+    owner: Owner = field(init=False)
+    space: Space = field(init=False)
+
+    def recover(
+        self, found: Format, definitions: Definitions, hardening: Hardening, features: Features, **options: Any
+    ) -> None:
+        """Makes the file owner this process's, and opens the space. options, and what it raises: ``open_space``."""
+        below = features.begin(self.port)
+        content, has_journal = self.lock.read(), self.port.is_dir(layout.JOURNAL)
+        owner = next_owner(content, found, hardening, has_journal, beats=self.guard.beats)
+        self.owner = owner = replace(owner, epoch=max(owner.epoch, below + 1))  # also without the file owner
+        boot = boot_id() if hardening.journal else ""
+        self.files = OwnerFileSystem(self.port, self.reserve)
+        room = RoomLimit(self.files, self.reserve, self.files.unreserved())
+        self.lock.write(self.files, format_owner(replace(owner, boot=owner.boot or boot)))
+        self.guard.begin(owner.epoch, self.modes)
+        self.space = space = open_space(
+            self.files,
+            definitions,
+            hardening=hardening,
+            epoch=owner.epoch,
+            journalled=owner.journalled,
+            suspect=is_suspect(content, has_journal) and not self.is_memory,
+            is_shared=self.guard.beats,
+            room=room,
+            lost=self.lock.lost,
+            space_id=found.id,
+            features=features,
+            **options,
+        )
+        self.files.recovering = False
+        self.guard.recovered(space)
+        report = str(space.report)
+        if space.read_only is None:
+            lacking = room.restore(definitions)
+            if lacking:
+                log.warning("[reserve-short] %s", lacking)
+            self.say(state=READY, boot=boot, journalled=hardening.journal, recovery=report)
+        else:
+            self.say(state=READ_ONLY, recovery=report)
+        space.report.fenced_at = owner.fenced_at
+
+    def say(self, **changes: Any) -> None:
+        """In the file owner."""
+        self.owner = replace(self.owner, **changes)
+        write_owner(self.files, self.lock, self.owner)
+
+    def close(self) -> None:
+        if self.space.close():
+            self.space.features.closed(self.space)
+            self.say(boot="", journalled=False, unclosed="")
+
+
+@dataclass(slots=True)
+class _Attached:
+    held: Held
     watch: DefinitionsWatch | None
     background: list[Background]
     watchdog: Watchdog | None
-    guard: Guard
-    owner: Owner
     users: int = 0
+
+    @property
+    def space(self) -> Space:
+        return self.held.space
 
 
 _attached: dict[Path, _Attached] = {}
@@ -227,54 +296,25 @@ def _open(
         check_committed(root, was_in_use=read_owner(root) is not None)
         headers(fs, layout.JOURNAL)  # which refuses those of a newer xaqueue
         port = guard.port(fs)  # before anything else is read
-        below = features.begin(port)
-        content, has_journal = lock.read(), fs.is_dir(layout.JOURNAL)
-        owner = next_owner(content, found, hardening, has_journal, beats=guard.beats)
-        owner = replace(owner, epoch=max(owner.epoch, below + 1))  # also without the file owner
-        suspect = is_suspect(content, has_journal)
-        behind, epoch = owner.boot, owner.epoch
-        boot = boot_id() if hardening.journal else ""
         reserve = Reserve(DirectoryFileSystem(root, keep_unsynced=False, modes=modes), layout.RESERVE)
-        files = OwnerFileSystem(port, reserve)
-        room = RoomLimit(files, reserve, files.unreserved())
-        lock.write(files, format_owner(replace(owner, boot=behind or boot)))
-        guard.begin(epoch, modes)
-        space = open_space(
-            files,
+        held = Held(port, lock, reserve, guard, modes)
+        held.recover(
+            found,
             definitions,
-            hardening=hardening,
-            epoch=epoch,
+            hardening,
+            features,
             progress=progress,
-            journalled=owner.journalled,
-            suspect=suspect,
-            is_shared=guard.beats,
-            room=room,
             waiting=waiting,
             on_branches=on_branches,
             reread=lambda: usable_definitions(root)[0],
-            lost=lock.lost,
-            space_id=found.id,
-            features=features,
         )
-        files.recovering = False
-        guard.recovered(space)
-        watchdog = None
-        if space.read_only is None:
-            lacking = room.restore(definitions)
-            if lacking:
-                log.warning("[reserve-short] %s", lacking)
-            owner = replace(owner, state=READY, boot=boot, journalled=hardening.journal)
-            keep_good(root, wrong)
-        else:
-            owner = replace(owner, state=READ_ONLY, boot=behind)
-        owner = replace(owner, recovery=str(space.report))
-        write_owner(files, lock, owner)
-        space.report.fenced_at = owner.fenced_at
+        space, owner, watchdog = held.space, held.owner, None
         space.definer = QueuesFile(root, space)
         watching = _watch(root, space) if watch else None
         background = start_background(space, lasting=watch)
         if space.read_only is None:
-            watchdog = Watchdog(space, files, lambda why: record_trouble(files, lock, owner, why))
+            keep_good(root, wrong)
+            watchdog = Watchdog(space, held.files, lambda why: record_trouble(held.files, lock, owner, why))
     except BaseException as error:
         refused = refusal(root, error, taken)
         if fs is not None:
@@ -289,9 +329,13 @@ def _open(
         if trouble:
             log.warning("[mount-unsafe] %s", trouble)
         log.info(
-            "[space-open] space %s is open, epoch %d, sync %s: a commit %s", root, epoch, hardening, hardening.promise
+            "[space-open] space %s is open, epoch %d, sync %s: a commit %s",
+            root,
+            space.epoch,
+            hardening,
+            hardening.promise,
         )
-    return _Attached(space, files, lock, watching, background, watchdog, guard, owner)
+    return _Attached(held, watching, background, watchdog)
 
 
 def refusal(root: Path, error: BaseException, taken: OwnerFile | None = None) -> Error | None:
@@ -340,17 +384,14 @@ def _detach(root: Path, attached: _Attached) -> None:
             space.is_closing = True
             for thread in attached.background:
                 thread.stop()
-            if space.close():
-                space.features.closed(space)
-                closed = replace(attached.owner, boot="", journalled=False, unclosed="")
-                write_owner(attached.files, attached.lock, closed)
+            attached.held.close()
         finally:
             attached.space.log.end(ResourceFailed("the space is closed"))  # a thread may be at work, if interrupted
-            attached.files.close()
-            attached.guard.stop()
+            attached.held.files.close()
+            attached.held.guard.stop()
             if attached.watchdog is not None:
                 attached.watchdog.stop()
-            attached.lock.release()
+            attached.held.lock.release()
 
 
 def announce(root: Path, endpoint: str, *, awaited: bool = False) -> None:
@@ -360,9 +401,7 @@ def announce(root: Path, endpoint: str, *, awaited: bool = False) -> None:
     """
     root = root.resolve()
     with _guard_of(root):
-        attached = _attached[root]
-        attached.owner = replace(attached.owner, endpoint=endpoint, awaited=awaited)
-        write_owner(attached.files, attached.lock, attached.owner)
+        _attached[root].held.say(endpoint=endpoint, awaited=awaited)
 
 
 def reason_of(error: OSError) -> str:
@@ -387,7 +426,7 @@ def _after_fork() -> None:
     _guards.clear()
     for attached in _attached.values():
         attached.space.abandon()
-        attached.lock.abandon()
+        attached.held.lock.abandon()
     _attached.clear()
 
 

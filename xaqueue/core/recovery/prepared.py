@@ -87,22 +87,6 @@ def prepared(fs: FileSystem) -> tuple[dict[Xid, dict[str, str]], list[str]]:
     return found, foreign
 
 
-def unprepared(fs: FileSystem) -> dict[Xid, dict[str, str]]:
-    """The blocks in ``active/`` of branches that have none in ``prepared/``."""
-    found, _ = branches(fs, layout.ACTIVE)
-    prepared_too = {parsed[0] for name in listed(fs, layout.PREPARED) if (parsed := layout.parse_block(name))}
-    return {xid: files for xid, files in found.items() if xid not in prepared_too}
-
-
-def find_message(fs: FileSystem, queue: str, seq: int, message_id: bytes) -> str | None:
-    """The path of a message of which only number and id are known; None where it is gone."""
-    path = layout.message_path(queue, seq, message_id)
-    if fs.exists(path):
-        return path
-    directory, _, start = path.rpartition("/")
-    return next((f"{directory}/{name}" for name in listed(fs, directory) if name.startswith(f"{start}.")), None)
-
-
 def read_whole(fs: FileSystem, path: str) -> Head:
     """The head of a block, after its every bit was checked. Raises DamagedBlock, and OSError for a vanished file."""
     head = read_head(fs, path)

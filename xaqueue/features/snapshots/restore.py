@@ -384,8 +384,11 @@ def _swap(fs: FileSystem, removed: str, close: Callable[[], None]) -> None:
 
 
 def _move_away(fs: FileSystem, name: str, removed: str) -> None:
-    if fs.exists(name) and not fs.exists(f"{removed}/{name}"):
-        fs.rename(name, f"{removed}/{name}")
+    if fs.exists(name):
+        if not fs.exists(f"{removed}/{name}"):
+            fs.rename(name, f"{removed}/{name}")
+        elif not fs.is_dir(name):  # the power went when its new name was on disk, and the old one not gone there
+            discard(fs, name)
 
 
 def _queue_of(path: str) -> str | None:

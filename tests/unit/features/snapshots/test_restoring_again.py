@@ -82,6 +82,26 @@ def test_one_that_was_cut_off_is_finished_by_the_same_command(cut_off: Path) -> 
     assert contents(cut_off) == [(b"1", True), (b"2", True)]
 
 
+def test_what_a_power_cut_has_left_under_both_names_is_not_of_the_space_any_more(root: Path) -> None:
+    """The register of tries would count one of a message that nobody has tried since."""
+
+    def die(fs: DirectoryFileSystem, source: str, target: str) -> None:
+        if source != "tries":
+            rename(fs, source, target)
+            return
+        fs.link(source, target)
+        raise CutOff
+
+    rename = DirectoryFileSystem.rename
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DirectoryFileSystem, "rename", die)
+        with pytest.raises(CutOff):
+            restore(root, 2)
+    done = restore(root, 2)
+    assert not (root / "tries").exists()
+    assert (root / done.removed / "tries").exists()
+
+
 def test_a_restore_cut_off_while_somebody_opens_it_is_seen(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who opens the space has read FORMAT, and then waited for the processor."""
     early = [read_format(root)]
