@@ -118,7 +118,7 @@ class CallUnpacker:
         self._fed_bytes += len(data)
         unpacker, left, base = self._unpacker, self._left, self._base
         unpacker.feed(data)
-        found = []
+        found: list[tuple[Any, int]] = []
         for frame in unpacker:
             found.append((frame, base + unpacker.tell()))
             if left is not None:
@@ -150,19 +150,25 @@ def call_of(frame: Any) -> CallFrame:
     """Raises MalformedFrame."""
     number, method, params = None, None, None
     if type(frame) is list and frame and type(frame[0]) is int:  # patterns take twice as long
-        if len(frame) == 3 and frame[0] == NOTIFICATION:
-            _, method, params = frame
-        elif len(frame) == 4 and frame[0] == REQUEST and type(frame[1]) is int and 0 <= frame[1] < ID_LIMIT:
+        if len(frame) == 4 and frame[0] == REQUEST and type(frame[1]) is int and 0 <= frame[1] < ID_LIMIT:
             _, number, method, params = frame
+        elif len(frame) == 3 and frame[0] == NOTIFICATION:
+            _, method, params = frame
     if type(method) is not str or type(params) is not list:
         wanted = "[0, id, method, params] or [2, method, params] is wanted"
         raise MalformedFrame(f"{_short(frame)} is no request: {wanted}")
+    if method != "work":  # of which each call is looked at
+        check_depth(method, params)
+    return number, method, params
+
+
+def check_depth(method: str, params: list[Any]) -> None:
+    """Raises MalformedFrame."""
     for value in params:
         if type(value) is list and _NESTED.isdisjoint(map(type, value)):
             continue  # an xid, mostly
         if type(value) in _NESTED and _is_deeper(value, DEEPEST - 1):
             raise MalformedFrame(f"parameters of {method[:60]!r} are nested more than {DEEPEST} deep")
-    return number, method, params
 
 
 _NESTED = {list, dict}
@@ -178,10 +184,16 @@ def _is_deeper(nested: list[Any] | dict[Any, Any], levels: int) -> bool:
 
 def answer_of(frame: Any) -> AnswerFrame:
     """Raises MalformedFrame."""
-    if type(frame) is list and len(frame) == 4 and frame[0] == RESPONSE:
-        _, number, error, result = frame
-        if isinstance(number, int) and (error is None or isinstance(error, dict)):
-            return AnswerFrame(number, error, result)
+    check_answer(frame)
+    return AnswerFrame(*frame[1:])
+
+
+def check_answer(frame: Any) -> None:
+    """Raises MalformedFrame for what is none."""
+    if type(frame) is list and len(frame) == 4 and frame[0] == RESPONSE and isinstance(frame[1], int):
+        error = frame[2]
+        if error is None or isinstance(error, dict):
+            return
     raise MalformedFrame(f"{_short(frame)} is no response: [1, id, error, result] is wanted")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,10 +11,14 @@ from typing import Any
 import pytest
 
 import xaqueue
-from support.raw_client import RawClient, Refused
-from support.served import ServerThread
+from support.raw_client import HungUp, RawClient, Refused
+from support.served import PATIENCE_S, ServerThread
+from xaqueue.core.storage.directory_fs import DirectoryFileSystem
+from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import ProtocolError, RolledBack
 from xaqueue.rpc.client.link import PIPELINED_BYTES, ClientSocket
+from xaqueue.rpc.server import session
+from xaqueue.rpc.server.peer import Caller
 
 X, Y = (7, b"x", b""), (7, b"y", b"")
 ID, OTHER = b"0123456789abcdef", b"fedcba9876543210"
@@ -204,3 +210,131 @@ def test_work_behind_the_end_is_out_of_order_as_ever(server: ServerThread) -> No
             manager.prepare(xid)
         manager.rollback(xid)
         assert list(connection.browse("orders")) == []
+
+
+# What a server does without a greenlet
+
+
+def raw(server: ServerThread) -> RawClient:
+    made = RawClient(server.path)
+    made.call("hello", {"protocol": 1})
+    return made
+
+
+@pytest.mark.parametrize("server", ["JOURNAL"], indirect=True)
+def test_plain_work_waits_in_no_greenlet(
+    server: ServerThread, client: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.call("work", X, True, [["orders", b"first", ID]], "commit")  # from here on there is such a queue
+    assert client.call("work", Y, True, [["orders"]])[0] == ID
+    client.call("work", Y, False, [], "commit")
+    carried_out: list[str] = []
+    perform = session.perform
+
+    def performing(caller: Caller, name: str, params: list[Any]) -> Any:
+        carried_out.append(name)
+        return perform(caller, name, params)
+
+    monkeypatch.setattr(session, "perform", performing)
+    first = fresh_id()
+    client.call("work", X, True, [["orders", b"a", first], ["orders", b"b", fresh_id()]], "prepare")
+    client.call("commit", X)
+    assert client.call("work", Y, True, [["orders"]])[0] == first
+    client.call("work", Y, False, [["orders", b"c", fresh_id()]], "commit")
+    assert carried_out == []
+    client.call("work", X, True, [["orders", b"d", {"priority": 1}]], "commit")
+    assert carried_out == ["work", "start", "enqueue", "end", "commit"]
+    assert bodies(client) == [b"b", b"c", b"d"]
+
+
+@pytest.mark.parametrize("server", ["JOURNAL"], indirect=True)
+def test_those_who_come_together_share_a_round(server: ServerThread) -> None:
+    clients = [raw(server) for _ in range(4)]
+    turned, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        turned.set()
+        assert go_on.wait(PATIENCE_S)
+
+    log = server.server.space.log
+    server.server.loop.call_soon_threadsafe(hold)
+    assert turned.wait(PATIENCE_S)
+    before = log.rounds
+    numbers = [
+        client.ask("work", (7, b"%d" % at, b""), True, [["orders", b"%d" % at, fresh_id()]], "commit")
+        for at, client in enumerate(clients)
+    ]
+    go_on.set()
+    for client, number in zip(clients, numbers, strict=True):
+        assert client.result(number) is None
+    assert log.rounds - before <= 2  # who was alone before waits for nobody
+    assert sorted(bodies(clients[0])) == [b"0", b"1", b"2", b"3"]
+    for client in clients:
+        client.close()
+
+
+@pytest.mark.parametrize("server", ["JOURNAL"], indirect=True)
+@pytest.mark.parametrize("ending", ["prepare", "commit"])
+def test_a_round_that_fails_is_told_and_so_is_who_comes_later(
+    server: ServerThread, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = raw(server), raw(server)
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "the disk is gone")
+
+    monkeypatch.setattr(DirectoryFileSystem, "write_synced", fail)
+    for client, xid in ((first, X), (second, Y)):
+        with pytest.raises((Refused, HungUp, BrokenPipeError)) as told:  # a server that is fenced ends
+            client.call("work", xid, True, [["orders", b"a", fresh_id()]], ending)
+        if isinstance(told.value, Refused):
+            assert told.value.name == "XAER_RMFAIL"
+        client.close()
+
+
+@pytest.mark.parametrize("server", ["JOURNAL"], indirect=True)
+def test_where_there_is_no_room_nothing_was_done_and_it_may_be_done_again(
+    server: ServerThread, client: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.call("work", Y, True, [["orders", b"before", fresh_id()]], "prepare")
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    with monkeypatch.context() as full:
+        full.setattr(DirectoryFileSystem, "write_synced", fail)
+        with pytest.raises(Refused) as prepared:
+            client.call("work", X, True, [["orders", b"a", fresh_id()]], "prepare")
+        with pytest.raises(Refused) as committed:
+            client.call("commit", Y)
+    assert (prepared.value.name, committed.value.name) == ("XA_RBOTHER", "XA_RETRY")
+    client.call("commit", Y)
+    assert client.call("work", X, True, [["orders", b"a", fresh_id()]], "prepare") == "ok"
+    client.call("commit", X)
+    assert bodies(client) == [b"before", b"a"]
+
+
+@pytest.mark.parametrize("server", ["JOURNAL"], indirect=True)
+def test_who_is_lost_while_its_round_syncs_is_out_of_it_behind_that(
+    server: ServerThread, client: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, go_on = threading.Event(), threading.Event()
+    write = DirectoryFileSystem.write_synced
+
+    def hold(*arguments: Any) -> None:
+        held.set()
+        assert go_on.wait(PATIENCE_S)
+        write(*arguments)
+
+    lost = raw(server)
+    with monkeypatch.context() as slow:
+        slow.setattr(DirectoryFileSystem, "write_synced", hold)
+        lost.ask("work", X, True, [["orders", b"a", fresh_id()]], "prepare")
+        assert held.wait(PATIENCE_S)
+        lost.close()
+        go_on.set()
+        assert client.call("outcome", X) == "in doubt"
+    client.call("commit", X)
+    assert bodies(client) == [b"a"]
+    while server.call(lambda: len(server.server.sessions)) > 1:
+        pass

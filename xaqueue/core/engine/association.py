@@ -154,6 +154,10 @@ class Association:
                 branches = self.space.branches
                 self._undone = [one for one in self._undone if branches.get(one.xid) is one] + [branch]
 
+    @property
+    def is_in_branch(self) -> bool:
+        return self._current is not None
+
     # Within
 
     @property

@@ -35,7 +35,7 @@ from xaqueue.errors import (
 from xaqueue.rpc import wire
 from xaqueue.rpc.client.branch import RemoteBranch, Work
 from xaqueue.rpc.credentials import explain, is_refusal
-from xaqueue.rpc.wire import AnswerFrame, MalformedFrame, enqueue_of
+from xaqueue.rpc.wire import MalformedFrame, enqueue_of
 
 PIPELINED_BYTES = 64 * 1024
 """What is pipelined is sent before its request when there is more of it."""
@@ -165,7 +165,7 @@ class ClientSocket:
         self.unsent += self._pack((wire.REQUEST, number, method, params))
         try:
             self._send(hears=True)
-            answered, error, result = self._receive(waits_s)
+            _, answered, error, result = self._receive(waits_s)
         except BaseException:  # interrupted, perhaps: the answer may come yet, and is none to what is asked next
             self.close()
             raise
@@ -214,7 +214,7 @@ class ClientSocket:
     def _farewell(self) -> str:
         """Why the server hung up, where it said so."""
         with suppress(ConnectionLost):
-            return str((self._receive(0.0).error or {}).get("message", ""))
+            return str((wire.answer_of(self._receive(0.0)).error or {}).get("message", ""))
         return ""
 
     def _parting(self, error: OSError) -> OSError:
@@ -226,13 +226,15 @@ class ClientSocket:
                 return said
         return error
 
-    def _receive(self, waits_s: float) -> AnswerFrame:
+    def _receive(self, waits_s: float) -> Any:
+        """What ``wire.answer_of`` takes."""
         try:
             if waits_s and self._timeout_s is not None:
                 self._socket.settimeout(None if math.isinf(waits_s) else self._timeout_s + waits_s)
             while True:
                 for frame in self._unpacker:
-                    return wire.answer_of(frame)
+                    wire.check_answer(frame)
+                    return frame
                 data = self._socket.recv(RECEIVE_BYTES)
                 if not data:
                     raise self._lost("the server hung up")

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from xaqueue.rpc.client.link import Link
     from xaqueue.rpc.server.peer import Caller
 
+METHOD = {call: call.value for call in BranchCall}
+
 harden = verb(TRANSACT)(Session.harden)
 recover = verb(EITHER)(Session.recover)
 forget = verb(EITHER)(Session.forget)
@@ -89,7 +91,8 @@ def end(self: Link, xid: Xid, flags: Flag = Flag.SUCCESS) -> None:
 @verb_of(TRANSACT, Session.prepare)
 def prepare(self: Link, xid: Xid, flags: Flag = Flag.NOFLAGS) -> Vote:
     """From its answer on the branch does not depend on this session."""
-    return Vote(_decide(self, BranchCall.PREPARE, xid, flags))
+    vote = _decide(self, BranchCall.PREPARE, xid, flags)
+    return Vote.OK if vote == "ok" else Vote(vote)
 
 
 @verb_of(TRANSACT_OR_LOCAL, Session.commit)
@@ -141,9 +144,9 @@ def _decide(self: Link, verb: BranchCall, xid: Xid, flags: Flag, *, undone: bool
         branch.progress = asked
     try:
         if own and branch.ends and flags is (Flag.NOFLAGS if verb is BranchCall.PREPARE else Flag.ONEPHASE):
-            answer = self._work(branch, verb.value)
+            answer = self._work(branch, METHOD[verb])
         else:
-            answer = self._ask(verb.value, xid, flags) if flags else self._ask(verb.value, xid)
+            answer = self._ask(METHOD[verb], xid, flags) if flags else self._ask(METHOD[verb], xid)
     except ConnectionLost as lost:
         raise unknown(verb.value, xid, lost) from lost
     except Error:

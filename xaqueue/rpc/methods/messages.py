@@ -47,21 +47,22 @@ remove = verb(CONSUME, "work")(Session.remove)
 def enqueue(self: Link, queue: str, body: bytes, **options: Unpack[EnqueueOptions]) -> MessageId:
     if self._closed or self._branch.why is not None:
         self._check_working()
-    checked = properties_of(queue, 0, options)
+    checked = properties_of(queue, 0, options) if options else None
     if not isinstance(body, bytes) or not self._is_known(queue):
         return MessageId(self._ask("enqueue", queue, body, options))  # the server says what is wrong
     size_bytes = len(body)
     self._check_size(size_bytes)
-    if options:
-        size_bytes += len(pack_properties(checked))  # raises MessageTooLarge
+    message_id = MessageId(fresh_id())
+    if checked is None:
+        self._defer(self._branch, (queue, body, message_id), size_bytes)
+        return message_id
+    size_bytes += len(pack_properties(checked))  # raises MessageTooLarge
     given = options.get("message_id")
     if checked.dedup_key is not None and given is None:  # the server may know the first one of its key
         return MessageId(self._ask("enqueue", queue, body, options))
     if given is not None:
         return MessageId(self._ask("enqueue", queue, body, {**options, "message_id": id_of(given)}))
-    message_id = MessageId(fresh_id())
-    work = (queue, body, {**options, "message_id": message_id}) if options else (queue, body, message_id)
-    self._defer(self._branch, work, size_bytes)
+    self._defer(self._branch, (queue, body, {**options, "message_id": message_id}), size_bytes)
     return message_id
 
 

@@ -9,26 +9,35 @@ They are the calls of the same names, one behind the other: what refuses one of 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from xaqueue.access import NOTHING
+from xaqueue.core.engine.plain import Ending, Put, Take, Taken, Whole, Work
 from xaqueue.errors import InvalidArgument
+from xaqueue.message import MessageId
 from xaqueue.rpc.verb import methods
-from xaqueue.rpc.wire import enqueue_of
-from xaqueue.xa import Flag
+from xaqueue.rpc.wire import check_depth, enqueue_of, xid_of
+from xaqueue.xa import Flag, Vote
+from xaqueue.xid import Xid
 
 if TYPE_CHECKING:
+    from xaqueue.core.engine.plain import WholeSession
     from xaqueue.rpc.server.peer import Caller
 
 PREPARE, COMMIT = "prepare", "commit"
 ENDINGS = {PREPARE: [], COMMIT: [Flag.ONEPHASE.value]}
 """With what follows their xid."""
 
+PLAIN_ENDINGS = {None: Ending.OPEN, PREPARE: Ending.PREPARE, COMMIT: Ending.ONE_PHASE}
+
 NamedCall = tuple[str, list[Any]]
 
 
 def work(caller: Caller, xid: Any, begins: Any, works: Any, ending: Any = None) -> list[NamedCall]:
-    """The calls that it stands for; the last one answers. What those take they look at themselves."""
+    """The calls that it stands for; the last one answers. What those take they look at themselves.
+
+    Raises InvalidArgument, MalformedFrame."""
     is_known = ending is None or (type(ending) is str and ending in ENDINGS)
     if type(begins) is not bool or type(works) is not list or not is_known:
         raise InvalidArgument("work is refused: [xid, begins, works, ending] is wanted, see xaqueue(5)")
@@ -47,7 +56,60 @@ def work(caller: Caller, xid: Any, begins: Any, works: Any, ending: Any = None) 
         calls += [("end", [xid]), (ending, [xid, *ENDINGS[ending]])]
     if not calls:
         raise InvalidArgument("work is refused: there is none in it")
+    for name, params in calls:
+        check_depth(name, params)
     return calls
+
+
+def try_plain(session: WholeSession, method: str, params: list[Any]) -> Whole | None:
+    """A work, or the commit of what was prepared, up to its round where it is plain and right: see ``engine.plain``.
+    Raises as that."""
+    if method == "commit":
+        xid = _xid(params[0]) if len(params) == 1 else None
+        return session.try_commit(xid) if xid is not None else None
+    if len(params) not in (3, 4) or type(params[2]) is not list:
+        return None
+    given, begins, works, ending = params if len(params) == 4 else (*params, None)
+    if type(begins) is not bool or begins is session.is_in_branch or not (ending is None or type(ending) is str):
+        return None
+    plain, how = list[Work](), PLAIN_ENDINGS.get(ending)
+    for one in works:
+        made = _plain(one)
+        if made is None:
+            return None
+        plain.append(made)
+    xid = _xid(given)
+    if xid is None or how is None or (how is Ending.OPEN and not plain):
+        return None
+    return session.try_work(xid, plain, how)
+
+
+def answer_to(whole: Whole, pack: Callable[[Any], bytes]) -> bytes:
+    """Its result, packed."""
+    if whole.ending is Ending.PREPARE:
+        return pack(Vote.OK.value)
+    last = whole.answers[-1] if whole.ending is Ending.OPEN else None
+    if type(last) is not Taken:
+        return pack(last)
+    message_id, queue, seq, properties, body = last
+    return b"\x95" + pack(message_id) + pack(queue) + pack(seq) + properties + pack(body)
+
+
+def _xid(value: Any) -> Xid | None:
+    try:
+        return xid_of(value)
+    except InvalidArgument:  # which whoever does it call by call says
+        return None
+
+
+def _plain(one: Any) -> Work | None:
+    if type(one) is list and len(one) == 3:
+        queue, body, message_id = one
+        if type(queue) is str and type(body) is bytes and type(message_id) is bytes and len(message_id) == 16:
+            return Put(queue, body, MessageId(message_id))
+    elif type(one) is list and len(one) == 1 and type(one[0]) is str:
+        return Take(one[0])
+    return None
 
 
 WORK_METHODS = methods(NOTHING, work)

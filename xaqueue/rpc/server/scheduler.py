@@ -5,19 +5,27 @@ outside: it runs on until its session is over. Whoever is no session's greenlet,
 at its end, waits as a thread does.
 
 A round of group commit is synced in the loop: who is waited for meanwhile waits for it, or for the next one, and to
-hand a sync to a thread and back costs more than it takes.
+hand a sync to a thread and back costs more than it takes. Who needs no greenlet (``Awaiting``) waits for one in none.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from contextlib import suppress
+from functools import partial
+from typing import Protocol, TypeVar
+
+import msgpack
 
 from xaqueue.awaited import MISSING
+from xaqueue.core.engine.log import Log
+from xaqueue.core.storage.group_commit import Step
 from xaqueue.core.storage.scheduling import THREADS, Condition, Threads, Waiter
+from xaqueue.errors import ResourceFailed
 
 try:
     from greenlet import getcurrent, greenlet
@@ -38,6 +46,31 @@ class ScheduledTask(greenlet):
         self.scheduler = scheduler
 
 
+class Awaiting(Protocol):
+    """Who waits in no greenlet."""
+
+    def go_on(self, step: Step) -> None:
+        """The step is done, or has failed, or is to lead. Called in the loop; of the same step perhaps again."""
+
+    def break_off(self) -> None:
+        """That has failed in a way that nobody foresaw."""
+
+
+class _Told:
+    """Handed over to who waits in no greenlet."""
+
+    __slots__ = ("_one", "_scheduler", "_step")
+
+    def __init__(self, scheduler: Scheduler, one: Awaiting, step: Step) -> None:
+        self._scheduler, self._one, self._step = scheduler, one, step
+
+    def acquire(self, *, timeout: float = -1) -> bool:
+        raise NotImplementedError
+
+    def release(self) -> None:
+        self._scheduler.tell(self._one, self._step)
+
+
 class Scheduler(Threads):
     """The loop that greenlets switch to. Made in the loop's thread, outside any task."""
 
@@ -48,10 +81,16 @@ class Scheduler(Threads):
         self.greenlet = getcurrent()
         self._thread = threading.get_ident()
         self._pool: ThreadPoolExecutor | None = None
-        self._leader: ScheduledTask | None = None
-        """The task that led the last round."""
+        self._leader: object = None
+        """The task that led the last round, or whose step did."""
         self._waited = False
         """Somebody waited since then."""
+        self._leading = self.spawn(self._lead_for_others)
+        self._next_round: tuple[Log, Awaiting, Step]
+        self._is_leading = False
+        self._told: deque[tuple[Awaiting, Step]] = deque()
+        self.pack: Callable[[object], bytes] = msgpack.Packer().pack
+        """For what the loop sends: a new packer for each answer takes twice as long."""
 
     def spawn(self, run: Callable[[], None]) -> ScheduledTask:
         """A task that has not begun yet: ``switch`` begins it, and returns when it waits."""
@@ -72,6 +111,65 @@ class Scheduler(Threads):
         if self._pool is not None:
             self._pool.shutdown(wait=False)  # one that hangs in the kernel never returns
 
+    # Rounds for sessions that wait in no greenlet
+
+    def gather(self, log: Log, one: Awaiting, step: Step) -> None:
+        """This step is in the next round."""
+        step.waiter = _Told(self, one, step)
+        try:
+            log.gather(step)
+        except ResourceFailed:
+            one.go_on(step)
+            return
+        if step.leads:
+            self.lead(log, one, step)
+        else:
+            self._waited = True
+
+    def lead(self, log: Log, one: Awaiting, step: Step) -> None:
+        """Its step leads: behind what this turn of the loop brings, unless it is alone."""
+        step.waiter = None  # it is told by who leads
+        if self._is_alone(one):
+            self._lead(log, one, step)
+        else:
+            self.loop.call_soon(partial(self._lead, log, one, step))
+
+    def tell(self, one: Awaiting, step: Step) -> None:
+        """From any thread: have it go on. Those of one round do so one behind the other."""
+        self._told.append((one, step))
+        if not self.is_here():
+            self.loop.call_soon_threadsafe(self._go_on)
+        elif not self._is_leading:
+            self.loop.call_soon(self._go_on)
+
+    def _lead(self, log: Log, one: Awaiting, step: Step) -> None:
+        self._next_round, self._is_leading = (log, one, step), True
+        self._leading.switch()  # returns when the round is over, or waits for a thread
+        self._is_leading = False
+        self._go_on()
+
+    def _go_on(self) -> None:
+        while self._told:
+            one, step = self._told.popleft()
+            try:
+                one.go_on(step)
+            except Exception:  # the others of its round have their answers
+                one.break_off()
+
+    def _lead_for_others(self) -> None:
+        """In a greenlet, since a round may have to wait."""
+        while True:
+            log, one, step = self._next_round
+            with suppress(ResourceFailed):  # everybody is told
+                log.run_rounds(step)
+            self.tell(one, step)
+            self.greenlet.switch()
+
+    def _is_alone(self, who: object) -> bool:
+        is_alone = who is self._leader and not self._waited
+        self._leader, self._waited = who, False
+        return is_alone
+
     # How the engine waits
 
     def waiter(self) -> Waiter:
@@ -88,11 +186,8 @@ class Scheduler(Threads):
         A task that led the last round too, and for which nobody has waited since, is alone: it waits for nobody.
         """
         task = getcurrent()
-        if isinstance(task, ScheduledTask):
-            is_alone = task is self._leader and not self._waited
-            self._leader, self._waited = task, False
-            if not is_alone:
-                self.let_others()
+        if isinstance(task, ScheduledTask) and not self._is_alone(task):
+            self.let_others()
 
     def let_others(self) -> None:
         task = getcurrent()

@@ -1,5 +1,7 @@
 """One client's session on the server: its calls are carried out and answered in their order, in its own greenlet.
 
+A whole transaction that is plain (``engine.plain``) waits for nothing but its round, and that in no greenlet.
+
 Bytes that are no frame, a frame over the limit, or a peer that closes either half ends the session, and only it: what
 it has active is rolled back, what is prepared stays. A peer that sends faster than it is served, or does not read its
 answers, is not read from meanwhile. One that may do nothing at all is told so once, and its session is over.
@@ -12,13 +14,16 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Protocol, cast
 
 import msgpack
 
 from xaqueue.access import Identity
+from xaqueue.core.engine.plain import Ending, Whole
 from xaqueue.core.engine.state import Space
+from xaqueue.core.storage.group_commit import Step
 from xaqueue.errors import AccessDenied, Error, InvalidArgument, ResourceFailed, RolledBack
 from xaqueue.features.session import Session
 from xaqueue.rpc import wire
@@ -27,12 +32,12 @@ from xaqueue.rpc.methods.messages import BROWSE_METHODS
 from xaqueue.rpc.methods.replication import REPLICATION_METHODS, give_up_copy
 from xaqueue.rpc.methods.service import SERVICE_METHODS, hello
 from xaqueue.rpc.methods.sessions import SessionStatus
-from xaqueue.rpc.methods.work import WORK_METHODS, NamedCall
+from xaqueue.rpc.methods.work import WORK_METHODS, NamedCall, answer_to, try_plain, work
 from xaqueue.rpc.server.listeners import Listeners, unix_pid
 from xaqueue.rpc.server.peer import UNAUTHENTICATED_BYTES, Caller, Limits, PeerTimeouts, ServerCalls
 from xaqueue.rpc.server.scheduler import Scheduler
 from xaqueue.rpc.wire import CallFrame, MalformedFrame
-from xaqueue.xa import Code
+from xaqueue.xa import Code, Vote
 
 MAX_PIPELINED_CALLS = 256
 """So many calls of one session may wait; then no more are read until half of them are done."""
@@ -109,10 +114,17 @@ class ServerSession(asyncio.Protocol):
         self._loop = host.scheduler.loop
         self._calls: deque[tuple[CallFrame, int]] = deque()
         """Each with the end of its frame, in bytes that were received."""
+        self._plain: Whole
+        """The plain one that was begun last."""
+        self._plain_number: int | None = None
+        """Of the request for it, until that is answered."""
+        self._undone: int | None = None
+        """The same, where its round has failed: the greenlet sees to it, whoever is lost."""
+        self._is_beginning = False
         self._unpacker = wire.CallUnpacker(host.limits.request_bytes)
         self._task = host.scheduler.spawn(self._run)
         self._idle = True
-        """The greenlet waits for a call."""
+        """The greenlet waits for a call, and no plain one is under way."""
         self._stuck = False
         """The greenlet waits for the peer to read its answers."""
         self._lost = False
@@ -150,7 +162,8 @@ class ServerSession(asyncio.Protocol):
             self._transport.close()
             return
         host.sessions.add(self)
-        session = Session(host.space)
+        self._session = session = Session(host.space)
+        self._log = host.space.log
         session.branch_limit = host.limits.branches
         listeners = host.listeners
         identity = self.guest or listeners.identify(transport)
@@ -174,8 +187,8 @@ class ServerSession(asyncio.Protocol):
             calls.clear()
             self._transport.close()
         self._timeouts.hear(self._loop.time(), whole=len(calls) > waiting)
-        if self._idle:
-            self._task.switch()
+        if self._idle and calls:
+            self._begin()
         if calls and not self._paused and not self._few(MAX_PIPELINED_CALLS):
             self._paused = True
             self._transport.pause_reading()
@@ -273,6 +286,82 @@ class ServerSession(asyncio.Protocol):
         self._calls.clear()
         self._transport.abort()
 
+    # Plain calls: in the loop
+
+    def _begin(self) -> None:
+        """What waits: plain calls up to one that is not done at once, or up to another one, which the greenlet does."""
+        self._is_beginning = True
+        while self._idle and self._calls and not self._lost and not self._ending and self._begin_plain():
+            pass
+        self._is_beginning = False
+        if self._idle and (self._calls or self._lost or self._ending):
+            self._task.switch()
+
+    def _begin_plain(self) -> bool:
+        """Whether the first call is plain: then it is under way, or answered."""
+        (number, method, params), self._begun_bytes = self._calls[0]
+        if number is None or (method != "work" and method != "commit"):
+            return False
+        if self._pipelined_error is not None or self._paused or not self._writable or not self._may(method, params):
+            return False
+        try:
+            whole = try_plain(self._session, method, params)
+        except Error as error:
+            refused = self._refuse(error, *((None, "enqueue") if method == "work" else (number, method)))
+            self._transport.write(wire.response(number, refused, None))
+            self._calls.popleft()
+            return True
+        if whole is None:
+            return False
+        self._calls.popleft()
+        self._plain_number, self._idle = number, False
+        self._plain = whole
+        if whole.done:
+            self.go_on(whole)
+        else:
+            self._host.scheduler.gather(self._log, self, whole)
+        return True
+
+    def _may(self, method: str, params: list[Any]) -> bool:
+        """All of it; who is refused is told so by the greenlet."""
+        caller = self.caller
+        if self._session.space.shipping is not None:
+            return False
+        if caller.identity.owner:
+            return True
+        try:
+            calls = work(caller, *params[:4]) if method == "work" and len(params) >= 3 else [(method, params)]
+            for name, given in calls:
+                caller.check(name, METHODS[name].need, given)
+        except Error:
+            return False
+        return True
+
+    def go_on(self, step: Step) -> None:
+        whole, number = self._plain, self._plain_number
+        if step is not whole or number is None:
+            return
+        if not whole.done and self._log.failure is None:
+            if whole.leads:
+                self._host.scheduler.lead(self._log, self, whole)
+            return
+        self._plain_number = None
+        if not whole.done or whole.error is not None:
+            self._undone = number
+            self._task.switch()
+            return
+        self._answered += 1
+        self._idle = True
+        if not self._lost:
+            pack = self._host.scheduler.pack
+            self._transport.write(b"\x94\x01" + pack(number) + b"\xc0" + answer_to(whole, pack))
+        if not self._is_beginning:
+            self._begin()
+
+    def break_off(self) -> None:
+        log.exception("[internal-error] %s is ended: the server failed in a way that nobody foresaw", self.name)
+        self._transport.abort()
+
     # The calls
 
     def _run(self) -> None:
@@ -280,14 +369,18 @@ class ServerSession(asyncio.Protocol):
         loop = self._host.scheduler.greenlet
         self._idle = False  # its first call may wait already, and nothing but what that waits for may resume it
         try:
-            while not self._lost and not self._ending:
+            while self._undone is not None or not (self._lost or self._ending):
+                if self._undone is not None:
+                    undone, self._undone = self._undone, None
+                    self._carry_out(undone, "commit", partial(self._finish, self._plain))
+                    continue
                 if not self._calls:
                     self._idle = True
                     loop.switch()
                     self._idle = False
                     continue
-                call, self._begun_bytes = self._calls.popleft()
-                self._carry_out(*call)
+                (number, method, params), self._begun_bytes = self._calls.popleft()
+                self._carry_out(number, method, partial(perform, self.caller, method, params))
                 if self._paused and (not self._calls or self._few(MAX_PIPELINED_CALLS // 2)):
                     self._paused = False
                     if not self._lost:
@@ -297,8 +390,7 @@ class ServerSession(asyncio.Protocol):
                     loop.switch()
                     self._stuck = False
         except Exception:
-            log.exception("[internal-error] %s is ended: the server failed in a way that nobody foresaw", self.name)
-            self._transport.abort()
+            self.break_off()
         finally:
             self._idle = self._stuck = False
             try:
@@ -313,11 +405,17 @@ class ServerSession(asyncio.Protocol):
                 else:
                     self._transport.close()  # once what was answered has been sent
 
-    def _carry_out(self, number: int | None, method: str, params: list[Any]) -> None:
-        failed, result = self._pipelined_error, None
+    def _finish(self, whole: Whole) -> Any:
+        """One whose round has failed is done again."""
+        self._session.finish(whole)
+        return Vote.OK if whole.ending is Ending.PREPARE else None
+
+    def _carry_out(self, number: int | None, method: str, call: Callable[[], Any]) -> None:
+        failed: dict[str, Any] | None = self._pipelined_error
+        result: Any = None
         if failed is None:
             try:
-                result = perform(self.caller, method, params)
+                result = call()
             except Error as error:
                 failed = self._refuse(error, number, method)
             else:
