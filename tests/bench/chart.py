@@ -53,7 +53,7 @@ def bars(result: dict[str, Any], operation: str, threads: int) -> list[Bar]:
     found: list[Bar] = [
         (f"xaqueue {row['flags']}", row["per_s"], ENGINE)
         if "flags" in row
-        else (row["way"], row["per_s"], ENGINE if row["way"] in OURS else PEER)
+        else (row["way"], row["per_s"], ENGINE if row["way"] in OURS or row["way"].startswith("xaqueue") else PEER)
         for row in result["results"]
         if (row.get("operation", row.get("transaction")), row["threads"]) == (operation, threads)
     ]

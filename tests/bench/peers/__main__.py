@@ -48,6 +48,8 @@ class Plan(NamedTuple):
     size_bytes: int = 1024
     seconds: float = 2.0
     rounds: int = 5
+    dsn: str | None = None
+    """Of a PostgreSQL that runs already."""
 
 
 Key = tuple[str, int, str, int]
@@ -76,7 +78,7 @@ class Peers:
 
     def _round(self, queue: str, scratch: Path, report: Report) -> None:
         try:
-            with fresh(scratch) as root, opened(queue, root, Wanted(max(self.plan.clients))) as peer:
+            with fresh(scratch) as root, opened(queue, root, Wanted(max(self.plan.clients), self.plan.dsn)) as peer:
                 self.durability[queue] = peer.durability
                 for clients in self.plan.clients:
                     self._measure(queue, peer, clients, report)
@@ -164,12 +166,14 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--messages", default="1,100", metavar="N,N", help="in a transaction")
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--postgres-dsn", help="of one that runs already; without it one is started")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(words)
     plan = Plan(
         *(given.directory, given.queue or tuple(QUEUES), _numbers(given.clients), _numbers(given.messages)),
         seconds=given.seconds,
         rounds=given.rounds,
+        dsn=given.postgres_dsn,
     )
     peers = Peers(plan)
     for line in environment.look(plan.directory).lines():

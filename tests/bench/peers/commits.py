@@ -12,6 +12,7 @@ from bench.served import QUEUE, ServerPeer
 from xaqueue.connection import Connection
 
 LEVEL = "JOURNAL"
+PROMISE = f"{LEVEL}: one sync a commit, survives power loss"
 
 
 def connect(place: str) -> CommitClient:
@@ -19,7 +20,7 @@ def connect(place: str) -> CommitClient:
 
 
 def open_served(scratch: Path, _: Wanted) -> ServedPeer:
-    return ServedPeer(scratch, LEVEL)
+    return ServedPeer(scratch)
 
 
 def open_embedded(scratch: Path, _: Wanted) -> EmbeddedPeer:
@@ -52,6 +53,10 @@ class CommitClient:
 class ServedPeer(ServerPeer):
     two_phase = False
 
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, LEVEL)
+        self.durability = PROMISE
+
     def connect(self) -> Client:
         return connect(self.place)
 
@@ -62,7 +67,7 @@ class ServedPeer(ServerPeer):
 
 class EmbeddedPeer:
     name = f"embedded, {LEVEL}"
-    durability = f"{LEVEL}: survives power loss"
+    durability = PROMISE
     two_phase = False
     survives_power_loss = True
     processes = False
