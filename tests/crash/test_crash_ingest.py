@@ -45,9 +45,9 @@ class DeadlyFileSystem(DirectoryFileSystem):
         if path.partition("/")[0] == "target":
             self.unsynced_names.add(path.rpartition("/")[0])
 
-    def create(self, path: str, chunks: object) -> None:
+    def create(self, path: str, chunks: object, modified_ns: int = 0) -> None:
         self._call()
-        super().create(path, chunks)  # type: ignore[arg-type]
+        super().create(path, chunks, modified_ns)  # type: ignore[arg-type]
 
     def rename(self, source: str, target: str) -> None:
         self._call()

@@ -54,9 +54,11 @@ class FaultyFileSystem(DirectoryFileSystem):
                 self.struck.append((call, path))
                 raise OSError(number, os.strerror(number), path)
 
-    def create(self, path: str, chunks: Sequence[bytes]) -> None:
+    def create(self, path: str, chunks: Sequence[bytes], modified_ns: int = 0) -> None:
         self.strike("create", path)
-        super().create(path, chunks)
+        if modified_ns:
+            self.strike("set_modified_ns", path)
+        super().create(path, chunks, modified_ns)
 
     def read(self, path: str, size: int | None = None, offset: int = 0) -> bytes:
         self.strike("read", path)

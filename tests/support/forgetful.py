@@ -54,9 +54,9 @@ class ForgetfulFileSystem(CrashingFileSystem):
         """Nodes whose content a copy has as well."""
         super().__init__(crash_after, tree)
 
-    def create(self, path: str, chunks: Sequence[bytes]) -> None:
+    def create(self, path: str, chunks: Sequence[bytes], modified_ns: int = 0) -> None:
         assert not is_final(path), f"{path} is made in place: a kill leaves it empty under its final name"
-        super().create(path, chunks)
+        super().create(path, chunks, modified_ns)
 
     def write_at(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
         data = b"".join(chunks)
@@ -128,8 +128,8 @@ class LastingFileSystem(forgetful.ForgetfulFileSystem):
 
     calls = 0
 
-    def create(self, path: str, chunks: Sequence[bytes]) -> None:
-        self._make(path, Node(FileContent.durable(b"".join(chunks))))
+    def create(self, path: str, chunks: Sequence[bytes], modified_ns: int = 0) -> None:
+        self._make(path, Node(FileContent.durable(b"".join(chunks)), modified_ns=modified_ns))
 
     def write_at(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
         if not self.exists(path):

@@ -128,10 +128,10 @@ class FullFileSystem(DirectoryFileSystem):
         self.before: dict[str, Callable[[str], None]] = {}
         """By the name of a call: what happens before it."""
 
-    def create(self, path: str, chunks: Sequence[bytes]) -> None:
+    def create(self, path: str, chunks: Sequence[bytes], modified_ns: int = 0) -> None:
         if self.full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
-        super().create(path, chunks)
+        super().create(path, chunks, modified_ns)
 
     def write_at(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
         self._told("write_at", path)

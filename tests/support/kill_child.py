@@ -44,9 +44,9 @@ rollback_reason = Doom("")
 class MortalFileSystem(DirectoryFileSystem):
     """Dies before or after the n-th call of one kind; a rename is also named after where it leads."""
 
-    def create(self, path: str, chunks: Sequence[bytes]) -> None:
+    def create(self, path: str, chunks: Sequence[bytes], modified_ns: int = 0) -> None:
         rollback_reason.strike(["create"], "before")
-        super().create(path, chunks)
+        super().create(path, chunks, modified_ns)
         rollback_reason.strike(["create"], "after")
 
     def rename(self, source: str, target: str) -> None:

@@ -47,9 +47,9 @@ class Overlay:
         self.room = fs.room
         self.close = fs.close
 
-    def create(self, path: str, chunks: Sequence[bytes]) -> None:
+    def create(self, path: str, chunks: Sequence[bytes], modified_ns: int = 0) -> None:
         directory, name = self._free(path)
-        directory.names[name] = _File(data=bytearray().join(chunks), modified_ns=time.time_ns())
+        directory.names[name] = _File(data=bytearray().join(chunks), modified_ns=modified_ns or time.time_ns())
 
     def write_at(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
         if not self.exists(path):

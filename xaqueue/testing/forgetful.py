@@ -90,8 +90,10 @@ class ForgetfulFileSystem:
 
     # The port: what changes or syncs something
 
-    def create(self, path: str, chunks: Sequence[bytes]) -> None:
+    def create(self, path: str, chunks: Sequence[bytes], modified_ns: int = 0) -> None:
         self._make(path, Node(self.content.new(b"".join(chunks))))
+        if modified_ns:
+            self._node(path).modified_ns = modified_ns
 
     def write_at(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
         directory, name = self._place(path)

@@ -20,14 +20,16 @@ class Turn:
     """Changes that are followed together, and the watermarks behind them."""
 
     def __init__(self, changes: Sequence[Sequence[Op]], marks: dict[str, Watermark], standing: set[str]) -> None:
-        """standing: the paths in prepared/ where an earlier one may have left something."""
+        """standing: the paths in prepared/ where an earlier one may have left something, and others of one that was
+        interrupted."""
         self.changes = changes
         self.marks = marks
         self.final = final_states(changes)
         self.left = {path: want for path, want in self.final.items() if want is not None}
         """What is still to be made."""
-        never = _came(changes) - standing
-        self.gone = dict.fromkeys(path for path, want in self.final.items() if want is None and path not in never)
+        came = _came(changes)
+        gone = [path for path, want in self.final.items() if want is None]
+        self.gone = dict.fromkeys(path for path in gone if path in standing or path not in came or not _is_block(path))
         """What is still to be removed: not the blocks that came and went, and never were files."""
         standing.update(path for path in self.left if path.startswith(layout.PREPARED))
 
@@ -55,7 +57,8 @@ class Behind:
         self.files = 0
         """How many operations they have."""
         self.standing: set[str] = set()
-        """Paths in prepared/ where something may stand that was followed, or was to be."""
+        """Paths in prepared/ where something may stand that was followed, or was to be; and those in committed/ where
+        somebody was interrupted who was about to put something there."""
         self.held: dict[str, Op] = {}
         """By path, the PUT of what the directories lack, with the time that it has there."""
         self.cached: OrderedDict[str, Op] = OrderedDict()
@@ -128,11 +131,20 @@ class Behind:
 
 
 def _came(changes: Iterable[Sequence[Op]]) -> set[str]:
-    """The paths in prepared/ of which these changes say first that something is put there."""
-    first: dict[str, int] = {}
-    for op in chain.from_iterable(changes):
-        first.setdefault(op[1], op[0])
-    return {path for path, code in first.items() if code == PUT and path.startswith(layout.PREPARED)}
+    """The paths of which these changes say first that something is put there, or moved there that was put."""
+    came, named = set(), set()
+    for code, path, *rest in chain.from_iterable(changes):
+        if code == PUT and path not in named:
+            came.add(path)
+        elif code == MOVE and path in came and rest[0] not in named:
+            came.add(rest[0])
+        named.add(path)
+    return came
+
+
+def _is_block(path: str) -> bool:
+    """Of a branch, or a message: where there is none, nothing was before it came in this life of the space."""
+    return path.startswith((layout.PREPARED, layout.COMMITTED)) and "/." not in path
 
 
 def _drops(changes: Iterable[Sequence[Op]]) -> Iterator[str]:

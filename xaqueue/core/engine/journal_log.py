@@ -411,6 +411,7 @@ class JournalLog(DeferringCommit):
     def _return_turn(self, turn: Turn) -> None:
         self.behind.followed(turn, [turn.rest()])
         with self._lock:
+            self.behind.standing.update(turn.left)
             self._marks = turn.marks | self._marks
 
     def exclusively(self, call: Callable[[], None]) -> None:

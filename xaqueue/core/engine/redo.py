@@ -90,12 +90,10 @@ def _create(fs: FileSystem, path: str, content: Content, first: str) -> None:
     making = f"{layout.ACTIVE}/{MAKING}"
     chunks = [content.head, bytes(content.body)] if content.body else [content.head]
     try:
-        fs.create(making, chunks)
+        fs.create(making, chunks, content.when_us * 1000)
     except FileExistsError:  # of an apply that found no room for the name
         discard(fs, making)
-        fs.create(making, chunks)
-    if content.when_us:
-        fs.set_modified_ns(making, content.when_us * 1000)
+        fs.create(making, chunks, content.when_us * 1000)
     _name(fs, fs.rename, making, path)
 
 
@@ -296,9 +294,7 @@ def rewrite(
     making = f"{layout.ACTIVE}/{MAKING}"
     modified_ns = fs.modified_ns(path) if stands else 0
     try:
-        fs.create(making, chunks)
-        if stands:
-            fs.set_modified_ns(making, modified_ns)
+        fs.create(making, chunks, modified_ns)
         harden([making])
         fs.rename(making, path)
     except OSError as error:

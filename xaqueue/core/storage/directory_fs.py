@@ -66,7 +66,7 @@ class DirectoryFileSystem:
         self._descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0] & sys.maxsize
         """What the process may have. Half of it is others', whatever is kept here."""
 
-    def create(self, path: str, chunks: Sequence[bytes]) -> None:
+    def create(self, path: str, chunks: Sequence[bytes], modified_ns: int = 0) -> None:
         full = self._prefix + path
         try:
             fd = os.open(full, _NEW_FILE, self._modes.file)
@@ -79,6 +79,8 @@ class DirectoryFileSystem:
             written = os.writev(fd, chunks[:WRITE_VECTORS])
             if written != sum(map(len, chunks)):
                 _write_rest(fd, chunks, written)
+            if modified_ns:
+                os.utime(fd, ns=(modified_ns, modified_ns))
         except BaseException as error:
             os.close(fd)
             os.unlink(full)

@@ -74,13 +74,13 @@ class OwnerFileSystem(Layer):
         port.running, port.syncs = self.running, self.syncs
         return port
 
-    def create(self, path: str, chunks: Sequence[bytes]) -> None:
+    def create(self, path: str, chunks: Sequence[bytes], modified_ns: int = 0) -> None:
         try:
-            self._fs.create(path, chunks)
+            self._fs.create(path, chunks, modified_ns)
         except OSError as error:
             if not self.recovering or _is_long(chunks):
                 raise
-            self._again(error, self._fs.create, path, chunks)
+            self._again(error, self._fs.create, path, chunks, modified_ns)
 
     def link(self, source: str, target: str) -> None:
         try:

@@ -61,13 +61,13 @@ class PairFileSystem(Layer):
         with suppress(OSError):
             self._fs.remove_dir(self._own)
 
-    def create(self, path: str, chunks: Sequence[bytes]) -> None:
+    def create(self, path: str, chunks: Sequence[bytes], modified_ns: int = 0) -> None:
         self.check()
         if self._is_temporary(path):
-            self._fs.create(self._place(path), chunks)
+            self._fs.create(self._place(path), chunks, modified_ns)
             return
         own = self._checked(path)
-        self._fs.create(own, chunks)
+        self._fs.create(own, chunks, modified_ns)
         self._give(own, path)
 
     def link(self, source: str, target: str) -> None:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import xaqueue
 from support.bare_space import bare_space
+from support.crash_level import NOON_US
 from support.forgetful import ForgetfulFileSystem, Tree
 from support.journal_log_scene import DIRECTORIES, MARK, RANGE, LoggedDirectories, directories
 from support.journal_of import journal_of
@@ -122,39 +123,64 @@ def test_a_block_that_comes_and_goes_costs_no_call() -> None:
     assert fs.calls == len(["create", "rename"])
 
 
-@pytest.mark.parametrize("leaves", [True, False])
-def test_what_was_there_before_it_came_and_went_is_removed(leaves: bool) -> None:
+def test_a_message_that_comes_and_goes_costs_no_call() -> None:
     fs = directories()
     log = LoggedDirectories(fs)
     log.do((PUT, "prepared/a", b"head", b"body", 0))
+    log.do((MOVE, "prepared/a", f"{RANGE}/a", NOON_US))
+    log.do((PUT, f"{RANGE}/b", b"head", b"body", NOON_US))
+    log.do((DROP, f"{RANGE}/a"))
+    log.do((DROP, f"{RANGE}/b"))
+    log.follow()
+    assert fs.calls == 0
+    assert log._made == 0
+
+
+@pytest.mark.parametrize("path", ["prepared/a", f"{RANGE}/a"])
+def test_a_file_is_made_with_its_time_by_two_calls(path: str) -> None:
+    fs = directories()
+    log = LoggedDirectories(fs)
+    log.do((PUT, path, b"head", b"body", NOON_US))
+    log.follow()
+    assert fs.calls == len(["create", "rename"])
+    assert fs.modified_ns(path) == NOON_US * 1000
+
+
+@pytest.mark.parametrize("path", ["prepared/a", "heuristic/a", "committed/queue=q/.retries/a"])
+@pytest.mark.parametrize("leaves", [True, False])
+def test_what_was_there_before_it_came_and_went_is_removed(path: str, leaves: bool) -> None:
+    fs = directories()
+    log = LoggedDirectories(fs)
+    log.do((PUT, path, b"head", b"body", 0))
     log.follow()
     if leaves:
-        log.do((DROP, "prepared/a"))
-    log.do((PUT, "prepared/a", b"other", b"body", 0))
-    log.do((DROP, "prepared/a"))
+        log.do((DROP, path))
+    log.do((PUT, path, b"other", b"body", 0))
+    log.do((DROP, path))
     log.follow()
-    assert not fs.exists("prepared/a")
+    assert not fs.exists(path)
 
 
+@pytest.mark.parametrize("path", ["prepared/a", f"{RANGE}/a"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "no room")])
-def test_what_may_have_come_before_somebody_was_interrupted_is_removed(error: BaseException) -> None:
+def test_what_may_have_come_before_somebody_was_interrupted_is_removed(error: BaseException, path: str) -> None:
     """It has its name, and nobody has noted that."""
 
     class Interrupted(ForgetfulFileSystem):
         def rename(self, source: str, target: str) -> None:
             super().rename(source, target)
-            if target == "prepared/a":
+            if target == path:
                 raise error
 
     fs = Interrupted(None, Tree(dict.fromkeys(DIRECTORIES)))
     log = LoggedDirectories(fs)
-    log.do((PUT, "prepared/a", b"head", b"body", 0))
+    log.do((PUT, path, b"head", b"body", 0))
     with pytest.raises(type(error)):
         log.follow()
-    assert fs.exists("prepared/a")
-    log.do((DROP, "prepared/a"))
+    assert fs.exists(path)
+    log.do((DROP, path))
     log.follow()
-    assert not fs.exists("prepared/a")
+    assert not fs.exists(path)
 
 
 def test_a_watermark_is_written_behind_the_files_that_it_tells_of() -> None:
@@ -453,7 +479,7 @@ def test_an_error_of_the_thread_is_told(error: Exception) -> None:
     told: list[BaseException] = []
 
     class Broken(ForgetfulFileSystem):
-        def create(self, path: str, chunks: Sequence[bytes]) -> None:
+        def create(self, path: str, chunks: Sequence[bytes], modified_ns: int = 0) -> None:
             raise error
 
     log = LoggedDirectories(Broken(None, Tree(dict.fromkeys(DIRECTORIES))))

@@ -573,10 +573,10 @@ def test_what_an_earlier_owner_left_helps_a_recovery(tmp_path: Path) -> None:
     reserved.fs.close()
 
     class Full(type(reserved.fs)):  # type: ignore[misc]
-        def create(self, path: str, chunks: list[bytes]) -> None:
+        def create(self, path: str, chunks: list[bytes], modified_ns: int = 0) -> None:
             if not path.startswith("reserve/") and reserved.pieces > 14:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
-            super().create(path, chunks)
+            super().create(path, chunks, modified_ns)
 
     reserved.fs = Full(reserved.root)
     reserved.space = reserved._open()

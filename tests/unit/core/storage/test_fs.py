@@ -149,6 +149,21 @@ def test_a_short_write_in_place_is_an_error(fs: DirectoryFileSystem, monkeypatch
         fs.write_at("mark", 0, [b"9876543210"])
 
 
+def test_what_is_made_has_its_time_from_the_beginning(
+    fs: DirectoryFileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fs.create("file", [b"x"], 10**18)
+    assert (tmp_path / "file").stat().st_mtime_ns == 10**18
+
+    def broken(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "utime", broken)
+    with pytest.raises(OSError, match="another"):
+        fs.create("another", [b"x"], 10**18)
+    assert not fs.exists("another")
+
+
 # write_synced
 
 

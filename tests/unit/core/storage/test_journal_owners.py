@@ -198,7 +198,7 @@ class FullFileSystem(DirectoryFileSystem):
 
     is_full = False
 
-    def create(self, path: str, chunks: Sequence[bytes]) -> None:
+    def create(self, path: str, chunks: Sequence[bytes], modified_ns: int = 0) -> None:
         if self.is_full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
-        super().create(path, chunks)
+        super().create(path, chunks, modified_ns)
