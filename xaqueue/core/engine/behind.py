@@ -27,9 +27,11 @@ class Turn:
         self.final = final_states(changes)
         self.left = {path: want for path, want in self.final.items() if want is not None}
         """What is still to be made."""
-        came = _came(changes)
+        first = _first(changes)
         gone = [path for path, want in self.final.items() if want is None]
-        self.gone = dict.fromkeys(path for path in gone if path in standing or path not in came or not _is_block(path))
+        self.gone = dict.fromkeys(
+            path for path in gone if path in standing or first[path] != PUT or not _is_block(path)
+        )
         """What is still to be removed: not the blocks that came and went, and never were files."""
         standing.update(path for path in self.left if path.startswith(layout.PREPARED))
 
@@ -130,16 +132,14 @@ class Behind:
         self._cached_bytes -= len(put[2]) + len(put[3])
 
 
-def _came(changes: Iterable[Sequence[Op]]) -> set[str]:
-    """The paths of which these changes say first that something is put there, or moved there that was put."""
-    came, named = set(), set()
-    for code, path, *rest in chain.from_iterable(changes):
-        if code == PUT and path not in named:
-            came.add(path)
-        elif code == MOVE and path in came and rest[0] not in named:
-            came.add(rest[0])
-        named.add(path)
-    return came
+def _first(changes: Iterable[Sequence[Op]]) -> dict[str, int]:
+    """What these changes do first at each path; to move there what they have put is to put it, too."""
+    first: dict[str, int] = {}
+    for op in chain.from_iterable(changes):
+        code = first.setdefault(op[1], op[0])
+        if op[0] == MOVE:
+            first.setdefault(op[2], code)
+    return first
 
 
 def _is_block(path: str) -> bool:

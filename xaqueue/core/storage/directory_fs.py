@@ -170,9 +170,14 @@ class DirectoryFileSystem:
     def rename(self, source: str, target: str) -> None:
         os.rename(self._prefix + source, self._prefix + target)
         fd = self._unsynced.pop(source, None)
-        for path in (source, target):
-            if path in self._places or path in self._unsynced or path == self._held:
-                self._let_go(path)
+        if (
+            source in self._places
+            or target in self._places
+            or target in self._unsynced
+            or self._held in (source, target)
+        ):
+            self._let_go(source)
+            self._let_go(target)
         if fd is not None:
             self._unsynced[target] = fd
 
