@@ -252,12 +252,16 @@ def test_embedded_callers_likewise(tmp_path: Path) -> None:
 SERVE = """
 import os, sys, time
 from pathlib import Path
-real, trigger = os.fdatasync, Path(sys.argv.pop(1))
-def fdatasync(fd):
+fdatasync, pwritev, trigger = os.fdatasync, os.pwritev, Path(sys.argv.pop(1))
+def sync(fd):
     if trigger.exists():
         raise OSError(5, "Input/output error")
-    real(fd)
-os.fdatasync = fdatasync
+    fdatasync(fd)
+def write(fd, chunks, offset, flags=0):
+    if flags and trigger.exists():
+        raise OSError(5, "Input/output error")
+    return pwritev(fd, chunks, offset, flags)
+os.fdatasync, os.pwritev = sync, write
 from xaqueue.cli.main import main
 main()
 """
