@@ -15,13 +15,15 @@ from xaqueue.core.model import layout
 from xaqueue.core.model.change import DROP, MOVE, PUT, Moved, Op, final_states
 from xaqueue.core.model.layout import Watermark
 
+_BLOCKS = layout.PREPARED, layout.COMMITTED
+"""There no path that a life of the space puts first was one before it; but for names that begin with a dot."""
+
 
 class Turn:
     """Changes that are followed together, and the watermarks behind them."""
 
     def __init__(self, changes: Sequence[Sequence[Op]], marks: dict[str, Watermark], standing: set[str]) -> None:
-        """standing: the paths in prepared/ where an earlier one may have left something, and others of one that was
-        interrupted."""
+        """standing: where an earlier one may have left something in prepared/, or was interrupted."""
         self.changes = changes
         self.marks = marks
         self.final = final_states(changes)
@@ -29,9 +31,8 @@ class Turn:
         """What is still to be made."""
         first = _first(changes)
         gone = [path for path, want in self.final.items() if want is None]
-        self.gone = dict.fromkeys(
-            path for path in gone if path in standing or first[path] != PUT or not _is_block(path)
-        )
+        never = {path for path in gone if first[path] == PUT and path.startswith(_BLOCKS) and "/." not in path}
+        self.gone = dict.fromkeys(path for path in gone if path not in never or path in standing)
         """What is still to be removed: not the blocks that came and went, and never were files."""
         standing.update(path for path in self.left if path.startswith(layout.PREPARED))
 
@@ -59,8 +60,7 @@ class Behind:
         self.files = 0
         """How many operations they have."""
         self.standing: set[str] = set()
-        """Paths in prepared/ where something may stand that was followed, or was to be; and those in committed/ where
-        somebody was interrupted who was about to put something there."""
+        """Where something may stand in prepared/ that was followed; and anywhere, of a turn that was interrupted."""
         self.held: dict[str, Op] = {}
         """By path, the PUT of what the directories lack, with the time that it has there."""
         self.cached: OrderedDict[str, Op] = OrderedDict()
@@ -140,11 +140,6 @@ def _first(changes: Iterable[Sequence[Op]]) -> dict[str, int]:
         if op[0] == MOVE:
             first.setdefault(op[2], code)
     return first
-
-
-def _is_block(path: str) -> bool:
-    """Of a branch, or a message: where there is none, nothing was before it came in this life of the space."""
-    return path.startswith((layout.PREPARED, layout.COMMITTED)) and "/." not in path
 
 
 def _drops(changes: Iterable[Sequence[Op]]) -> Iterator[str]:

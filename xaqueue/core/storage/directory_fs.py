@@ -170,12 +170,8 @@ class DirectoryFileSystem:
     def rename(self, source: str, target: str) -> None:
         os.rename(self._prefix + source, self._prefix + target)
         fd = self._unsynced.pop(source, None)
-        if (
-            source in self._places
-            or target in self._places
-            or target in self._unsynced
-            or self._held in (source, target)
-        ):
+        places = self._places
+        if source in places or target in places or target in self._unsynced or self._held in (source, target):
             self._let_go(source)
             self._let_go(target)
         if fd is not None:

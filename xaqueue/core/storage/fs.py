@@ -35,8 +35,7 @@ class FileSystem(Protocol):
     """What the engine needs of a file system. Errors are OSError."""
 
     def create(self, path: str, chunks: Sequence[bytes], modified_ns: int = 0) -> None:
-        """Makes a file that must not exist and writes the chunks; on failure nothing is left of it. modified_ns: of its
-        last change, 0 for now."""
+        """Makes a file that must not exist, of these chunks and this time (0: now); if it fails nothing is left."""
 
     def write_at(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
         """Overwrites part of a file in place with the chunks, creating it where it is missing."""

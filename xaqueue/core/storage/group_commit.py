@@ -438,8 +438,8 @@ class JournalCommit(GroupCommit):
             except OSError as error:
                 self._make_room(error, begin, records, group)
                 begin = 0  # once a round
-        if self._shipping is not None:
-            self._ship(self._shipping, _recorded(group))
+        if self._shipping is not None and (recorded := _recorded(group)):
+            self._ship(self._shipping, recorded)
         if self.failure is not None:
             raise self._failed()  # it may have hung until somebody fenced the space, and those who waited were told
         if self._lost():
@@ -461,8 +461,6 @@ class JournalCommit(GroupCommit):
         left.clear()
 
     def _ship(self, shipping: Shipping, steps: Sequence[Step]) -> None:
-        if not steps:
-            return
         try:
             shipping.hardened(self.journal.position, any(step.planned.kind < TIME for step in steps))
         except Unacknowledged as unknown:
