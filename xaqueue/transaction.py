@@ -164,15 +164,20 @@ class Transaction:
 
     def commit_branch(self, *, late: bool = False) -> None:
         """As ``tpc_commit`` without an xid."""
-        if self.phase is Phase.PREPARED and self.xid is not None:
-            self._finish(self._commit_late if late else self._manager.commit, self.xid)
+        if self.phase is Phase.PREPARED and self.xid is not None and not late:
+            try:  # as ``_finish``, without the call
+                self._manager.commit(self.xid)
+            except (UnknownXid, HeuristicOutcome):
+                self.leave()
+                raise
+            self.phase, self.xid, self.uncommitted = Phase.NONE, None, 0
             return
         current = self.check("tpc_commit")
         if self.phase is Phase.PREPARING:
             self.prepare()
         match self.phase:
             case Phase.PREPARED:
-                self._finish(self._manager.commit, current)
+                self._finish(self._commit_late if late else self._manager.commit, current)
             case Phase.READ_ONLY:
                 self.leave()
             case _:

@@ -219,21 +219,17 @@ class Association:
             raise ProtocolError("no branch is started in this session: start one first")
         branch.working.add(self.number)
         try:
-            if not self.space.loaded:
-                self.space.wait_until_loaded()
-            if self.space.log.failure is not None:
-                self.space.check()
-            if branch.deadline is not None:
-                self._expire(branch)
-            if branch.rollback_reason is not None or branch.base is not State.ACTIVE:
-                self._check_working(branch)
+            self._check_work(branch)
         except BaseException:
             branch.working.discard(self.number)
             raise
         return branch
 
-    @staticmethod
-    def _check_working(branch: Branch) -> None:
+    def _check_work(self, branch: Branch) -> None:
+        """Once the messages are there. Raises why the branch takes no work."""
+        self.space.wait_until_loaded()
+        self.space.check()
+        self._expire(branch)
         if branch.rollback_reason is not None:
             raise branch.rollback_reason
         if branch.base is not State.ACTIVE:

@@ -46,6 +46,8 @@ from xaqueue.errors import DiskFull, RetryLater
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
 
+_ENQUEUE, _PREPARED = Kind.ENQUEUE, State.PREPARED
+
 
 def prepare(space: Space, branch: Branch, perform: Callable[..., object] | None = None) -> None:
     """After it, nothing but commit, rollback or an operator's decision removes the branch.
@@ -100,7 +102,7 @@ def commit(space: Space, branch: Branch, *, late: bool = False, perform: Callabl
     nothing was lost, commit again later.
     """
     step = Step.COMMIT
-    if branch.base is not State.PREPARED and branch.base is not State.COMMITTING:
+    if branch.base is not _PREPARED and branch.base is not State.COMMITTING:
         step = Step.ONE_PHASE
         space.log.harden_unprepared(branch, partial(_complete, space, branch))
     for rider in branch.riders:
@@ -149,23 +151,23 @@ def commit_change(space: Space, branch: Branch, step: IntEnum) -> Change:
     rest: list[Op] = []
     arrivals: list[tuple[str, int]] = []
     for written in branch.blocks:
-        entry = written.entry
+        entry, name = written.entry, written.queue
         if entry is None:  # the message is lost, and an operator knows
             rest.append((DROP, written.path))
-        elif written.kind is Kind.ENQUEUE:
-            queue = space.queues.get(written.queue) or space.queue(written.queue)
-            entry.seq = queue.keep_number(entry.seq) if entry.seq else queue.allocate()
-            target = message_path(written.queue, entry.seq, written.message_id, entry.tags)
+        elif written.kind is _ENQUEUE:
+            queue = space.queues.get(name) or space.queue(name)
+            entry.seq = seq = queue.keep_number(entry.seq) if entry.seq else queue.allocate()
+            target = message_path(name, seq, written.message_id, entry.tags)
             if written.path:
                 ops.append((MOVE, written.path, target, when_us))
             else:
                 assert written.content is not None
                 ops.append((PUT, target, *written.content, when_us))
-            arrivals.append((written.queue, entry.seq))
+            arrivals.append((name, seq))
         else:
-            removals.append((DROP, message_path(written.queue, entry.seq, written.message_id, entry.tags)))
+            removals.append((DROP, message_path(name, entry.seq, written.message_id, entry.tags)))
             if entry.retry is not None:
-                rest.append((DROP, retry_path(written.queue, entry.seq, written.message_id)))
+                rest.append((DROP, retry_path(name, entry.seq, written.message_id)))
             if written.path:
                 rest.append((DROP, written.path))
     for rider in branch.riders:
@@ -196,8 +198,13 @@ def publish_commit(space: Space, branch: Branch, *, ends: bool = False) -> None:
         if entry is None:
             continue
         queue = space.queues[written.queue]
-        if written.kind is Kind.ENQUEUE:
-            space.publish_locked(queue, entry)
+        if written.kind is _ENQUEUE:
+            queue.index.add(entry)
+            queue.pending.discard(written.message_id)
+            queue.enqueued += 1
+            if entry.seq > queue.shown:
+                queue.shown = entry.seq
+            space.log.changed_queues[queue.name] = queue
             continue
         queue.dequeued += 1
         if queue.consumed(entry):

@@ -82,9 +82,9 @@ class RoomLimit:
 
     def has(self, size_bytes: int) -> bool:
         """Counts a message with a body of this size. False: ``check`` has to look."""
-        self._bytes_left -= size_bytes + FILE_BYTES
-        self._files_left -= 1
-        return self._bytes_left >= 0 and self._files_left >= 0 and monotonic() < self._due
+        self._bytes_left = bytes_left = self._bytes_left - size_bytes - FILE_BYTES
+        self._files_left = files_left = self._files_left - 1
+        return bytes_left >= 0 and files_left >= 0 and monotonic() < self._due
 
     def check(self, definitions: Definitions, log: Log, branch: Branch, size_bytes: int) -> None:
         """Looks before a message with a body of this size is written. Raises DiskLow, OSError, ResourceFailed."""

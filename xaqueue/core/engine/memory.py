@@ -111,9 +111,9 @@ class Outcomes:
 
     def remember(self, xid: Xid, outcome: Outcome, begun_by: bytes | None = None) -> None:
         finished = self._finished[xid[0] == LOCAL_FORMAT_ID]
-        finished.pop(xid, None)
-        finished[xid] = (outcome, time.monotonic(), begun_by)
-        while len(finished) > FINISHED_LIMIT:
+        finished[xid] = outcome, time.monotonic(), begun_by
+        finished.move_to_end(xid)
+        if len(finished) > FINISHED_LIMIT:
             finished.popitem(last=False)
 
     def note_session(self, key: bytes, last: Xid | None) -> None:

@@ -65,6 +65,7 @@ class Terms(NamedTuple):
 
 
 _PLAIN, _NAMED = Terms(), Terms(True)
+_ENQUEUE = Kind.ENQUEUE
 
 
 def enqueue(space: Space, branch: Branch, name: str, body: bytes, options: EnqueueOptions) -> MessageId:
@@ -81,8 +82,8 @@ def enqueue(space: Space, branch: Branch, name: str, body: bytes, options: Enque
         return _enqueue_with(space, branch, name, body, options)
     message_id = MessageId(fresh_id()) if given is None else id_of(given)
     packed = pack_plain(name, space.now_ns() // 1000)
-    head, checksum = head_of(Kind.ENQUEUE, message_id, packed, body, space.epoch, definitions.max_body_bytes)
-    written = Written(0, Kind.ENQUEUE, name, message_id, checksum, Entry(0, message_id))
+    head, checksum = head_of(_ENQUEUE, message_id, packed, body, space.epoch, definitions.max_body_bytes)
+    written = Written(0, _ENQUEUE, name, message_id, checksum, Entry(0, message_id))
     add(space, branch, written, (head, body), _NAMED if options else _PLAIN)
     return message_id
 

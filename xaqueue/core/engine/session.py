@@ -181,13 +181,20 @@ class Session(Association):
     # The work
 
     def enqueue(self, queue: str, body: bytes, **options: Unpack[EnqueueOptions]) -> MessageId:
-        branch = self._at_work()
-        self._awaits = queue
+        space, branch, number = self.space, self._current, self.number
+        if branch is None or self._closed:
+            branch = self._at_work()
+        branch.working.add(number)
         try:
-            return messages.enqueue(self.space, branch, queue, body, options)
+            if branch.rollback_reason is not None or branch.deadline is not None or branch.base is not _ACTIVE:
+                self._check_work(branch)
+            if not space.loaded or space.log.failure is not None:
+                self._check_work(branch)
+            self._awaits = queue
+            return messages.enqueue(space, branch, queue, body, options)
         finally:
             branch.progress = time.monotonic()
-            branch.working.discard(self.number)
+            branch.working.discard(number)
 
     def dequeue(
         self,
@@ -198,15 +205,22 @@ class Session(Association):
         correlation_id: bytes | str | None = None,
     ) -> Message | None:
         limit_s = check_seconds("wait_s", wait_s) if wait_s != 0 else 0.0
-        branch = self._at_work()
-        if limit_s:
-            self._waits_since = time.monotonic()
-        self._awaits = queue if limit_s else ""
+        space, branch, number = self.space, self._current, self.number
+        if branch is None or self._closed:
+            branch = self._at_work()
+        branch.working.add(number)
         try:
-            return messages.dequeue(self.space, branch, queue, limit_s, message_id, correlation_id)
+            if branch.rollback_reason is not None or branch.deadline is not None or branch.base is not _ACTIVE:
+                self._check_work(branch)
+            if not space.loaded or space.log.failure is not None:
+                self._check_work(branch)
+            if limit_s:
+                self._waits_since = time.monotonic()
+            self._awaits = queue if limit_s else ""
+            return messages.dequeue(space, branch, queue, limit_s, message_id, correlation_id)
         finally:
             branch.progress = time.monotonic()
-            branch.working.discard(self.number)
+            branch.working.discard(number)
 
     def remove(self, queue: str, message_id: bytes) -> bool:
         with self._work() as branch:
@@ -342,19 +356,15 @@ class Session(Association):
         space, taken = self.space, None
         try:
             with space.lock:
-                if space.log.failure is not None:
-                    space.check()
                 branch = space.branches.get(xid)
-                if branch is None or branch.busy or branch.deadline is not None or branch.riders:
-                    branch, state = self._due_locked(xid)
-                elif branch.base is State.PREPARED:
-                    state = State.PREPARED
-                elif branch.base is State.ACTIVE and not (branch.active or branch.suspended or branch.rollback_reason):
-                    state = State.IDLE
-                else:
+                if branch is None or space.log.failure is not None or branch.busy or branch.deadline is not None:
+                    branch = self._due_locked(xid, call)
+                state = branch.base
+                if branch.riders or branch.active or branch.suspended or branch.rollback_reason is not None:
                     state = branch.state_for(self.number)
+                elif state is not _PREPARED:
+                    state = _IDLE if state is _ACTIVE else branch.state_for(self.number)
                 allowed = (call, state) in ALLOWED_NEXT or states.is_allowed(state, call, xid)
-                assert branch is not None
                 taken = branch
                 branch.busy = True
             if not allowed:
@@ -365,12 +375,15 @@ class Session(Association):
             raise
         return branch
 
-    def _due_locked(self, xid: Xid) -> tuple[Branch | None, State]:
-        """The branch once no step of it is on its way, and what it is to this session; it may be late by then."""
+    def _due_locked(self, xid: Xid, call: Call) -> Branch:
+        """The branch once no step of it is on its way; it may be late by then. Raises what the call of none does."""
+        self.space.check()
         branch = self._settled_locked(xid)
-        if branch is not None:
-            self._expire(branch)
-        return branch, branch.state_for(self.number) if branch is not None else State.UNKNOWN
+        if branch is None:
+            states.step(State.UNKNOWN, call, xid)
+            raise AssertionError
+        self._expire(branch)
+        return branch
 
     def _decide(self, branch: Branch, call: Call) -> None:
         """Asks who has a say in the step that follows. Raises what they do."""
@@ -386,4 +399,5 @@ class Session(Association):
         raise branch.rollback_reason or RolledBack(f"branch {branch.xid} was rolled back")
 
 
+_ACTIVE, _IDLE, _PREPARED = State.ACTIVE, State.IDLE, State.PREPARED
 _UNFINISHED = (State.ACTIVE, State.ROLLBACK_ONLY)

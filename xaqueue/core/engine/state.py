@@ -28,9 +28,7 @@ from xaqueue.core.model.block_files import damage_of
 from xaqueue.core.model.branch import Branch, State
 from xaqueue.core.model.change import DROP, PUT, Change
 from xaqueue.core.model.definitions import Definitions
-from xaqueue.core.model.entry import Entry
 from xaqueue.core.model.layout import Watermark
-from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage.fs import NO_ROOM, FileSystem, synced
 from xaqueue.core.storage.group_commit import nothing
 from xaqueue.core.storage.hardening import DEFAULT, NOTHING, Hardening
@@ -317,15 +315,6 @@ class Space(Memory):
                 self.log.stage(path, head, body)
             except OSError as error:
                 self.room.retry(error, lambda: self.log.stage(path, head, body))
-
-    def publish_locked(self, queue: Queue, entry: Entry) -> None:
-        """A message is hardened: it becomes visible, in commit order."""
-        queue.index.add(entry)
-        queue.enqueued += 1
-        queue.pending.discard(entry.message_id)
-        if entry.seq > queue.shown:
-            queue.shown = entry.seq
-        self.log.changed_queues[queue.name] = queue
 
     def finish_locked(self, branch: Branch, outcome: Outcome) -> None:
         """The branch is over and its files are gone."""

@@ -87,14 +87,13 @@ class DeliveryOrder:
 
     def add(self, entry: Entry) -> None:
         """A committed message becomes visible."""
-        self._seqs[entry.message_id] = entry.seq
-        if (
-            len(self._entries) < UNPACKED
-            or entry.tags
-            or entry.retry is not None
-            or not self._packed.add(entry.seq, entry.message_id)
-        ):
+        self._seqs[entry.message_id] = seq = entry.seq
+        if not entry.is_plain:
             self._enter(entry)
+        elif len(self._entries) < UNPACKED or not self._packed.add(seq, entry.message_id):
+            self._entries[seq] = entry  # as ``_enter``, of what has nothing to be asked for
+            entry.queued = True
+            heappush(self._ready, seq if self._fifo else self._key(seq))
 
     def add_plain(self, seqs: Sequence[int], ids: Sequence[MessageId]) -> None:
         """Plain messages of one range become visible, ascending; nobody had these numbers or ids."""
