@@ -86,11 +86,11 @@ def body_of(value: Any) -> bytes:
     raise InvalidArgument(f"{what}, so encode it: body.encode()" if isinstance(value, str) else what)
 
 
-@dataclass(slots=True)
+@dataclass
 class Properties:
     """What a message says of itself, beside its body. Absent is None (or the default), never an empty value.
 
-    Not frozen, which would cost ten times as much to make for each of its fields.
+    Not frozen, and without slots: what is read is put in as a whole (``unpack_properties``), not field by field.
     ``unknown`` holds what a later version wrote and this one does not know; it is kept as it is.
     """
 

@@ -88,7 +88,11 @@ def take(space: Space, branch: Branch, *taken: Written) -> None:
 
 def add_dequeue(space: Space, branch: Branch, written: Written) -> None:
     """Adds the block of a dequeue that has none yet. Raises as ``_add`` does."""
-    _add(space, branch, written, dequeue_block(space, written))
+    head = dequeue_block(space, written)
+    try:
+        space.log.add(branch, written, head, b"")
+    except OSError:
+        _add(space, branch, written, head)
 
 
 def dequeue_block(space: Space, written: Written) -> bytes:

@@ -295,8 +295,10 @@ class JournalLog(DeferringCommit):
             return data
         self._misses += 1
         if path not in self.behind.dropped:
-            with suppress(FileNotFoundError):
+            try:
                 return read_block(self.fs, path)
+            except FileNotFoundError:
+                pass
         try:
             self.settle()  # it may be there under the name that it had before, or an earlier file of this name
         except OSError as error:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Collection, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from xaqueue.core.engine import blocks, quarantine
 from xaqueue.core.engine.state import Space, log
@@ -19,7 +19,6 @@ from xaqueue.core.model.block import (
     check_message,
     decode,
     head_of,
-    names,
     pack_plain,
     pack_properties,
     repacked,
@@ -47,6 +46,7 @@ from xaqueue.message import (
     properties_of,
 )
 
+T = TypeVar("T")
 LOOK_S = 0.5
 """How long a waiting dequeue sleeps at most before it looks again: a fence or a stepped clock wakes nobody."""
 BREATH_S = 0.001
@@ -221,6 +221,25 @@ def dequeue(
     """
     if name not in space.definitions.known:
         space.definitions.find(name)
+    if message_id is None and correlation_id is None and together is None:
+        message = take_plain(space, branch, name, _message)
+        if message is not None:
+            return message
+    return _search(space, branch, name, wait_s, message_id, correlation_id, even_early=even_early, together=together)
+
+
+def _search(
+    space: Space,
+    branch: Branch,
+    name: str,
+    wait_s: float,
+    message_id: bytes | None,
+    correlation_id: bytes | str | None,
+    *,
+    even_early: bool,
+    together: list[Written] | None,
+) -> Message | None:
+    """As ``dequeue``, of any message."""
     if isinstance(correlation_id, str) and is_text(correlation_id):
         correlation_id = correlation_id.encode()
     if correlation_id is not None and not isinstance(correlation_id, bytes):
@@ -257,32 +276,53 @@ def dequeue(
     return None
 
 
-def take_plain(space: Space, branch: Branch, name: str) -> tuple[MessageId, str, int, bytes, bytes] | None:
-    """Takes the next message as it is stored: its id, queue, number, packed properties and body. None where there is
-    none, or it is not as most are, and then it has taken nothing."""
+def take_plain(
+    space: Space, branch: Branch, name: str, made: Callable[[MessageId, str, int, bytes, bytes], T]
+) -> T | None:
+    """Takes the next message: what is made of its id, queue, number, packed properties and body. None where there is
+    none, or something else is to be asked or done first; then it has taken nothing.
+
+    Where made raises DamagedBlock, whoever takes it the other way finds that, too.
+    """
     with space.lock:
-        queue = space.queue(name)
-        entry = queue.index.take(space.now_ns() // 1000, holder=branch)
-        if queue.index.expired or queue.index.exhausted:
-            space.has_consumed()
+        queue = space.queues.get(name) or space.queue(name)
+        index = queue.index
+        if queue.record is not None or index.clock is not None or space.gates or branch.rollback_reason is not None:
+            return None
+        entry = index.take(space.now_ns() // 1000, holder=branch)
+        if index.expired or index.exhausted:
+            space.has_consumed()  # a dequeue only passes them over
         if entry is None:
             return None
-        branch.numbers += 1
-        written = Written(branch.numbers, Kind.DEQUEUE, name, entry.message_id, 0, entry)
+        if entry.tries:
+            index.release(entry)
+            return None
+        branch.numbers = number = branch.numbers + 1
+        written = Written(number, Kind.DEQUEUE, name, entry.message_id, 0, entry)
         branch.blocks.append(written)
     try:
         path = layout.message_path(name, entry.seq, entry.message_id, entry.tags)
         found, packed, body = split_message(space.log.read(path))
-        if not entry.tries and found == entry.message_id and names(packed, name):
+        if found == entry.message_id:
+            answer = made(entry.message_id, name, entry.seq, packed, body)
             blocks.take(space, branch, written)
-            return entry.message_id, name, entry.seq, packed, body
+            return answer
     except (DamagedBlock, OSError):
-        pass  # whoever takes it the other way says so
-    except BaseException:
+        pass
+    except BaseException:  # or interrupted: a commit of what was done before is not to consume what nobody got
         return_last(space, branch, [written])
         raise
     _return_entry(space, branch, written, entry)
     return None
+
+
+def _message(message_id: MessageId, queue: str, seq: int, packed: bytes, body: bytes) -> Message:
+    properties = unpack_properties(packed)
+    if properties.queue != queue:
+        if properties.queue:
+            raise DamagedBlock(f"belongs to queue {properties.queue!r}")
+        properties.queue = queue
+    return Message(message_id, queue, seq, body, properties)
 
 
 def return_taken(space: Space, branch: Branch, name: str, taken: Collection[bytes]) -> None:

@@ -20,10 +20,10 @@ from xaqueue.core.engine import commit, messages
 from xaqueue.core.engine.log import BLOCK_BYTES, HELD_BYTES
 from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import leave
-from xaqueue.core.model.block import pack_properties
+from xaqueue.core.model.block import names, pack_properties
 from xaqueue.core.model.branch import Branch, State
 from xaqueue.core.storage.group_commit import Plan, Publish, Step
-from xaqueue.errors import Error, RetryLater
+from xaqueue.errors import DamagedBlock, Error, RetryLater
 from xaqueue.message import EnqueueOptions, MessageId
 from xaqueue.xa import Flag
 from xaqueue.xid import LOCAL_FORMAT_ID, Xid
@@ -60,6 +60,12 @@ class Taken(NamedTuple):
     packed: bytes
     """Its properties, as they are stored: a map of MessagePack."""
     body: bytes
+
+
+def _taken(message_id: MessageId, queue: str, seq: int, packed: bytes, body: bytes) -> Taken:
+    if not names(packed, queue):
+        raise DamagedBlock(f"its properties do not begin with queue {queue}, as those of one that is in several")
+    return Taken(message_id, queue, seq, packed, body)
 
 
 Answer = MessageId | Taken | None
@@ -144,8 +150,8 @@ class WholeSession(Session):
             if type(work) is Put:
                 options: EnqueueOptions = {"message_id": work.message_id}
                 whole.answers.append(messages.enqueue(space, branch, work.queue, work.body, options))
-            elif (taken := messages.take_plain(space, branch, work.queue)) is not None:
-                whole.answers.append(Taken(*taken))
+            elif (taken := messages.take_plain(space, branch, work.queue, _taken)) is not None:
+                whole.answers.append(taken)
             else:
                 return False
         return True

@@ -289,9 +289,14 @@ def unpack_properties(packed: bytes) -> Properties:
     """The inverse of ``pack_properties``. Raises DamagedBlock."""
     try:
         stored = msgpack.unpackb(packed, raw=False)
-        return Properties(**stored) if stored.keys() <= _KNOWN_NAMES else properties_in(stored)
+        is_known = stored.keys() <= _KNOWN_NAMES and "queue" in stored
     except (ValueError, TypeError, AttributeError, msgpack.UnpackException):
-        return properties_in(stored_in(packed))  # which says what is wrong
+        stored, is_known = stored_in(packed), False  # which says what is wrong
+    if not is_known:
+        return properties_in(stored)
+    found = Properties.__new__(Properties)
+    found.__dict__ = {"headers": {}, "unknown": {}, **stored}
+    return found
 
 
 def properties_in(stored: dict[str, Any]) -> Properties:

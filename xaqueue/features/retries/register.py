@@ -69,13 +69,12 @@ class Register:
         """These were taken, as a try, or are handed back, which is none. Raises OSError."""
         if not self._is_made:
             return
-        records = []
+        record = b""
         for written in taken:
             if written.entry is not None and (written.is_try or returned):
-                records.append(encode(written.queue, written.entry, returned=returned))
-        if not records:
+                record += encode(written.queue, written.entry, returned=returned)
+        if not record:
             return
-        record = b"".join(records)
         try:
             with self._lock:
                 if self._end + len(record) + len(_END) > self._full:
