@@ -17,6 +17,7 @@ from xaqueue.connection import Connection
 from xaqueue.core.engine import messages
 from xaqueue.core.engine.timeouts import expire
 from xaqueue.core.model import layout
+from xaqueue.core.model.block import split_message
 from xaqueue.core.model.branch import State
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.core.model.order import Order
@@ -464,15 +465,15 @@ def test_an_interrupted_receive_holds_nothing(
     bare: BareSpace, user: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bare.put("orders", b"a", b"b")
-    real, calls = messages.fetch, list[object]()
+    real, calls = split_message, list[bytes]()
 
-    def fetch(*arguments: object) -> object:
-        calls.append(arguments)
+    def split(data: bytes) -> tuple[bytes, bytes, bytes]:
+        calls.append(data)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return real(*arguments)  # type: ignore[arg-type]
+        return real(data)
 
-    monkeypatch.setattr(messages, "fetch", fetch)
+    monkeypatch.setattr(messages, "split_message", split)
     with pytest.raises(KeyboardInterrupt):
         received(user)
     monkeypatch.undo()
