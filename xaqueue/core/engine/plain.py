@@ -20,11 +20,12 @@ from xaqueue.core.engine import commit, messages
 from xaqueue.core.engine.log import BLOCK_BYTES, HELD_BYTES
 from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import leave
-from xaqueue.core.model.block import names, pack_properties
-from xaqueue.core.model.branch import Branch, State
+from xaqueue.core.model.block import Kind, head_of, names, pack_plain, pack_properties
+from xaqueue.core.model.branch import Branch, State, Written
+from xaqueue.core.model.entry import Entry
 from xaqueue.core.storage.group_commit import Plan, Publish, Step
 from xaqueue.errors import DamagedBlock, Error, RetryLater
-from xaqueue.message import EnqueueOptions, MessageId
+from xaqueue.message import MessageId
 from xaqueue.xa import Flag
 from xaqueue.xid import LOCAL_FORMAT_ID, Xid
 
@@ -119,18 +120,20 @@ class WholeSession(Session):
 
     def try_work(self, xid: Xid, works: Sequence[Work], ending: Ending) -> Whole | None:
         """As ``work``, up to its round, for which it does not wait. Raises as ``work``."""
-        before = self._current
-        with self.space.lock:
+        space, before = self.space, self._current
+        with space.lock:
             branch = self._plain_branch_locked(xid) if self._are_plain_locked(works) else None
         if branch is None:
             return None
         whole = Whole(branch, ending)
         try:
-            is_plain = self._add(whole, works) and (ending is Ending.OPEN or bool(branch.blocks))
+            is_plain = True
+            for work in works:
+                is_plain = is_plain and self._add(whole, work)
             if is_plain and ending is not Ending.OPEN:
-                self._plan(whole)
+                is_plain = self._plan(whole)
         except BaseException as error:
-            leave(self.space, branch, error)
+            leave(space, branch, error)
             self._enter(branch)
             if isinstance(error, Error):
                 self.fail(error)
@@ -143,37 +146,47 @@ class WholeSession(Session):
             whole.done = True
         return whole
 
-    def _add(self, whole: Whole, works: Sequence[Work]) -> bool:
+    def _add(self, whole: Whole, work: Work) -> bool:
         """Whether it was plain work by what is found of it now; else nothing was done."""
         space, branch = self.space, whole.branch
-        for work in works:
-            if type(work) is Put:
-                options: EnqueueOptions = {"message_id": work.message_id}
-                whole.answers.append(messages.enqueue(space, branch, work.queue, work.body, options))
-            elif (taken := messages.take_plain(space, branch, work.queue, _taken)) is not None:
-                whole.answers.append(taken)
-            else:
-                return False
-        return True
+        if type(work) is Put:
+            queue, body, message_id = work
+            if not space.room.has(len(body)):
+                messages.check_room(space, branch, len(body))
+            packed = pack_plain(queue, space.now_ns() // 1000)
+            head, checksum = head_of(Kind.ENQUEUE, message_id, packed, body, space.epoch)
+            written = Written(0, Kind.ENQUEUE, queue, message_id, checksum, Entry(0, message_id))
+            messages.add(space, branch, written, (head, body), messages.NAMED)
+            answer: Answer = message_id
+        else:
+            answer = messages.take_plain(space, branch, work.queue, _taken)
+        whole.answers.append(answer)
+        return answer is not None
 
-    def _plan(self, whole: Whole) -> None:
+    def _plan(self, whole: Whole) -> bool:
+        """False without anything to do."""
         space, branch = self.space, whole.branch
+        if not branch.blocks:
+            return False
         if whole.ending is Ending.PREPARE:
             commit.prepare(space, branch, whole.collect)
         else:
             commit.commit(space, branch, perform=whole.collect)
+        return True
 
     def try_commit(self, xid: Xid) -> Whole | None:
         """As ``commit`` of a prepared branch, up to its round, for which it does not wait."""
-        space = self.space
+        space, log = self.space, self.space.log
         with space.lock:
-            branch = space.branches.get(xid) if self._is_plain_locked() else None
+            branch = space.branches.get(xid)
             if branch is None or branch.busy or branch.base is not State.PREPARED or branch.riders:
+                return None
+            if self._closed or not log.is_atomic or log.failure is not None:
                 return None
             branch.busy = True
         whole = Whole(branch, None)
         try:
-            self._plan(whole)
+            commit.commit(space, branch, perform=whole.collect)
         except BaseException as error:
             leave(space, branch, error)
             raise
@@ -196,35 +209,23 @@ class WholeSession(Session):
 
     # What is plain
 
-    def _is_plain_locked(self) -> bool:
-        """Whether the space is as most are, and nothing is to be waited for in it."""
-        space, log = self.space, self.space.log
-        return (
-            not self._closed
-            and log.is_atomic
-            and log.failure is None
-            and not log.deferred
-            and space.serving
-            and space.loaded
-            and not space.draining
-            and not space.gates
-            and not space.definitions.has_unsynced
-        )
-
     def _are_plain_locked(self, works: Sequence[Work]) -> bool:
-        """Whether this work is so, by what is known of its queues."""
-        space, size = self.space, 0
-        if not self._is_plain_locked():
+        """Whether the space, and this work in it, is as most are, and nothing is to be waited for."""
+        space, log, definitions = self.space, self.space.log, self.space.definitions
+        if self._closed or not log.is_atomic or log.failure is not None or log.deferred or log.adds_late:
             return False
+        if space.draining or not (space.serving and space.loaded) or space.gates or definitions.has_unsynced:
+            return False
+        size = 0
         for work in works:
             queue = space.queues.get(work.queue)
-            if queue is None or queue.room is not None or work.queue not in space.definitions.known:
+            if queue is None or queue.room is not None or work.queue not in definitions.known:
                 return False
             if type(work) is Put:
                 size += len(work.body) + BLOCK_BYTES
-            elif len(works) > 1 or queue.record is not None or queue.index.clock is not None:
+            elif len(works) > 1:
                 return False
-        return size <= HELD_BYTES and not (size and space.log.adds_late)
+        return size <= HELD_BYTES and size <= definitions.max_body_bytes
 
     def _plain_branch_locked(self, xid: Xid) -> Branch | None:
         """A new branch, or that in which the session is alone; a step of it is on its way from here on."""
