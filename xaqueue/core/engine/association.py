@@ -95,18 +95,18 @@ class Association:
             if (
                 branch is None
                 or branch.xid != xid
-                or call is not Call.END_SUCCESS
                 or branch.base is not State.ACTIVE
+                or call is not Call.END_SUCCESS
                 or branch.busy
-                or branch.rollback_reason is not None
-                or branch.deadline is not None
+                or branch.rollback_reason
+                or branch.deadline
                 or branch.riders
             ):
                 self._end_locked(xid, call, flags)
-                return
-            self._current = None
-            branch.active.discard(self.number)
-            branch.progress = time.monotonic()
+            else:
+                self._current = None
+                branch.active.discard(self.number)
+                branch.progress = time.monotonic()
 
     def _end_locked(self, xid: Xid, call: Call, flags: Flag) -> None:
         branch = self._settled_locked(xid)

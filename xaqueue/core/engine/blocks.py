@@ -88,11 +88,7 @@ def take(space: Space, branch: Branch, *taken: Written) -> None:
 
 def add_dequeue(space: Space, branch: Branch, written: Written) -> None:
     """Adds the block of a dequeue that has none yet. Raises as ``_add`` does."""
-    head = dequeue_block(space, written)
-    try:
-        space.log.add(branch, written, head, b"")
-    except OSError:
-        _add(space, branch, written, head)
+    _add(space, branch, written, dequeue_block(space, written))
 
 
 def dequeue_block(space: Space, written: Written) -> bytes:

@@ -225,25 +225,7 @@ def dequeue(
         message = take_plain(space, branch, name, _message)
         if message is not None:
             return message
-    return _search(space, branch, name, wait_s, message_id, correlation_id, even_early=even_early, together=together)
-
-
-def _search(
-    space: Space,
-    branch: Branch,
-    name: str,
-    wait_s: float,
-    message_id: bytes | None,
-    correlation_id: bytes | str | None,
-    *,
-    even_early: bool,
-    together: list[Written] | None,
-) -> Message | None:
-    """As ``dequeue``, of any message."""
-    if isinstance(correlation_id, str) and is_text(correlation_id):
-        correlation_id = correlation_id.encode()
-    if correlation_id is not None and not isinstance(correlation_id, bytes):
-        raise InvalidArgument(f"correlation_id {correlation_id!r} is refused: bytes or str are wanted")
+    correlation_id = _bytes_of(correlation_id)
     if message_id is not None:
         check_message_id(message_id)
     deadline = time.monotonic() + wait_s if wait_s else None
@@ -274,6 +256,14 @@ def _search(
         return_last(space, branch, taken)
         raise
     return None
+
+
+def _bytes_of(correlation_id: bytes | str | None) -> bytes | None:
+    if isinstance(correlation_id, str) and is_text(correlation_id):
+        return correlation_id.encode()
+    if correlation_id is not None and not isinstance(correlation_id, bytes):
+        raise InvalidArgument(f"correlation_id {correlation_id!r} is refused: bytes or str are wanted")
+    return correlation_id
 
 
 def take_plain(
@@ -318,10 +308,9 @@ def take_plain(
 
 def _message(message_id: MessageId, queue: str, seq: int, packed: bytes, body: bytes) -> Message:
     properties = unpack_properties(packed)
-    if properties.queue != queue:
-        if properties.queue:
-            raise DamagedBlock(f"belongs to queue {properties.queue!r}")
-        properties.queue = queue
+    if properties.queue not in (queue, ""):  # several queues have it: none is named
+        raise DamagedBlock(f"belongs to queue {properties.queue!r}")
+    properties.queue = queue
     return Message(message_id, queue, seq, body, properties)
 
 

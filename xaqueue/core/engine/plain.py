@@ -1,11 +1,11 @@
 """A whole transaction in one call: it is begun, adds or takes its messages, and is prepared, or committed in one phase.
 
-``work`` does that by the verbs, and may wait. Most transactions are *plain*: in a space with a journal, where nobody
-but their queues has a say, they add some small messages without properties of their own, or take one that was never
-tried. Those wait for nothing but their round: ``try_work`` does all that comes before it, ``try_commit`` the same for
-the second phase, and what they return is a step, which the caller gives to the log (``GroupCommit.gather``). Its plan
-and its publication are those that ``commit`` makes for everybody, so that a crash finds what it always finds. Where
-something is not plain they have done nothing, and return None.
+Most are *plain*: in a space with a journal, where nobody but their queues has a say, they add some small messages
+without properties of their own, or take one that was never tried. Those wait for nothing but their round: ``try_work``
+does all that comes before it, ``try_commit`` the same for the second phase, and what they return is a step, which the
+caller gives to the log (``GroupCommit.gather``). Its plan and its publication are those that ``commit`` makes for
+everybody, so that a crash finds what it always finds. Where something is not plain they have done nothing, and return
+None: then it is done by the verbs, which may wait.
 
 Nothing of a message is decoded on its way: its properties are handed out as they are stored.
 """
@@ -20,7 +20,7 @@ from xaqueue.core.engine import commit, messages
 from xaqueue.core.engine.log import BLOCK_BYTES, HELD_BYTES
 from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import leave
-from xaqueue.core.model.block import Kind, head_of, names, pack_plain, pack_properties
+from xaqueue.core.model.block import Kind, head_of, names, pack_plain
 from xaqueue.core.model.branch import Branch, State, Written
 from xaqueue.core.model.entry import Entry
 from xaqueue.core.storage.group_commit import Plan, Publish, Step
@@ -90,36 +90,9 @@ class Whole(Step):
 class WholeSession(Session):
     """A session that takes whole transactions. xid: of a new branch, or of the one that it is in."""
 
-    def work(self, xid: Xid, works: Sequence[Work], ending: Ending) -> list[Answer]:
-        """By the verbs, whose errors it raises. Where work was refused, the branch can only be rolled back."""
-        if self._current is None or self._current.xid != xid:
-            self.start(xid)
-        try:
-            answers = [self._done(work) for work in works]
-        except Error as error:
-            self.fail(error)
-            raise
-        if ending is not Ending.OPEN:
-            self.end(xid)
-            self._decide_by(xid, ending)
-        return answers
-
-    def _done(self, work: Work) -> Answer:
-        if type(work) is Put:
-            return self.enqueue(work.queue, work.body, message_id=work.message_id)
-        message = self.dequeue(work.queue)
-        if message is None:
-            return None
-        return Taken(message.message_id, work.queue, message.seq, pack_properties(message.properties), message.body)
-
-    def _decide_by(self, xid: Xid, ending: Ending | None) -> None:
-        if ending is Ending.PREPARE:
-            self.prepare(xid)
-        else:
-            self.commit(xid, Flag.NOFLAGS if ending is None else Flag.ONEPHASE)
-
     def try_work(self, xid: Xid, works: Sequence[Work], ending: Ending) -> Whole | None:
-        """As ``work``, up to its round, for which it does not wait. Raises as ``work``."""
+        """A whole transaction, up to its round, for which it does not wait. Raises as the verbs; where work is refused,
+        the branch can only be rolled back."""
         space, before = self.space, self._current
         with space.lock:
             branch = self._plain_branch_locked(xid) if self._are_plain_locked(works) else None
@@ -138,13 +111,14 @@ class WholeSession(Session):
             if isinstance(error, Error):
                 self.fail(error)
             raise
-        if not is_plain:
-            self._give_up(branch, is_new=branch is not before)
-            return None
-        if ending is Ending.OPEN:
+        if not is_plain and branch is not before:
+            with space.lock:
+                del space.branches[xid]
+                space.settle_locked(branch)
+        elif not is_plain or ending is Ending.OPEN:
             self._enter(branch)
             whole.done = True
-        return whole
+        return whole if is_plain else None
 
     def _add(self, whole: Whole, work: Work) -> bool:
         """Whether it was plain work by what is found of it now; else nothing was done."""
@@ -193,8 +167,7 @@ class WholeSession(Session):
         return whole
 
     def finish(self, whole: Whole) -> list[Answer]:
-        """Its answers, behind its round; what failed is done again by the verbs, which may wait, and say why. Raises as
-        ``work``."""
+        """Its answers, behind its round; what failed is done again by the verbs, which may wait, and say why."""
         if whole.done and whole.error is None:
             return whole.answers
         space, branch = self.space, whole.branch
@@ -204,7 +177,10 @@ class WholeSession(Session):
             space.settle_locked(branch)
         if whole.error is not None and not isinstance(whole.error, RetryLater):
             raise whole.error
-        self._decide_by(branch.xid, whole.ending)
+        if whole.ending is Ending.PREPARE:
+            self.prepare(branch.xid)
+        else:
+            self.commit(branch.xid, Flag.NOFLAGS if whole.ending is None else Flag.ONEPHASE)
         return whole.answers
 
     # What is plain
@@ -244,8 +220,8 @@ class WholeSession(Session):
             or branch.active != {self.number}
             or branch.busy
             or branch.riders
-            or branch.rollback_reason is not None
-            or branch.deadline is not None
+            or branch.rollback_reason
+            or branch.deadline
         ):
             return None
         self._current = None
@@ -258,13 +234,4 @@ class WholeSession(Session):
         with self.space.lock:
             self._current = branch
             branch.active.add(self.number)
-            self.space.settle_locked(branch)
-
-    def _give_up(self, branch: Branch, *, is_new: bool) -> None:
-        """Nothing was done: the branch is as it was, or was never begun."""
-        if not is_new:
-            self._enter(branch)
-            return
-        with self.space.lock:
-            del self.space.branches[branch.xid]
             self.space.settle_locked(branch)

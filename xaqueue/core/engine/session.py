@@ -75,12 +75,8 @@ class Session(Association):
         return Vote.OK
 
     def commit(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
-        if flags is Flag.NOFLAGS:
-            call, late = Call.COMMIT, False
-        elif flags is Flag.ONEPHASE:
-            call, late = Call.COMMIT_ONEPHASE, False
-        else:
-            call, late = call_of("commit", flags), bool(flags & Flag.LATE)
+        late = flags is not Flag.NOFLAGS and flags is not Flag.ONEPHASE and bool(flags & Flag.LATE)
+        call = Call.COMMIT if flags is Flag.NOFLAGS else call_of("commit", flags)
         space, branch = self.space, self._take(xid, call)
         try:
             try:
@@ -186,9 +182,13 @@ class Session(Association):
             branch = self._at_work()
         branch.working.add(number)
         try:
-            if branch.rollback_reason is not None or branch.deadline is not None or branch.base is not _ACTIVE:
-                self._check_work(branch)
-            if not space.loaded or space.log.failure is not None:
+            if (
+                branch.rollback_reason
+                or branch.deadline
+                or branch.base is not _ACTIVE
+                or not space.loaded
+                or space.log.failure
+            ):
                 self._check_work(branch)
             self._awaits = queue
             return messages.enqueue(space, branch, queue, body, options)
@@ -210,9 +210,13 @@ class Session(Association):
             branch = self._at_work()
         branch.working.add(number)
         try:
-            if branch.rollback_reason is not None or branch.deadline is not None or branch.base is not _ACTIVE:
-                self._check_work(branch)
-            if not space.loaded or space.log.failure is not None:
+            if (
+                branch.rollback_reason
+                or branch.deadline
+                or branch.base is not _ACTIVE
+                or not space.loaded
+                or space.log.failure
+            ):
                 self._check_work(branch)
             if limit_s:
                 self._waits_since = time.monotonic()

@@ -231,14 +231,7 @@ class Written:
     """Of a dequeue: where it comes to nothing, a delivery has failed. Not so where somebody moves or removes it."""
 
     def __init__(
-        self,
-        number: int,
-        kind: Kind,
-        queue: str,
-        message_id: MessageId,
-        checksum: int,
-        entry: Entry | None = None,
-        path: str = "",
+        self, number: int, kind: Kind, queue: str, message_id: MessageId, checksum: int, entry: Entry | None = None
     ) -> None:
         self.number = number
         self.kind = kind
@@ -246,8 +239,6 @@ class Written:
         self.message_id = message_id
         self.checksum = checksum
         self.entry = entry
-        if path:
-            self.path = path
 
     @property
     def twin(self) -> Written | None:

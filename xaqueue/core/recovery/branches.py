@@ -143,7 +143,8 @@ class Branches:
             entry = Entry(0, head.message_id, tags_of(head.properties))
             queue.pending.add(head.message_id)
         number = int(path.rpartition(".")[2]) or 1
-        written = Written(number, head.kind, queue.name, head.message_id, head.checksum, entry, path)
+        written = Written(number, head.kind, queue.name, head.message_id, head.checksum, entry)
+        written.path = path
         written.is_try = NO_TRY not in head.properties.unknown
         branch.blocks.append(written)
 
@@ -227,4 +228,6 @@ class Branches:
 
 
 def _branch_block(path: str) -> Written:
-    return Written(0, Kind.BRANCH, "", NO_MESSAGE, 0, path=path)
+    written = Written(0, Kind.BRANCH, "", NO_MESSAGE, 0)
+    written.path = path
+    return written

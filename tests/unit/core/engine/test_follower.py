@@ -307,7 +307,8 @@ def test_names_in_active_are_synced_behind_those_that_left_it() -> None:
     other = branch()
     for path in ("active/b", "active/c"):
         fs.create(path, [b"large"])
-        other.blocks.append(Written(len(other.blocks) + 1, Block.ENQUEUE, "q", MessageId(bytes(16)), 0, path=path))
+        other.blocks.append(Written(len(other.blocks) + 1, Block.ENQUEUE, "q", MessageId(bytes(16)), 0))
+        other.blocks[-1].path = path
     log.harden(other)
     for tree in fs.trees_after_crash():
         found = tree.open()

@@ -13,6 +13,7 @@ import pytest
 from support.bare_space import BareSpace, bare_space
 from xaqueue.core.engine.plain import Answer, Ending, Put, Take, Taken, Whole, Work
 from xaqueue.core.model import layout
+from xaqueue.core.model.block import pack_properties
 from xaqueue.core.model.definitions import parse
 from xaqueue.errors import DiskFull, DuplicateXid, Error, InvalidArgument, ResourceFailed, UnknownXid
 from xaqueue.features.session import Session
@@ -93,7 +94,32 @@ def whole_commit(session: Session, name: Xid) -> object:
     return session.finish(whole)
 
 
-GENERAL = Way(Session.work, Session.commit)
+def work(session: Session, name: Xid, works: Sequence[Work], ending: Ending) -> list[Answer]:
+    """By the verbs."""
+    if session._current is None or session._current.xid != name:
+        session.start(name)
+    try:
+        answers = [answer_of(session, one) for one in works]
+    except Error as error:
+        session.fail(error)
+        raise
+    if ending is not Ending.OPEN:
+        session.end(name)
+        session.prepare(name) if ending is Ending.PREPARE else session.commit(name, Flag.ONEPHASE)
+    return answers
+
+
+def answer_of(session: Session, one: Work) -> Answer:
+    if type(one) is Put:
+        return session.enqueue(one.queue, one.body, message_id=one.message_id)
+    message = session.dequeue(one.queue)
+    if message is None:
+        return None
+    packed = pack_properties(message.properties)
+    return Taken(message.message_id, one.queue, message.seq, packed, message.body)
+
+
+GENERAL = Way(work, Session.commit)
 PLAIN = Way(whole_work, whole_commit)
 
 
@@ -222,7 +248,7 @@ def test_a_message_that_was_tried_is_taken_the_other_way(bare: BareSpace) -> Non
         connection.rollback()
     session = Session(bare.space)
     nothing_changes(bare, session, [Take("orders")])
-    (taken,) = session.work(local(1), [Take("orders")], Ending.OPEN)
+    (taken,) = work(session, local(1), [Take("orders")], Ending.OPEN)
     assert type(taken) is Taken
     assert taken.body == b"tried"
 
@@ -271,9 +297,9 @@ def test_an_id_that_is_there_already_is_refused_as_by_the_verbs(bare: BareSpace)
         with pytest.raises(UnknownXid):
             session.rollback(name)
     assert refused[0] == refused[1]
-    session.work(xid("twice"), [put(3)], Ending.PREPARE)
+    work(session, xid("twice"), [put(3)], Ending.PREPARE)
     with pytest.raises(DuplicateXid):
-        session.work(xid("twice"), [put(4)], Ending.PREPARE)
+        work(session, xid("twice"), [put(4)], Ending.PREPARE)
 
 
 def test_without_room_in_the_journal_the_verbs_say_so(bare: BareSpace) -> None:
@@ -310,7 +336,7 @@ def test_a_fence_is_told_to_those_of_the_round_and_to_those_behind_it(bare: Bare
 
 def test_flags_of_one_phase_are_those_of_the_verb(bare: BareSpace) -> None:
     session = Session(bare.space)
-    session.work(xid("1"), [put(1)], Ending.OPEN)
+    work(session, xid("1"), [put(1)], Ending.OPEN)
     session.end(xid("1"))
     session.commit(xid("1"), Flag.ONEPHASE)
     assert bare.take("orders") == [b"11111"]
