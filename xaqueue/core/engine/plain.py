@@ -213,16 +213,9 @@ class WholeSession(Session):
             self._last = xid
             if xid[0] == LOCAL_FORMAT_ID:
                 self._local = branch
-        elif (
-            branch is None
-            or branch.xid != xid
-            or branch.base is not State.ACTIVE
-            or branch.active != {self.number}
-            or branch.busy
-            or branch.riders
-            or branch.rollback_reason
-            or branch.deadline
-        ):
+        elif branch is None or branch.xid != xid or branch.base is not State.ACTIVE or branch.active != {self.number}:
+            return None
+        if branch.busy or branch.riders or branch.rollback_reason or branch.deadline:
             return None
         self._current = None
         branch.active.discard(self.number)
