@@ -94,8 +94,7 @@ def _enqueue_with(space: Space, branch: Branch, name: str, body: bytes, options:
     message_id = MessageId(fresh_id()) if given is None else id_of(given)
     properties = properties_of(name, space.now_ns() // 1000, options)
     packed, tags = pack_properties(properties), tags_of(properties)
-    limit = space.definitions.max_body_bytes
-    head, checksum = head_of(Kind.ENQUEUE, message_id, packed, body, space.epoch, limit)
+    head, checksum = head_of(Kind.ENQUEUE, message_id, packed, body, space.epoch, space.definitions.max_body_bytes)
     there = space.features.admit(space, branch, name, message_id, properties)
     if there is not None:
         return there
@@ -148,7 +147,9 @@ def add(space: Space, branch: Branch, written: Written, content: tuple[bytes, by
         space.log.add(branch, written, head, body)
         branch.blocks.append(written)
         if branch.riders:
-            _tell_riders(space, branch, written, terms.wanted)
+            with space.lock:
+                for rider in branch.riders:
+                    rider.added_locked(space, branch, written, terms.wanted)
     except BaseException as error:
         with space.lock:
             queue.withdraw(message_id)
@@ -172,12 +173,6 @@ def _admit_locked(space: Space, branch: Branch, queue: Queue, written: Written, 
         queue.room.hold(message_id, size_bytes)
     if terms.is_given and space.log.hardens_names and _REUSED not in branch.riders:
         branch.riders = (*branch.riders, _REUSED)
-
-
-def _tell_riders(space: Space, branch: Branch, written: Written, wanted: Properties | None) -> None:
-    with space.lock:
-        for rider in branch.riders:
-            rider.added_locked(space, branch, written, wanted)
 
 
 class _Reused(Rider):
@@ -270,10 +265,7 @@ def take_plain(
     space: Space, branch: Branch, name: str, made: Callable[[MessageId, str, int, bytes, bytes], T]
 ) -> T | None:
     """Takes the next message: what is made of its id, queue, number, packed properties and body. None where there is
-    none, or something else is to be asked or done first; then it has taken nothing.
-
-    Where made raises DamagedBlock, whoever takes it the other way finds that, too.
-    """
+    none, or something else is to be asked or done first, or made raises DamagedBlock; then it has taken nothing."""
     with space.lock:
         queue = space.queues.get(name) or space.queue(name)
         index = queue.index
