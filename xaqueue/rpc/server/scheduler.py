@@ -121,7 +121,7 @@ class Scheduler(Threads):
         except ResourceFailed:
             one.go_on(step)
             return
-        if step.leads:
+        if step.round is not None:
             self.lead(log, one, step)
         else:
             self._waited = True
@@ -129,7 +129,9 @@ class Scheduler(Threads):
     def lead(self, log: Log, one: Awaiting, step: Step) -> None:
         """Its step leads: behind what this turn of the loop brings, unless it is alone."""
         step.waiter = None  # it is told by who leads
-        if self._is_alone(one):
+        is_alone = one is self._leader and not self._waited
+        self._leader, self._waited = one, False
+        if is_alone:
             self._lead(log, one, step)
         else:
             self.loop.call_soon(partial(self._lead, log, one, step))
@@ -162,13 +164,10 @@ class Scheduler(Threads):
             log, one, step = self._next_round
             with suppress(ResourceFailed):  # everybody is told
                 log.run_rounds(step)
-            self.tell(one, step)
+            self._told.append((one, step))
+            if not self._is_leading:
+                self.loop.call_soon(self._go_on)
             self.greenlet.switch()
-
-    def _is_alone(self, who: object) -> bool:
-        is_alone = who is self._leader and not self._waited
-        self._leader, self._waited = who, False
-        return is_alone
 
     # How the engine waits
 
@@ -186,8 +185,11 @@ class Scheduler(Threads):
         A task that led the last round too, and for which nobody has waited since, is alone: it waits for nobody.
         """
         task = getcurrent()
-        if isinstance(task, ScheduledTask) and not self._is_alone(task):
-            self.let_others()
+        if isinstance(task, ScheduledTask):
+            is_alone = task is self._leader and not self._waited
+            self._leader, self._waited = task, False
+            if not is_alone:
+                self.let_others()
 
     def let_others(self) -> None:
         task = getcurrent()

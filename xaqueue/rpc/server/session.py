@@ -302,7 +302,11 @@ class ServerSession(asyncio.Protocol):
         (number, method, params), self._begun_bytes = self._calls[0]
         if number is None or (method != "work" and method != "commit"):
             return False
-        if self._pipelined_error is not None or self._paused or not self._writable or not self._may(method, params):
+        if self._pipelined_error is not None or self._paused or not self._writable:
+            return False
+        if self._session.space.shipping is not None:
+            return False
+        if not (self.caller.identity.owner or self._may(method, params)):
             return False
         try:
             whole = try_plain(self._session, method, params)
@@ -325,10 +329,6 @@ class ServerSession(asyncio.Protocol):
     def _may(self, method: str, params: list[Any]) -> bool:
         """All of it; who is refused is told so by the greenlet."""
         caller = self.caller
-        if self._session.space.shipping is not None:
-            return False
-        if caller.identity.owner:
-            return True
         try:
             calls = work(caller, *params[:4]) if method == "work" and len(params) >= 3 else [(method, params)]
             for name, given in calls:
@@ -342,7 +342,7 @@ class ServerSession(asyncio.Protocol):
         if step is not whole or number is None:
             return
         if not whole.done and self._log.failure is None:
-            if whole.leads:
+            if whole.round is not None:
                 self._host.scheduler.lead(self._log, self, whole)
             return
         self._plain_number = None
