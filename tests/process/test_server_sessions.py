@@ -282,10 +282,10 @@ def test_a_session_that_hangs_up_in_a_branch_leaves_a_line(
 
 
 @pytest.mark.parametrize("served", ["JOURNAL"], indirect=True)
-def test_a_sync_that_hangs_holds_up_only_who_waits_for_it(
+def test_behind_a_sync_that_hangs_each_is_answered_in_its_order(
     served: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With several clients: what needs no sync is answered, what needs one is answered behind it, each in its order."""
+    """The loop does nothing else meanwhile; nothing that was asked is lost, and what was to be synced is so."""
     log = journal_log(served.space)
     assert log is not None
     hangs, go_on = threading.Event(), threading.Event()
@@ -310,12 +310,14 @@ def test_a_sync_that_hangs_holds_up_only_who_waits_for_it(
         asked = [second.ask("prepare", leading), second.ask("echo", "behind"), second.ask("commit", leading)]
         assert hangs.wait(PATIENCE_S)
         behind = [first.ask("prepare", waiting), first.ask("echo", "behind")]
-        for number in range(20):
-            assert third.call("echo", number) == number
-            third.call("rollback", work(third, b"%d" % number))
-        assert third.call("browse", "out") == [None, []]
-        assert not select.select([first.socket, second.socket], [], [], 0)[0]
+        xid = (1, b"third", b"")
+        asked_too = [third.ask("echo", 1), third.ask("start", xid), third.ask("enqueue", "out", b"third")]
+        asked_too += [third.ask("end", xid), third.ask("rollback", xid), third.ask("browse", "no such")]
+        assert not select.select([first.socket, second.socket, third.socket], [], [], 0)[0]
         go_on.set()
+        answers = [third.answer() for _ in asked_too]
+        assert [answer[1] for answer in answers] == asked_too
+        assert [answer[2] for answer in answers[:5]] == [None] * 5
         assert [second.answer()[1] for _ in asked] == asked
         assert [first.answer()[1] for _ in behind] == behind
         first.call("commit", waiting)
