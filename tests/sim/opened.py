@@ -15,6 +15,7 @@ from support.failing_disk import FailingFileSystem
 from support.forgetful import Tree
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.definitions import Definitions
+from xaqueue.core.storage.scheduling import THREADS
 from xaqueue.message import MessageId
 from xaqueue.resource_manager import ResourceManager
 from xaqueue.xa import Flag, Outcome
@@ -104,15 +105,23 @@ class Opened:
     def _open(self, *, closed_well: bool = False, on_branches: Callable[[Space], object] = lambda _: None) -> None:
         self.fs.struck.clear()
         self.epoch += 1
+        waiting = next((found for each in self.model.rules if (found := each.waiting(self)) is not None), THREADS)
+
+        def begun(space: Space) -> None:
+            for each in self.model.rules:
+                each.begun(self, space)
+            on_branches(space)
+
         self.space = doors.open_space(
             self.fs,
             replace(self.level, paired=self.is_paired),
             self.defined,
             lambda: self.model.now_us,
-            on_branches,
+            begun,
             closed_well=closed_well,
             epoch=self.epoch,
             lost=partial(self._lost, self.epoch),
+            waiting=waiting,
         )
         self.server = Server(self.space)
         self.seats = {}

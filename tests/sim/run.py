@@ -29,7 +29,7 @@ from sim.rules.leases import Leases
 from sim.rules.limits import ByteLimits, Limits
 from sim.rules.managed import Managed
 from sim.rules.moments import Moments
-from sim.rules.replicas import Replicas
+from sim.rules.replicas import Replicas, Waits
 from sim.rules.restores import Restores
 from sim.rules.retries import Retries
 from sim.rules.streams import Streams
@@ -40,7 +40,7 @@ from sim.world import STEPS, World
 
 FEATURES: tuple[type[Rules], ...] = (
     *(Retries, Limits, ByteLimits, Dedup, Groups, Delays, Leases, Topics),
-    *(Streams, Batches, Carry, Managed, Undefine, Counts, Restores, Ages, Takeovers, Replicas, Moments),
+    *(Streams, Batches, Carry, Managed, Undefine, Counts, Restores, Ages, Takeovers, Replicas, Waits, Moments),
 )
 SHRINK_S = 60.0
 

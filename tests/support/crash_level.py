@@ -24,6 +24,7 @@ from xaqueue.core.storage import journal as journal_of
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.core.storage.journal import Journal, checkpoint_entry
 from xaqueue.core.storage.journal_format import SECTOR_BYTES, Entry
+from xaqueue.core.storage.scheduling import THREADS, Threads
 from xaqueue.errors import ResourceFailed
 from xaqueue.features.counters import counters as counter_files
 from xaqueue.features.opening import open_space as open_bare
@@ -105,6 +106,7 @@ def open_space(
     epoch: int = 1,
     lost: Callable[[], str] = lambda: "",
     space_id: str = "",
+    waiting: Threads = THREADS,
 ) -> Space:
     """goes_on: in the journal that ``ready`` has filled, as if its owner was this one. closed_well: the owner before
     was not killed. lost: why somebody else is the owner, once that is so.
@@ -126,6 +128,7 @@ def open_space(
             is_shared=level.paired,
             lost=lost,
             space_id=space_id,
+            waiting=waiting,
         )
     if isinstance(port, PairFileSystem):
         port.check = space.check_owner
