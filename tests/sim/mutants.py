@@ -31,6 +31,8 @@ from sim.rules.delays import Delays
 from sim.rules.groups import Groups
 from sim.rules.leases import Leases
 from sim.rules.limits import ByteLimits, Limits
+from sim.rules.moments import Moments
+from sim.rules.replicas import Replicas, Waits
 from sim.rules.restores import Restores
 from sim.rules.retries import Retries
 from sim.rules.streams import Streams
@@ -40,7 +42,9 @@ from sim.rules.undefine import Undefine
 from support.careless_log import careless
 from support.crash_level import CYCLING, FILLING, LAGGING, STRICT, Level
 from support.forgetful import ForgetfulFileSystem
+from xaqueue.core.model.layout import Watermark
 from xaqueue.features.pair.pair_fs import PairFileSystem
+from xaqueue.features.replica.journal_copy import JournalCopy
 
 FOUND = Path(__file__).with_name("mutants.toml")
 SEEDS = 300
@@ -140,6 +144,23 @@ def in_place(call: str) -> Mutant:
     return Mutant(f"in place: {call} of a pair", wrong, (Takeovers,), JOURNALS)
 
 
+def follows_all() -> Mutant:
+    """The directories of a replica are what its source may lose yet."""
+
+    @contextmanager
+    def wrong(struck: Struck) -> Iterator[None]:
+        real = JournalCopy.follow
+
+        def follow(copy: JournalCopy, *, everything: bool = False) -> None:
+            struck.times += copy.hardened < copy.lsn
+            real(copy, everything=True)
+
+        with mock.patch.object(JournalCopy, "follow", follow):
+            yield
+
+    return Mutant("before its source has it: JournalCopy.follow", wrong, (Waits,), JOURNALS)
+
+
 CORE_SYNCS = (
     "prepare: content block",
     "prepare: content first block",
@@ -195,6 +216,17 @@ SNAPSHOT_SYNCS = (
     "_swap: names root",
     "_swap: all root",
 )
+MOMENT_SYNCS = ("_release: names snapshots/journal",)
+REPLICA_SYNCS = (
+    "_write: content segment",
+    "_start_over: all root",
+    "take: all root",
+    "take_place: all root",
+    "_harden: content segment",
+    "_finish_incoming: content segment",
+    "replace_file: content .replication.new",
+    "replace_file: content .restored.new",
+)
 COUNTER_SYNCS = ("replace_file: content .counters.new", "replace_file: names root")
 REDUNDANT = {
     "batch: target tries": "a try that is lost with the power is not counted, and its message is safe",
@@ -223,6 +255,22 @@ MUTANTS: Sequence[Mutant] = (
     unsynced("_harden_archive: all root", (Streams,), (CYCLING,)),
     *(unsynced(kind, (Restores,)) for kind in SNAPSHOT_SYNCS),
     *(unsynced(kind, (Counts,)) for kind in COUNTER_SYNCS),
+    *(unsynced(kind, (Moments,), JOURNALS) for kind in MOMENT_SYNCS),
+    *(unsynced(kind, (Replicas,), JOURNALS) for kind in REPLICA_SYNCS),
+    undone("link", "snapshots/journal/", (Moments,), JOURNALS),
+    dropped("features.snapshots.restore._Build._done_again", {}, Moments, levels=JOURNALS),
+    dropped("features.snapshots.restore._Build._keep_journal", None, Moments, levels=JOURNALS),
+    dropped("features.snapshots.history.History._limit", sys.maxsize, Moments, levels=JOURNALS),
+    dropped("features.snapshots.history.History._belongs", True, Moments, levels=JOURNALS),
+    dropped("features.replica.journal_copy.JournalCopy._finish_incoming", None, Replicas, levels=JOURNALS),
+    dropped("features.replica.journal_copy.JournalCopy._harden", None, Replicas, levels=JOURNALS),
+    dropped("features.replica.journal_copy.JournalCopy._remove_consumed", None, Replicas, Streams, levels=JOURNALS),
+    dropped("features.replica.journal_copy.JournalCopy._watermark", Watermark(0, 0), Replicas, levels=JOURNALS),
+    follows_all(),
+    dropped("features.replica.shipping.Shipping._await", True, Waits, levels=JOURNALS),
+    dropped("features.replica.promote._jump", {}, Replicas, levels=JOURNALS),
+    dropped("features.replica.promote.branches_in", [], Replicas, levels=JOURNALS),
+    dropped("features.replica.shipping.Shipping._earlier", None, Replicas, levels=JOURNALS),
     undone("link", "snapshots/", (Restores,)),
     dropped("features.snapshots.restored.Marks.passes", None, Restores),
     dropped("features.snapshots.restored.RestoredKind.doubt", None, Restores),
