@@ -234,8 +234,8 @@ class JournalCopy:
         if 0 <= ended < self._reported:
             raise SpaceError(
                 f"the source has lost its journal from LSN {ended:#x} on, which it had on disk up to "
-                f"{self._reported:#x}, and this replica has that: stop the source and `xaqueue promote` this replica; or "
-                "remove this directory, if what it has is the one to lose"
+                f"{self._reported:#x}, and this replica has that: stop the source and `xaqueue promote` this replica; "
+                "or remove this directory, if what it has is the one to lose"
             )
         if not self.hardened <= ended <= self.lsn:
             raise Diverged(f"journal {piece.epoch:#x} goes on at LSN {ended:#x}, and not at {self.lsn:#x}")
