@@ -206,15 +206,21 @@ def world_of(fs: ForgetfulFileSystem, connect: Callable[..., Any], dice: random.
 
 
 def take_place(fs: ForgetfulFileSystem, now_us: int, defined: Definitions) -> None:
-    """It is the space from then on; again, where that was cut off."""
-    if restore.is_cut_off(fs):
-        restore.finish(fs)
+    """It is the space from then on; again, where that was cut off. Its copy is whole."""
     found = replicated.read(fs)
     assert found is not None
     if found.role == replicated.REPLICA:
         here = Owner(found.epoch, "host", 1, "", "JOURNAL", space=fs.read(layout.FORMAT).decode().strip())
         with mock.patch("secrets.randbelow", return_value=0):
             promote.take_place(fs, here, now_us, defined, lambda data: replace_file(fs, layout.OWNER, data))
+
+
+def copied_at(fs: ForgetfulFileSystem) -> Place | None:
+    """Where in its source's journal it has begun; None once it was promoted. A copy that was cut off is finished."""
+    if restore.is_cut_off(fs):
+        restore.finish(fs)
+    found = replicated.read(fs)
+    return (found.journal, found.lsn) if found is not None and found.role == replicated.REPLICA else None
 
 
 def promoted_at(fs: ForgetfulFileSystem) -> tuple[int, Place]:

@@ -18,6 +18,7 @@ from sim.rules.core import in_the_background
 from sim.rules.managed import Managed
 from sim.rules.moments import Moments
 from sim.rules.restores import Restores, are_marked, marks_of
+from sim.rules.streams import Streams
 from sim.rules.takeovers import Takeovers
 from sim.world import World
 from support.crash_level import Level
@@ -192,13 +193,17 @@ def whole(world: World) -> Replica:
 def take_place(world: World, there: Replica, allowed: Sequence[Model]) -> None:
     """Of its source, which may have come to one of these, of which it has all that was acknowledged."""
     now, wanted, way = world.model, list[Model](), world.way
+    before = list[int]()
 
     def perform(fs: ForgetfulFileSystem) -> None:
+        copied = replica.copied_at(fs)
+        if copied is not None and now.has(Streams):
+            before.extend(one for model in there.at(copied) for one in model.of(Streams).archived)
         replica.take_place(fs, now.now_us, world.defined)
         epoch, place = replica.promoted_at(fs)
         assert place >= there.acknowledged
         world.epoch = epoch - 1
-        wanted[:] = [promoted(model, now) for model in (allowed if now.has(Waits) else there.at(place))]
+        wanted[:] = [promoted(model, now, before) for model in (allowed if now.has(Waits) else there.at(place))]
 
     world.around.pop("replica")
     world.fs, world.way = there.fs, way
@@ -224,10 +229,13 @@ def end(world: World, there: Replica) -> None:
         there.fs = doors.disk(world.dice.choice(trees), keeps_times=True)
 
 
-def promoted(then: Model, now: Model) -> Model:
-    """As it was then; the clock goes on, and what was in doubt is an operator's, unless it is known to be so still."""
+def promoted(then: Model, now: Model, before: list[int]) -> Model:
+    """As it was then; the clock goes on, and what was in doubt is an operator's, unless it is known to be so still.
+    before: what was archived when the replica began, which it has no copy of."""
     model = then.after("cut")
     model.now_us = now.now_us
+    if model.has(Streams):
+        model.of(Streams).archived = [one for one in model.of(Streams).archived if one not in before]
     if not model.has(Waits):
         for branch in model.branches.values():
             if branch.state == IN_DOUBT:
