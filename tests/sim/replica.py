@@ -105,10 +105,11 @@ class Replica:
     def at(self, place: Place) -> list[Model]:
         """What the space may have been there."""
         before = [noted for noted in self.noted if noted[0] <= place]
-        if before[-1][0] == place:
+        if before and before[-1][0] == place:
             return [before[-1][1]]
         following = self.noted[len(before) : len(before) + 1]
-        return [*before[-1][2], *(model for _, model, _ in following)]
+        # What was copied while the space was opened has nothing before it.
+        return [*(model for _, _, allowed in before[-1:] for model in allowed), *(model for _, model, _ in following)]
 
     def take(self, space: Space, connect: Callable[..., Any], turns: int, dice: random.Random, now_us: int) -> None:
         """What there is to be shipped, in so many turns, or all. Raises what its source fails with, and Crashed."""
