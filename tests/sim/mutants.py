@@ -128,7 +128,7 @@ def dropped(target: str, instead: Any, *kinds: type[Rules], levels: tuple[Level,
     return Mutant(f"dropped: {target}", wrong, kinds, levels)
 
 
-def in_place(call: str) -> Mutant:
+def in_place(call: str, *kinds: type[Rules]) -> Mutant:
     """An owner of a pair does this where its name stands, and not in a directory of its own first."""
 
     @contextmanager
@@ -136,12 +136,14 @@ def in_place(call: str) -> Mutant:
         def do(pair: PairFileSystem, path: str, *rest: Any) -> None:
             pair.check()
             struck.times += 1
+            if call == "link":  # its target is behind its source
+                rest = (pair._place(rest[0]),)
             getattr(pair._fs, call)(path, *rest)
 
         with mock.patch.object(PairFileSystem, call, do):
             yield
 
-    return Mutant(f"in place: {call} of a pair", wrong, (Takeovers,), JOURNALS)
+    return Mutant(f"in place: {call} of a pair", wrong, (Takeovers, *kinds), JOURNALS)
 
 
 def follows_all() -> Mutant:
@@ -313,11 +315,11 @@ MUTANTS: Sequence[Mutant] = (
     dropped("features.ages.ages.Ages.strike", True, Ages),
     dropped("features.ages.ages.Ages._end_of", 1, Ages),
     dropped("features.pair.pair_fs.retire", None, Takeovers, levels=JOURNALS),
-    dropped("features.pair.pair_fs.PairFileSystem._is_temporary", False, Takeovers, levels=JOURNALS),
+    dropped("features.pair.pair_fs.PairFileSystem._is_temporary", False, Takeovers, Counts, levels=JOURNALS),
     dropped("features.pair.pair.is_in_place", True, Takeovers, levels=JOURNALS),
     dropped("core.engine.state.Space.check_owner", None, Takeovers, levels=JOURNALS),
     dropped("core.storage.journal.Journal._begin_anew", [], Takeovers, levels=JOURNALS),
-    in_place("link"),
+    in_place("link", Topics),
     in_place("write_at"),
 )
 

@@ -112,7 +112,7 @@ def open_space(
     was not killed. lost: why somebody else is the owner, once that is so.
     """
     definitions = replace(definitions, journal_segment_bytes=level.segment_bytes)
-    port = _paired(fs, lost) if level.paired else fs
+    port = _paired(fs, f"{epoch}-{fs.calls}", lost) if level.paired else fs
     with (
         mock.patch.object(journal_of, "SMALLEST_SEGMENT_BYTES", 1024),
         mock.patch.object(Journal, "start", _go_on) if goes_on else nullcontext(),
@@ -138,7 +138,7 @@ def open_space(
     return space
 
 
-def _paired(fs: ForgetfulFileSystem | LastingFileSystem, lost: Callable[[], str]) -> PairFileSystem:
+def _paired(fs: ForgetfulFileSystem | LastingFileSystem, token: str, lost: Callable[[], str]) -> PairFileSystem:
     """As ``Pair.port`` has it."""
 
     def check() -> None:
@@ -148,7 +148,7 @@ def _paired(fs: ForgetfulFileSystem | LastingFileSystem, lost: Callable[[], str]
     pair_fs.retire(fs, layout.ACTIVE, check)
     if not fs.is_dir(layout.ACTIVE):
         fs.make_dir(layout.ACTIVE)
-    return PairFileSystem(fs, layout.ACTIVE, f"{fs.calls}", check, pair.is_in_place)
+    return PairFileSystem(fs, layout.ACTIVE, token, check, pair.is_in_place)
 
 
 def openings(
