@@ -62,10 +62,9 @@ def open_space(
     """
     definitions = definitions or Definitions()
     try:
-        now_ns = options.get("now_ns", time.time_ns)
         keeping = features.keeping(definitions)
         keeping = keeping._replace(is_shared=keeping.is_shared or is_shared)
-        clock = lambda: now_ns() // 1000  # noqa: E731
+        clock = lambda: options.get("now_ns", time.time_ns)() // 1000  # noqa: E731
         opened = open_journal(fs, definitions, features.kinds, hardening, epoch, journalled, suspect, keeping, clock)
     except JournalDamaged as damage:
         space = Space(fs, definitions, hardening=hardening, epoch=epoch, features=features, **options)
