@@ -20,7 +20,7 @@ from support.kill_child import settled
 from xaqueue.offline.check import check
 from xaqueue.offline.findings import Severity
 from xaqueue.tools.torture.ledger import Ledger
-from xaqueue.tools.torture.run import LONGEST_START_S, Life, kill
+from xaqueue.tools.torture.run import LONGEST_START_S, ChildRun, kill
 from xaqueue.tools.torture.work import reopened
 
 CHILD = SUPPORT / "kill_child.py"
@@ -59,7 +59,7 @@ def test_killed_at_random_moments_it_loses_and_doubles_nothing(tmp_path: Path, c
         start_s = rng.uniform(0.1, 0.5) if not fault and rng.random() < 0.2 else LONGEST_START_S
         sys.stdout.write(f"life {life}: {sync}, dies at {fault or f'{delay_s:.3f} s'} (start {start_s:.3f} s)\n")
         arguments = [str(space), sync, str(life), f"{seed}/{campaign}", str(THREADS), fault]
-        Life([sys.executable, str(CHILD), *arguments], kill, delay_s, start_s).run(ledger)
+        ChildRun([sys.executable, str(CHILD), *arguments], kill, delay_s, start_s).run(ledger)
         crashed = [str(finding) for finding in check(space) if finding.severity is Severity.DAMAGE]
         assert crashed == [], "a killed process leaves work to finish, and no damage"
         assert ledger.faults == []

@@ -30,7 +30,7 @@ from xaqueue.testing.forgetful import ForgetfulFileSystem, Tree
 from xaqueue.tools.torture import power, run
 from xaqueue.tools.torture.ledger import CrashTally, Ledger
 from xaqueue.tools.torture.power import PowerLost, RecordingFileSystem, laid_out, tree_in
-from xaqueue.tools.torture.run import Child, Life, LifeFailed, Result
+from xaqueue.tools.torture.run import Child, ChildRun, LifeFailed, Result
 from xaqueue.tools.torture.work import reopened
 
 DURABLE = ("JOURNAL", "FSYNC;DSYNC", "FDATASYNC;DSYNC")
@@ -172,7 +172,7 @@ def test_a_message_that_a_kill_takes_along_is_missed(tmp_path: Path, monkeypatch
 def test_a_child_that_fails_is_no_kill() -> None:
     command = [sys.executable, "-c", "import sys; sys.exit('out of order')"]
     with pytest.raises(LifeFailed, match="out of order") as failed:
-        Life(command, lambda child: child.kill(), 30.0).run(Ledger())
+        ChildRun(command, lambda child: child.kill(), 30.0).run(Ledger())
     assert failed.value.code == 1
 
 

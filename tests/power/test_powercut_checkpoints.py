@@ -22,7 +22,7 @@ from support.served import Process
 from xaqueue.offline.check import check
 from xaqueue.offline.findings import Severity
 from xaqueue.tools.torture.ledger import Ledger
-from xaqueue.tools.torture.run import Child, Life
+from xaqueue.tools.torture.run import Child, ChildRun
 from xaqueue.tools.torture.work import reopened
 
 CHILD = SUPPORT / "served_child.py"
@@ -69,7 +69,7 @@ def rounds(space: Path, end: Callable[[Process, Child], None], *, loses_power: b
             def ended(child: Child, server: Process = server) -> None:
                 end(server, child)
 
-            Life(command, ended, dice.uniform(*LIFE_S), loses_power=loses_power).run(ledger)
+            ChildRun(command, ended, dice.uniform(*LIFE_S), loses_power=loses_power).run(ledger)
         damage = [str(finding) for finding in check(space) if finding.severity is Severity.DAMAGE]
         assert damage == [], "a crash leaves work to finish, and no damage"
         assert ledger.faults == []

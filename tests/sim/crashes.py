@@ -195,6 +195,14 @@ class Crashes(Opened):
         self.way = way
         self._reopen([self.model.after(way)])
 
+    def stop(self, way: str) -> list[Model]:
+        """The process ends so, and nobody opens the space yet. What it may be then."""
+        allowed, self.fuse = [self.model.after(way)], None
+        self._end(way)
+        if way == "cut":
+            self._cut(allowed)
+        return allowed
+
     def replace(
         self,
         call: Callable[[ForgetfulFileSystem], object],
@@ -227,11 +235,11 @@ class Crashes(Opened):
         self._explain(afters)
 
     def take_over(self, allowed: Sequence[Model]) -> None:
-        """Another process has the space from now on; who had it goes on."""
-        self.former.add(self.space.epoch)
+        """Another process has the space from now on, which is one of these; who had it goes on."""
+        self.former = self.epoch
         self.server.is_dead = True
         self._open()
-        self._explain([model.after("killed") for model in allowed])
+        self._explain(allowed)
 
     def _reopen(self, allowed: list[Model]) -> None:
         """Which is cut off in turn, sometimes."""

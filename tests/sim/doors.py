@@ -26,7 +26,9 @@ from xaqueue.features.batches import batch_steps
 from xaqueue.features.counters import counters
 from xaqueue.features.dedup import dedup
 from xaqueue.features.kinds import KINDS
+from xaqueue.features.pair.pair_fs import OWN
 from xaqueue.features.retries import moving
+from xaqueue.features.retries.register import TRIES
 from xaqueue.features.session import Session
 from xaqueue.features.snapshots import manifest, store, take
 from xaqueue.features.snapshots import restore as restoring
@@ -127,9 +129,27 @@ def files(fs: FailingFileSystem, queue: str) -> Iterator[MessageId]:
     """The ids of all messages that the queue has a file of, or the archive."""
     places = tuple(f"{place}/queue={queue}/range=" for place in (layout.COMMITTED, layout.ARCHIVE))
     for path in fs.tree_after_kill().nodes:
-        parsed = layout.parse_message(path.rpartition("/")[2])
-        if parsed is not None and path.startswith(places):
-            yield parsed[1]
+        if path.startswith(places) and (message_id := message_of(path)) is not None:
+            yield message_id
+
+
+def message_of(path: str) -> MessageId | None:
+    """Whose file this is."""
+    parsed = layout.parse_message(path.rpartition("/")[2])
+    return parsed and parsed[1]
+
+
+def believed(fs: FailingFileSystem) -> dict[str, bytes]:
+    """All files that who opens the space believes: no segment of the journal that a former owner has, and no tries.
+    What is archived is as it was in its queue."""
+    found = fs.tree_after_kill().nodes.items()
+    unread = (f"{layout.JOURNAL}/", f"{layout.ACTIVE}/{OWN}", TRIES)
+    place = f"{layout.ARCHIVE}/"
+    return {
+        path.replace(place, f"{layout.COMMITTED}/") if path.startswith(place) else path: content
+        for path, content in found
+        if content is not None and not path.startswith(unread)
+    }
 
 
 def snapshots(fs: FailingFileSystem) -> set[int]:

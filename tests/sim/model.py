@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 from support.crash_level import Level
+from xaqueue.core.storage.scheduling import Threads
 from xaqueue.xid import Xid
 
 ACTIVE, IN_DOUBT, CARRIED = "active", "in doubt", "carried"
@@ -115,6 +116,13 @@ class Rules:
 
     def attempted(self, world: Any, allowed: Sequence[Model]) -> None:
         """Something is about to be done that may come to one of these."""
+
+    def waiting(self, world: Any) -> Threads | None:
+        """How work waits in the space that is about to be opened, where that is another way than that of threads."""
+        return None
+
+    def begun(self, world: Any, space: Any) -> None:
+        """Of the space that is being opened the branches are known."""
 
     def opened(self, world: Any) -> None:
         """The space was opened, and nothing asked of it yet."""

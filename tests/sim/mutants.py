@@ -31,6 +31,8 @@ from sim.rules.delays import Delays
 from sim.rules.groups import Groups
 from sim.rules.leases import Leases
 from sim.rules.limits import ByteLimits, Limits
+from sim.rules.moments import Moments
+from sim.rules.replicas import Replicas, Waits
 from sim.rules.restores import Restores
 from sim.rules.retries import Retries
 from sim.rules.streams import Streams
@@ -40,7 +42,9 @@ from sim.rules.undefine import Undefine
 from support.careless_log import careless
 from support.crash_level import CYCLING, FILLING, LAGGING, STRICT, Level
 from support.forgetful import ForgetfulFileSystem
+from xaqueue.core.model.layout import Watermark
 from xaqueue.features.pair.pair_fs import PairFileSystem
+from xaqueue.features.replica.journal_copy import JournalCopy
 
 FOUND = Path(__file__).with_name("mutants.toml")
 SEEDS = 300
@@ -124,7 +128,7 @@ def dropped(target: str, instead: Any, *kinds: type[Rules], levels: tuple[Level,
     return Mutant(f"dropped: {target}", wrong, kinds, levels)
 
 
-def in_place(call: str) -> Mutant:
+def in_place(call: str, *kinds: type[Rules]) -> Mutant:
     """An owner of a pair does this where its name stands, and not in a directory of its own first."""
 
     @contextmanager
@@ -132,12 +136,31 @@ def in_place(call: str) -> Mutant:
         def do(pair: PairFileSystem, path: str, *rest: Any) -> None:
             pair.check()
             struck.times += 1
+            if call == "link":  # its target is behind its source
+                rest = (pair._place(rest[0]),)
             getattr(pair._fs, call)(path, *rest)
 
         with mock.patch.object(PairFileSystem, call, do):
             yield
 
-    return Mutant(f"in place: {call} of a pair", wrong, (Takeovers,), JOURNALS)
+    return Mutant(f"in place: {call} of a pair", wrong, (Takeovers, *kinds), JOURNALS)
+
+
+def follows_all() -> Mutant:
+    """The directories of a replica are what its source may lose yet."""
+
+    @contextmanager
+    def wrong(struck: Struck) -> Iterator[None]:
+        real = JournalCopy.follow
+
+        def follow(copy: JournalCopy, *, everything: bool = False) -> None:
+            struck.times += copy.hardened < copy.lsn
+            real(copy, everything=True)
+
+        with mock.patch.object(JournalCopy, "follow", follow):
+            yield
+
+    return Mutant("before its source has it: JournalCopy.follow", wrong, (Waits,), JOURNALS)
 
 
 CORE_SYNCS = (
@@ -195,6 +218,17 @@ SNAPSHOT_SYNCS = (
     "_swap: names root",
     "_swap: all root",
 )
+MOMENT_SYNCS = ("_release: names snapshots/journal",)
+REPLICA_SYNCS = (
+    "_write: content segment",
+    "_start_over: all root",
+    "take: all root",
+    "take_place: all root",
+    "_harden: content segment",
+    "_finish_incoming: content segment",
+    "replace_file: content .replication.new",
+    "replace_file: content .restored.new",
+)
 COUNTER_SYNCS = ("replace_file: content .counters.new", "replace_file: names root")
 REDUNDANT = {
     "batch: target tries": "a try that is lost with the power is not counted, and its message is safe",
@@ -223,6 +257,20 @@ MUTANTS: Sequence[Mutant] = (
     unsynced("_harden_archive: all root", (Streams,), (CYCLING,)),
     *(unsynced(kind, (Restores,)) for kind in SNAPSHOT_SYNCS),
     *(unsynced(kind, (Counts,)) for kind in COUNTER_SYNCS),
+    *(unsynced(kind, (Moments,), JOURNALS) for kind in MOMENT_SYNCS),
+    *(unsynced(kind, (Replicas,), JOURNALS) for kind in REPLICA_SYNCS),
+    undone("link", "snapshots/journal/", (Moments,), JOURNALS),
+    dropped("features.snapshots.restore._Build._done_again", {}, Moments, levels=JOURNALS),
+    dropped("features.snapshots.restore._Build._keep_journal", None, Moments, levels=JOURNALS),
+    dropped("features.snapshots.history.History._limit", sys.maxsize, Moments, levels=JOURNALS),
+    dropped("features.snapshots.history.History._belongs", True, Moments, levels=JOURNALS),
+    dropped("features.replica.journal_copy.JournalCopy._finish_incoming", None, Replicas, levels=JOURNALS),
+    dropped("features.replica.journal_copy.JournalCopy._harden", None, Replicas, levels=JOURNALS),
+    dropped("features.replica.journal_copy.JournalCopy._watermark", Watermark(0, 0), Replicas, levels=JOURNALS),
+    follows_all(),
+    dropped("features.replica.shipping.Shipping._await", True, Waits, levels=JOURNALS),
+    dropped("features.replica.promote._jump", {}, Replicas, levels=JOURNALS),
+    dropped("features.replica.promote.branches_in", [], Replicas, levels=JOURNALS),
     undone("link", "snapshots/", (Restores,)),
     dropped("features.snapshots.restored.Marks.passes", None, Restores),
     dropped("features.snapshots.restored.RestoredKind.doubt", None, Restores),
@@ -267,11 +315,11 @@ MUTANTS: Sequence[Mutant] = (
     dropped("features.ages.ages.Ages.strike", True, Ages),
     dropped("features.ages.ages.Ages._end_of", 1, Ages),
     dropped("features.pair.pair_fs.retire", None, Takeovers, levels=JOURNALS),
-    dropped("features.pair.pair_fs.PairFileSystem._is_temporary", False, Takeovers, levels=JOURNALS),
+    dropped("features.pair.pair_fs.PairFileSystem._is_temporary", False, Takeovers, Counts, levels=JOURNALS),
     dropped("features.pair.pair.is_in_place", True, Takeovers, levels=JOURNALS),
     dropped("core.engine.state.Space.check_owner", None, Takeovers, levels=JOURNALS),
     dropped("core.storage.journal.Journal._begin_anew", [], Takeovers, levels=JOURNALS),
-    in_place("link"),
+    in_place("link", Topics),
     in_place("write_at"),
 )
 

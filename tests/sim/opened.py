@@ -15,6 +15,7 @@ from support.failing_disk import FailingFileSystem
 from support.forgetful import Tree
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.definitions import Definitions
+from xaqueue.core.storage.scheduling import THREADS
 from xaqueue.message import MessageId
 from xaqueue.resource_manager import ResourceManager
 from xaqueue.xa import Flag, Outcome
@@ -65,8 +66,8 @@ class Opened:
     """At what would come of it: the world goes on as if nobody did."""
     epoch: int = 0
     """Of who has opened the space last."""
-    former: set[int] = field(default_factory=set)
-    """The epochs of owners that were taken over."""
+    former: int = 0
+    """The epoch of the last one that was taken over: no earlier one is the owner, either."""
     trace: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -101,19 +102,31 @@ class Opened:
     def _disk(self, tree: Tree) -> FailingFileSystem:
         return doors.disk(tree, keeps_times=any(each.keeps_times for each in self.model.rules))
 
-    def _open(self, *, closed_well: bool = False, on_branches: Callable[[Space], object] = lambda _: None) -> None:
+    def opening(self, *, closed_well: bool = False, on_branches: Callable[[Space], object] = lambda _: None) -> Space:
+        """Another owner, which the world does not know yet."""
         self.fs.struck.clear()
         self.epoch += 1
-        self.space = doors.open_space(
+        waiting = next((found for each in self.model.rules if (found := each.waiting(self)) is not None), THREADS)
+
+        def begun(space: Space) -> None:
+            for each in self.model.rules:
+                each.begun(self, space)
+            on_branches(space)
+
+        return doors.open_space(
             self.fs,
             replace(self.level, paired=self.is_paired),
             self.defined,
             lambda: self.model.now_us,
-            on_branches,
+            begun,
             closed_well=closed_well,
             epoch=self.epoch,
             lost=partial(self._lost, self.epoch),
+            waiting=waiting,
         )
+
+    def _open(self, *, closed_well: bool = False, on_branches: Callable[[Space], object] = lambda _: None) -> None:
+        self.space = self.opening(closed_well=closed_well, on_branches=on_branches)
         self.server = Server(self.space)
         self.seats = {}
         self.is_new = True
@@ -122,7 +135,7 @@ class Opened:
             each.opened(self)
 
     def _lost(self, epoch: int) -> str:
-        return f"of epoch {epoch} no more" if epoch in self.former else ""
+        return f"of epoch {epoch} no more" if epoch <= self.former else ""
 
     # What is seen
 

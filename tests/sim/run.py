@@ -29,7 +29,7 @@ from sim.rules.leases import Leases
 from sim.rules.limits import ByteLimits, Limits
 from sim.rules.managed import Managed
 from sim.rules.moments import Moments
-from sim.rules.replicas import Replicas
+from sim.rules.replicas import Replicas, Waits
 from sim.rules.restores import Restores
 from sim.rules.retries import Retries
 from sim.rules.streams import Streams
@@ -40,7 +40,7 @@ from sim.world import STEPS, World
 
 FEATURES: tuple[type[Rules], ...] = (
     *(Retries, Limits, ByteLimits, Dedup, Groups, Delays, Leases, Topics),
-    *(Streams, Batches, Carry, Managed, Undefine, Counts, Restores, Ages, Takeovers, Replicas, Moments),
+    *(Streams, Batches, Carry, Managed, Undefine, Counts, Restores, Ages, Takeovers, Replicas, Waits, Moments),
 )
 SHRINK_S = 60.0
 
@@ -51,10 +51,11 @@ def play(seed: int, steps: Sequence[int] | None = None, kinds: Sequence[type[Rul
     """
     share = {each: 0.1 if kinds else each.share for each in FEATURES} | dict.fromkeys(kinds, 1.0)
     drawn = [Core(), *(each() for each in FEATURES if dice(seed, each.__name__).random() < share[each])]
+    drawn = [each for each in drawn if any(map(each.holds_at, doors.LEVELS))]
     needed = [kind for each in drawn for kind in each.needs if not any(isinstance(one, kind) for one in drawn)]
     drawn += [kind() for kind in needed]
     excluded = tuple(kind for each in drawn for kind in each.excludes)
-    rules = [each for each in drawn if any(map(each.holds_at, doors.LEVELS)) and not isinstance(each, excluded)]
+    rules = [each for each in drawn if not isinstance(each, excluded)]
     doors.forget_ids()
     with (
         doors.ids(dice(seed, "ids")),

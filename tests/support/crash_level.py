@@ -24,6 +24,7 @@ from xaqueue.core.storage import journal as journal_of
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.core.storage.journal import Journal, checkpoint_entry
 from xaqueue.core.storage.journal_format import SECTOR_BYTES, Entry
+from xaqueue.core.storage.scheduling import THREADS, Threads
 from xaqueue.errors import ResourceFailed
 from xaqueue.features.counters import counters as counter_files
 from xaqueue.features.opening import open_space as open_bare
@@ -105,12 +106,13 @@ def open_space(
     epoch: int = 1,
     lost: Callable[[], str] = lambda: "",
     space_id: str = "",
+    waiting: Threads = THREADS,
 ) -> Space:
     """goes_on: in the journal that ``ready`` has filled, as if its owner was this one. closed_well: the owner before
     was not killed. lost: why somebody else is the owner, once that is so.
     """
     definitions = replace(definitions, journal_segment_bytes=level.segment_bytes)
-    port = _paired(fs, lost) if level.paired else fs
+    port = _paired(fs, f"{epoch}-{fs.calls}", lost) if level.paired else fs
     with (
         mock.patch.object(journal_of, "SMALLEST_SEGMENT_BYTES", 1024),
         mock.patch.object(Journal, "start", _go_on) if goes_on else nullcontext(),
@@ -126,6 +128,7 @@ def open_space(
             is_shared=level.paired,
             lost=lost,
             space_id=space_id,
+            waiting=waiting,
         )
     if isinstance(port, PairFileSystem):
         port.check = space.check_owner
@@ -135,7 +138,7 @@ def open_space(
     return space
 
 
-def _paired(fs: ForgetfulFileSystem | LastingFileSystem, lost: Callable[[], str]) -> PairFileSystem:
+def _paired(fs: ForgetfulFileSystem | LastingFileSystem, token: str, lost: Callable[[], str]) -> PairFileSystem:
     """As ``Pair.port`` has it."""
 
     def check() -> None:
@@ -145,7 +148,7 @@ def _paired(fs: ForgetfulFileSystem | LastingFileSystem, lost: Callable[[], str]
     pair_fs.retire(fs, layout.ACTIVE, check)
     if not fs.is_dir(layout.ACTIVE):
         fs.make_dir(layout.ACTIVE)
-    return PairFileSystem(fs, layout.ACTIVE, f"{fs.calls}", check, pair.is_in_place)
+    return PairFileSystem(fs, layout.ACTIVE, token, check, pair.is_in_place)
 
 
 def openings(

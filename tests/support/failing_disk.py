@@ -23,6 +23,8 @@ class FailingFileSystem(ForgetfulFileSystem):
         """How many more calls succeed."""
         self.fails_with = errno.EIO
         self.struck: list[tuple[str, object]] = []
+        self.calling = ""
+        """The call of now, which changes or syncs something."""
         super().__init__(None, tree)
 
     def fail(self, at: int, number: int) -> None:
@@ -43,6 +45,7 @@ class FailingFileSystem(ForgetfulFileSystem):
 
 def _failing(name: str) -> Callable[..., Any]:
     def call(fs: FailingFileSystem, *arguments: Any, **named: Any) -> Any:
+        fs.calling = name
         fs.strike(name, arguments[0] if arguments else "")
         return getattr(ForgetfulFileSystem, name)(fs, *arguments, **named)
 

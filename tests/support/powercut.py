@@ -28,7 +28,7 @@ from support.kill_child import settled
 from xaqueue.offline.check import check
 from xaqueue.offline.findings import Severity
 from xaqueue.tools.torture.ledger import Ledger
-from xaqueue.tools.torture.run import Child, Life
+from xaqueue.tools.torture.run import Child, ChildRun
 from xaqueue.tools.torture.work import reopened
 
 KINDS = ("ext4", "xfs", "btrfs")
@@ -163,7 +163,7 @@ class Lives:
         sys.stdout.write(f"life {self.count}: {sync}, {threads} threads, cut at {fault or f'{work_s:.3f} s'}\n")
         self.count += 1
         command = [sys.executable, str(CHILD), *arguments]
-        stopped = Life(command, self.drive.cut, work_s, loses_power=self.drive.races).run(self.ledger)
+        stopped = ChildRun(command, self.drive.cut, work_s, loses_power=self.drive.races).run(self.ledger)
         damage = [str(finding) for finding in check(self.space) if finding.severity is Severity.DAMAGE]
         assert damage == [], "a power cut leaves work to finish, and no damage"
         assert self.ledger.faults == []

@@ -14,10 +14,10 @@ import threading
 import xaqueue
 from xaqueue.connection import Connection
 from xaqueue.tools.torture.ledger import Statement
-from xaqueue.tools.torture.work import FAILED, Say, Worker, resolve, say
+from xaqueue.tools.torture.work import FAILED, Client, Say, resolve, say
 
 
-class Client(Worker):
+class ServedClient(Client):
     """One connection. depth: of all queues, when it begins; from there on it knows what it added and took itself."""
 
     def __init__(self, connection: Connection, name: str, seed: str, say: Say, depth: int) -> None:
@@ -29,7 +29,7 @@ class Client(Worker):
         return self.balance
 
 
-def work(client: Client) -> None:
+def work(client: ServedClient) -> None:
     try:
         client.run()
     except BaseException as error:
@@ -44,7 +44,7 @@ def main(url: str, life: str, seed: str, clients: str) -> None:
     depth = sum(queue["depth"] for queue in first._manager.status()["queues"])  # type: ignore[attr-defined]
     say(Statement("ready"))
     for number in range(int(clients)):
-        client = Client(xaqueue.connect(url), f"{life}.{number}", seed, say, depth)
+        client = ServedClient(xaqueue.connect(url), f"{life}.{number}", seed, say, depth)
         threading.Thread(target=work, args=(client,)).start()
 
 

@@ -59,13 +59,13 @@ def queues(
     left each second meanwhile, where a server tells it. Exit 2 where queues.toml is refused: stderr says why.
     """
     location, rated = location_of(space), dict[str, Rates | None]()
-    found, is_told, complaint = looked(location)
+    found, is_served, complaint = looked(location)
     if interval is not None:
-        before, began = {queue.name: queue for queue in found} if is_told else {}, time.monotonic()
+        before, began = {queue.name: queue for queue in found} if is_served else {}, time.monotonic()
         time.sleep(interval)
-        found, is_told, complaint = looked(location)
+        found, is_served, complaint = looked(location)
         elapsed_s = time.monotonic() - began
-        rated = {one.name: rates(one, before.get(one.name) if is_told else None, elapsed_s) for one in found}
+        rated = {one.name: rates(one, before.get(one.name) if is_served else None, elapsed_s) for one in found}
     if json:
         fields = [dict(zip(RATES, rated[queue.name] or (None, None), strict=True)) if rated else {} for queue in found]
         output.as_json([{**queue_document(queue), **more} for queue, more in zip(found, fields, strict=True)])

@@ -190,8 +190,8 @@ def _part(
 
 def _queue_rows(look: Look, before: Look | None) -> list[list[object]]:
     """The busiest first, and of those that are not busy the fullest."""
-    is_told = before is not None and look.url and (look.url, look.found.owner) == (before.url, before.found.owner)
-    known = {queue.name: queue for queue in before.found.queues} if before is not None and is_told else {}
+    is_same = before is not None and look.url and (look.url, look.found.owner) == (before.url, before.found.owner)
+    known = {queue.name: queue for queue in before.found.queues} if before is not None and is_same else {}
     elapsed_s = look.at - before.at if before is not None else 0.0
     rated = [(queue, glance.rates(queue, known.get(queue.name), elapsed_s)) for queue in look.found.queues]
     rated.sort(key=lambda one: (-sum(one[1] or ()), -(one[0].consumers or 0) - one[0].held, -one[0].depth, one[0].name))

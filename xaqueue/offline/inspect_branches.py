@@ -32,7 +32,7 @@ PAGE = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class BranchMessage:
     """A message that a branch adds or holds. ``size_bytes`` of its file; None where only its name is known."""
 
     queue: str
@@ -48,8 +48,8 @@ class InDoubt:
     state: str
     since: int
     """When it was prepared, or decided; int microseconds UTC, 0 where that is lost."""
-    added: list[Content]
-    held: list[Content]
+    added: list[BranchMessage]
+    held: list[BranchMessage]
     damage: list[str]
     decision: Decision | None = None
 
@@ -114,11 +114,11 @@ def _statuses(fs: FileSystem, xids: Iterable[Xid] | None = None) -> Iterator[Pre
 def _open(status: PreparedBranch) -> Iterator[InDoubt]:
     """The branch, unless it is over, or was promised to nobody."""
     if status.verdict in (Verdict.IN_DOUBT, Verdict.COMMITTING) and (status.blocks or status.damage):
-        contents: dict[bool, list[Content]] = {True: [], False: []}
+        contents: dict[bool, list[BranchMessage]] = {True: [], False: []}
         for _, head in status.blocks:
             held = head.kind is Kind.DEQUEUE
             size = None if held else head.size_bytes
-            contents[held].append(Content(head.properties.queue, head.message_id, size))
+            contents[held].append(BranchMessage(head.properties.queue, head.message_id, size))
         state, since = status.verdict.value, status.prepared_at
         yield InDoubt(status.xid, state, since, contents[False], contents[True], status.damage)
 
@@ -149,14 +149,14 @@ def _decided(fs: FileSystem) -> Iterator[InDoubt]:
         except DamagedBlock as damage:
             yield InDoubt(xid, "decided, and the record is damaged", 0, [], [], [f"{path}: {damage}"])
             continue
-        added = [Content(row.queue, row.message_id) for row in rows if row.kind is Kind.ENQUEUE]
-        held = [Content(row.queue, row.message_id) for row in rows if row.kind is Kind.DEQUEUE]
+        added = [BranchMessage(row.queue, row.message_id) for row in rows if row.kind is Kind.ENQUEUE]
+        held = [BranchMessage(row.queue, row.message_id) for row in rows if row.kind is Kind.DEQUEUE]
         state = heuristics.OUTCOMES[decision.outcome].value
         yield InDoubt(xid, state, decision.at, added, held, [], decision)
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class Effect:
     """One queue that a branch touches. Messages count those that are held; held, by branches in doubt."""
 
     queue: str
@@ -168,7 +168,7 @@ class Change:
     held_after: int
 
 
-def dry_run_of(branch: InDoubt, waiting: Sequence[InDoubt], depths: Mapping[str, int], commit: bool) -> list[Change]:
+def dry_run_of(branch: InDoubt, waiting: Sequence[InDoubt], depths: Mapping[str, int], commit: bool) -> list[Effect]:
     """What becomes of every queue that the branch touches, sorted by name.
 
     waiting: all branches in doubt; depths: of those queues. Raises what ``decide`` would refuse with.
@@ -181,7 +181,7 @@ def dry_run_of(branch: InDoubt, waiting: Sequence[InDoubt], depths: Mapping[str,
     for queue in sorted({*adds, *holds}):
         before = depths.get(queue, 0)
         after = max(before - holds[queue], 0) + adds[queue] if commit else before
-        changes.append(Change(queue, adds[queue], holds[queue], before, after, held[queue], held[queue] - holds[queue]))
+        changes.append(Effect(queue, adds[queue], holds[queue], before, after, held[queue], held[queue] - holds[queue]))
     return changes
 
 

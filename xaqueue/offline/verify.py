@@ -42,7 +42,7 @@ class Share(NamedTuple):
     whole: bool = False
 
 
-class Place(NamedTuple):
+class MessagePlace(NamedTuple):
     """Where a message stands."""
 
     space: str
@@ -137,14 +137,14 @@ def check_numbers(todo: Sequence[Share], highest: dict[str, dict[str, int]]) -> 
     return findings
 
 
-def duplicates(message_id: bytes, places: Iterable[Place]) -> list[Finding]:
+def duplicates(message_id: bytes, places: Iterable[MessagePlace]) -> list[Finding]:
     """What is wrong about an id that was found in several places; those that are gone by now do not count."""
     there = [(place, path) for place in sorted(places) if (path := place.path(message_id)) is not None]
     first = there[0] if there else None
     return [_duplicate(first, other) for other in there[1:] if first is not None and not _is_shared(first[0], *other)]
 
 
-def _is_shared(first: Place, place: Place, path: str) -> bool:
+def _is_shared(first: MessagePlace, place: MessagePlace, path: str) -> bool:
     """Whether it is one message of several queues of a space, in another one of these."""
     if place.space != first.space or place.queue == first.queue:
         return False
@@ -153,7 +153,7 @@ def _is_shared(first: Place, place: Place, path: str) -> bool:
     return False
 
 
-def _duplicate(first: tuple[Place, str], other: tuple[Place, str]) -> Finding:
+def _duplicate(first: tuple[MessagePlace, str], other: tuple[MessagePlace, str]) -> Finding:
     (one, one_path), (place, path) = first, other
     if (place.space, place.queue) == (one.space, one.queue):
         severity, problem = Severity.DAMAGE, f"stands in its queue twice: first as {one_path}"
@@ -172,7 +172,7 @@ def verify(
     todo = [share for space in spaces for share in shares(space)]
     findings: list[Finding] = []
     highest: dict[str, dict[str, int]] = {space: {} for space in spaces}
-    places: dict[bytes, list[Place]] = {}
+    places: dict[bytes, list[MessagePlace]] = {}
     summary = Summary(len(spaces), queues_of(spaces))
     for done, (share, examined) in enumerate(zip(todo, _examined(todo, processes), strict=True), 1):
         findings += examined.findings
@@ -181,7 +181,7 @@ def verify(
             top = max(seq for seq, _ in found)
             highest[share.space][queue] = max(highest[share.space].get(queue, 0), top)
             for seq, message_id in found:
-                places.setdefault(message_id, []).append(Place(share.space, queue, seq))
+                places.setdefault(message_id, []).append(MessagePlace(share.space, queue, seq))
         progress(done, len(todo))
     findings += check_numbers(todo, highest)
     for message_id, found_at in places.items():

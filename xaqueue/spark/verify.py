@@ -21,7 +21,7 @@ from pyspark.sql.types import ArrayType
 from xaqueue.errors import InvalidArgument
 from xaqueue.offline import verify as spaces_room
 from xaqueue.offline.findings import Finding, Severity
-from xaqueue.offline.verify import Place, Share, Summary
+from xaqueue.offline.verify import MessagePlace, Share, Summary
 from xaqueue.spark import no_pandas_warning
 
 SHARES_A_TASK = 8
@@ -88,14 +88,14 @@ def _examine(*columns: list[Any]) -> Iterator[list[tuple[Any, ...]]]:
 
 def _repeated(messages: DataFrame) -> DataFrame:
     """The findings about ids that were seen in several places."""
-    places = f.collect_list(f.struct(*Place._fields)).alias("places")
+    places = f.collect_list(f.struct(*MessagePlace._fields)).alias("places")
     repeated = messages.groupBy("message_id").agg(places).where("size(places) > 1")
     return repeated.select(f.inline(_rows_of(_duplicates, _FINDING)("message_id", "places")))
 
 
 def _duplicates(message_ids: list[bytes], places: list[list[dict[str, Any]]]) -> Iterator[list[tuple[Any, ...]]]:
     for message_id, there in zip(message_ids, places, strict=True):
-        found = spaces_room.duplicates(message_id, (Place(**place) for place in there))
+        found = spaces_room.duplicates(message_id, (MessagePlace(**place) for place in there))
         yield list(map(_columns, found))
 
 

@@ -19,7 +19,7 @@ from starlette.routing import BaseRoute, Route
 
 from xaqueue.batch import is_of_a_batch, parse_gtrid
 from xaqueue.errors import InvalidArgument, UnknownXid
-from xaqueue.offline.inspect_branches import Content, InDoubt, by_age, dry_run_of
+from xaqueue.offline.inspect_branches import BranchMessage, InDoubt, by_age, dry_run_of
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.rpc.methods.service import RemoteOperator
 from xaqueue.rpc.wire import decode
@@ -59,7 +59,7 @@ def _branch(branch: InDoubt) -> dict[str, Any]:
     }
 
 
-def _contents(contents: Sequence[Content]) -> list[dict[str, Any]]:
+def _contents(contents: Sequence[BranchMessage]) -> list[dict[str, Any]]:
     return [{**asdict(one), "message_id": one.message_id.hex()} for one in contents[:SHOWN]]
 
 

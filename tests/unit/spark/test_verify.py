@@ -19,7 +19,7 @@ from xaqueue.features.opening import create
 from xaqueue.features.session import attach
 from xaqueue.offline.check import check
 from xaqueue.offline.findings import Finding
-from xaqueue.offline.verify import Place, duplicates, examine, shares, spaces_of, verify
+from xaqueue.offline.verify import MessagePlace, duplicates, examine, shares, spaces_of, verify
 
 AT_ONCE = "FDATASYNC;DSYNC"
 """The directories are what a commit has said; with a journal they follow by a moment."""
@@ -104,7 +104,7 @@ def test_an_id_in_two_spaces_or_queues_or_twice_in_a_queue(spaces: list[Fabricat
 
 
 def test_a_duplicate_that_is_gone_does_not_count(spaces: list[FabricatedSpace]) -> None:
-    places = [Place(str(space.root), "orders", 4_100) for space in spaces]
+    places = [MessagePlace(str(space.root), "orders", 4_100) for space in spaces]
     assert duplicates(message_id(4_100), places) == []
     spaces[1].put("orders", 4_100)
     assert len(duplicates(message_id(4_100), places)) == 1

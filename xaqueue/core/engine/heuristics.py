@@ -154,11 +154,11 @@ def note_forgotten(space: Space, xid: Xid, by: str, reason: str) -> None:
     if branch is None or branch.decided is not None:
         return
     try:
-        told = parse(space.read_record(f"{HEURISTIC}/{xid}"))
+        decision = parse(space.read_record(f"{HEURISTIC}/{xid}"))
     except (FileNotFoundError, DamagedBlock):
         return
-    line = operator_log.Forgotten(str(xid), told.outcome, told.by, told.at, told.reason, by, space.now_us(), reason)
-    operator_log.append(space, line)
+    last = decision.outcome, decision.by, decision.at, decision.reason
+    operator_log.append(space, operator_log.Forgotten(str(xid), *last, by, space.now_us(), reason))
 
 
 def _record(space: Space, branch: Branch, decision: Decision) -> None:

@@ -29,16 +29,16 @@ Place = tuple[int, MessageId]
 def decode_retry(data: bytes, queue: str, message_id: MessageId) -> Retry:
     """What the record tells. Raises DamagedBlock, also for the record of another message."""
     block = decode(data)
-    told = block.properties
-    if (block.kind, block.message_id, told.queue) != (Kind.UPDATE, message_id, queue):
+    properties = block.properties
+    if (block.kind, block.message_id, properties.queue) != (Kind.UPDATE, message_id, queue):
         raise DamagedBlock("is not the record of tries of the message that it is named after")
-    last = told.headers.get("last", "")
+    last = properties.headers.get("last", "")
     return Retry(
-        told.tries,
-        told.not_before,
-        told.enqueued_at,
+        properties.tries,
+        properties.not_before,
+        properties.enqueued_at,
         int(last) if last.isdecimal() else 0,
-        sys.intern(told.headers.get("reason", "")),  # many have failed for the same one
+        sys.intern(properties.headers.get("reason", "")),  # many have failed for the same one
     )
 
 

@@ -58,17 +58,17 @@ def open_space(
     it before may come back; see ``Journal.start``. on_branches: called in the middle, once the branches are
     recovered: from then on sessions may use the verbs for those that are prepared or decided, while whoever adds, takes
     or browses waits for the messages. reread: what is defined by now. options: see ``Space``.
-    Raises OSError, SpaceError, and what the features raise.
+    Raises OSError, SpaceError, ResourceFailed where another process has them by then, and what the features raise.
     """
     definitions = definitions or Definitions()
     try:
-        now_ns = options.get("now_ns", time.time_ns)
         keeping = features.keeping(definitions)
         keeping = keeping._replace(is_shared=keeping.is_shared or is_shared)
-        clock = lambda: now_ns() // 1000  # noqa: E731
+        clock = lambda: options.get("now_ns", time.time_ns)() // 1000  # noqa: E731
         opened = open_journal(fs, definitions, features.kinds, hardening, epoch, journalled, suspect, keeping, clock)
     except JournalDamaged as damage:
         space = Space(fs, definitions, hardening=hardening, epoch=epoch, features=features, **options)
+        space.check_owner()  # another one by now may have had what is missing here
         open_for_reading(space, damage, features.kinds, progress)
         return space
     journal, records, notes = opened

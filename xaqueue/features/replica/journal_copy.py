@@ -91,7 +91,7 @@ class JournalCopy:
         self.epoch, self.lsn = (found.segment_epoch, found.position) if found.segments else (journal, lsn)
         self.hardened = self.lsn
         """Below this LSN the source has all on its disk, and the directories may follow."""
-        self._told = self._last_round()
+        self._reported = self._last_round()
         """Below this LSN the source had all on its disk, by what it said: before that it writes no other round."""
         self._record_epoch = found.epoch
         self._behind, self._guard = threading.Lock(), threading.Lock()
@@ -103,7 +103,7 @@ class JournalCopy:
             self._start_over(piece)
         if piece.epoch != self.epoch or piece.lsn != self.lsn:
             raise Diverged(f"LSN {piece.lsn:#x} of journal {piece.epoch:#x} has come, and {self.lsn:#x} was asked for")
-        self.hardened = self._told = piece.hardened
+        self.hardened = self._reported = piece.hardened
         placed = self._whole(piece)
         if not placed:
             return
@@ -231,11 +231,11 @@ class JournalCopy:
         if piece.epoch < self.epoch or piece.lsn != piece.start + SECTOR_BYTES or first is None:
             raise Diverged(f"journal {piece.epoch:#x} does not begin where {self.epoch:#x} has ended")
         ended = lsn_in(first.record) if first.record.kind == CHECKPOINT else -1
-        if 0 <= ended < self._told:
+        if 0 <= ended < self._reported:
             raise SpaceError(
-                f"the source has lost its journal from LSN {ended:#x} on, which it had on disk up to {self._told:#x}, "
-                "and this replica has that: stop the source and `xaqueue promote` this replica; or remove this "
-                "directory, if what it has is the one to lose"
+                f"the source has lost its journal from LSN {ended:#x} on, which it had on disk up to "
+                f"{self._reported:#x}, and this replica has that: stop the source and `xaqueue promote` this replica; "
+                "or remove this directory, if what it has is the one to lose"
             )
         if not self.hardened <= ended <= self.lsn:
             raise Diverged(f"journal {piece.epoch:#x} goes on at LSN {ended:#x}, and not at {self.lsn:#x}")

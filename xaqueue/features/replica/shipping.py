@@ -33,7 +33,7 @@ from xaqueue.features.snapshots.manifest import KEPT_JOURNAL
 
 PIECE_BYTES = 1024 * 1024
 """Of one answer, unless a record is larger."""
-TOLD_S = 0.05
+REPORT_S = 0.05
 """A replica that lacks nothing is told what was hardened after so long."""
 LOOK_S = 1.0
 """Between two looks at what queues.toml says."""
@@ -189,7 +189,7 @@ class Shipping:
                 self._changed.notify_all()
             began = time.monotonic()
             while (epoch, lsn) == self.end and not self._stopped:
-                limit_s = min(wait_s, TOLD_S) if self._journal.position > hardened else wait_s
+                limit_s = min(wait_s, REPORT_S) if self._journal.position > hardened else wait_s
                 left_s = began + limit_s - time.monotonic()
                 if left_s <= 0:
                     break

@@ -271,9 +271,11 @@ def _add(space: Space, branch: Branch, message: Message, properties: Properties,
         is_taken = message_id in there.index or message_id in there.pending
     if is_taken:
         if properties.origin:
-            told = replace(message, properties=properties).origin
-            assert told is not None
-            properties = replace(properties, origin=replace(told, message_id=told.message_id or message_id.hex()).text)
+            origin = replace(message, properties=properties).origin
+            assert origin is not None
+            properties = replace(
+                properties, origin=replace(origin, message_id=origin.message_id or message_id.hex()).text
+            )
         message_id = MessageId(fresh_id())
     limit_bytes = max(space.definitions.max_body_bytes, len(message.body))
     packed = pack_properties(properties)

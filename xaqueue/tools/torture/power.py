@@ -29,7 +29,7 @@ from xaqueue.features.session import Session
 from xaqueue.testing.crashing import CHANGES, LOOKS
 from xaqueue.testing.forgetful import ForgetfulFileSystem, Tree
 from xaqueue.tools.torture.ledger import CrashTally, Ledger, Statement
-from xaqueue.tools.torture.work import Worker, reopened
+from xaqueue.tools.torture.work import Client, reopened
 
 DEFINITIONS = '[default]\n[space]\njournal_segment_bytes = 65536\ncheckpoint_s = 1\nsync = "NONE"\n'
 """Small segments, so that they are recycled while one looks."""
@@ -80,7 +80,7 @@ class _Play:
         self.ledger = Ledger()
         self.full: DiskFull | None = None
         seed = f"{dice.random()}"
-        self.workers = [Worker(Session(self.space), f"{n}", seed, self.say) for n in range(dice.choice(WORKERS))]
+        self.workers = [Client(Session(self.space), f"{n}", seed, self.say) for n in range(dice.choice(WORKERS))]
         self.calls = dice.randrange(dice.choice(CALLS))
 
     def say(self, said: Statement) -> None:
@@ -110,7 +110,7 @@ class _Play:
         if self.full is not None:
             raise self.full
 
-    def _work(self, worker: Worker) -> None:
+    def _work(self, worker: Client) -> None:
         try:
             worker.run()
         except Exception as error:

@@ -114,7 +114,7 @@ def survive_kills(space: Path, flags: str, seconds: float, seed: str, least: int
         work_s = dice.uniform(0.0, LONGEST_WORK_S)
         start_s = dice.uniform(0.1, LONGEST_RECOVERY_S) if dice.random() < IN_RECOVERY else LONGEST_START_S
         try:
-            Life(command, kill, work_s, start_s).run(ledger)
+            ChildRun(command, kill, work_s, start_s).run(ledger)
         except LifeFailed as failed:
             if failed.code == NO_ROOM:
                 raise DiskFull(f"no room to work in: {failed}") from None
@@ -138,7 +138,7 @@ class LifeFailed(Exception):
 
 
 @dataclass(frozen=True)
-class Life:
+class ChildRun:
     """``end`` ends it and waits for that: ``start_s`` after its start, or ``work_s`` after it said that it is ready.
 
     ``loses_power``: what it says while ``end`` is at work may be untrue.

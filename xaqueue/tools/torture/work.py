@@ -65,7 +65,7 @@ def number_of(message: Message) -> Number:
     return (message.queue, message.seq, message.message_id.hex())
 
 
-class Worker:
+class Client:
     """One connection, and its random course."""
 
     def __init__(self, session: Session, name: str, seed: str, say: Say) -> None:
@@ -236,7 +236,7 @@ def live(space: Path, flags: str, life: str, seed: str, threads: int, look: Look
     for problem in look(space):
         say(Statement("fault", f"after recovery: {problem}"))
     say(Statement("ready"))
-    workers = [Worker(attach(space, sync=flags, watch=False), f"{life}.{i}", seed, say) for i in range(threads)]
+    workers = [Client(attach(space, sync=flags, watch=False), f"{life}.{i}", seed, say) for i in range(threads)]
     running = [threading.Thread(target=_run, args=(worker,)) for worker in workers]
     for thread in running:
         thread.start()
@@ -244,7 +244,7 @@ def live(space: Path, flags: str, life: str, seed: str, threads: int, look: Look
         thread.join()
 
 
-def _run(worker: Worker) -> None:
+def _run(worker: Client) -> None:
     try:
         worker.run()
     except BrokenPipeError:  # nobody listens any more

@@ -73,6 +73,14 @@ def test_it_opens_and_says_so(root: Path, caplog: pytest.LogCaptureFixture) -> N
     assert files(root) == before
 
 
+def test_who_was_taken_over_meanwhile_calls_nothing_damaged(root: Path) -> None:
+    """What is not where the records say may be what the other process has consumed."""
+    fs = DirectoryFileSystem(root)
+    with pytest.raises(ResourceFailed, match="owns it no more: another one does"):
+        open_space(fs, hardening=Hardening.parse("JOURNAL"), epoch=2, lost=lambda: "another one does")
+    fs.close()
+
+
 def test_it_shows_what_the_directories_hold(session: Session) -> None:
     assert [message.body for message in session.browse("orders")] == [b"first", b"second", b"fourth", b"fifth"]
     assert session.outcome(IN_DOUBT) is Outcome.IN_DOUBT
