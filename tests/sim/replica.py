@@ -153,7 +153,7 @@ class Turning(Threads):
         self._turn = turn
         self._is_taken = False
 
-    def turn(self, limit_s: float) -> None:
+    def give_turn(self, limit_s: float) -> None:
         if self.space is not None and not self._is_taken:
             self._is_taken = True
             try:
@@ -162,10 +162,10 @@ class Turning(Threads):
                 self._is_taken = False
 
     def condition(self, lock: threading.Lock) -> Condition:
-        return OnTurns(lock, self.turn)
+        return OnTurns(lock, self.give_turn)
 
     def let_others(self) -> None:
-        self.turn(0.0)
+        self.give_turn(0.0)
 
 
 class OnTurns:
