@@ -111,6 +111,11 @@ class Replica:
         # What was copied while the space was opened has nothing before it.
         return [*(model for _, _, allowed in before[-1:] for model in allowed), *(model for _, model, _ in following)]
 
+    def later(self) -> list[Model]:
+        """What the space may have been at what it has acknowledged, and behind that."""
+        following = (model for place, _, allowed in self.noted if place >= self.acknowledged for model in allowed)
+        return [*self.at(self.acknowledged), *following]
+
     def take(self, space: Space, connect: Callable[..., Any], turns: int, dice: random.Random, now_us: int) -> None:
         """What there is to be shipped, in so many turns, or all. Raises what its source fails with, and Crashed."""
         with world_of(self.fs, connect, dice, now_us):

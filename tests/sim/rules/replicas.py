@@ -15,6 +15,7 @@ from sim.model import CAME_BACK, IN_DOUBT, Model, Rules
 from sim.replica import Near, Replica, Turning
 from sim.rules.carry import Carry
 from sim.rules.core import in_the_background
+from sim.rules.counts import Counts
 from sim.rules.managed import Managed
 from sim.rules.moments import Moments
 from sim.rules.restores import Restores, are_marked, marks_of
@@ -183,9 +184,10 @@ def calm(world: World, there: Replica) -> None:
 
 
 def whole(world: World) -> Replica:
-    """Raises Over where no replica is one that may be promoted."""
+    """Raises Over where no replica is one that may be promoted. What a branch of a batch comes to, its batch alone
+    tells."""
     there = found(world)
-    if not there.is_one or any(branch.is_of_batch for branch in world.model.branches.values()):
+    if not there.is_one or any(one.is_of_batch for model in there.later() for one in model.branches.values()):
         raise Over
     return there
 
@@ -234,6 +236,8 @@ def promoted(then: Model, now: Model, before: list[int]) -> Model:
     before: what was archived when the replica began, which it has no copy of."""
     model = then.after("cut")
     model.now_us = now.now_us
+    if model.has(Counts):
+        model.of(Counts).least = (0, 0)  # it has those of its copy
     if model.has(Streams):
         model.of(Streams).archived = [one for one in model.of(Streams).archived if one not in before]
     if not model.has(Waits):
