@@ -38,6 +38,7 @@ class Killed(DirectoryFileSystem):
 
     def __init__(self, root: Path, after: int) -> None:
         super().__init__(root, keep_unsynced=False)
+        self._dsync = False  # a write and its sync are two calls
         self.left = after
         self.is_dead = False
 
