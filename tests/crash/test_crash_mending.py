@@ -118,6 +118,7 @@ def test_it_goes_on(tmp_path: Path, make: Callable[[Path], Path], mend: Callable
         fs = Killed(root, after)
         with suppress(Crashed):
             mend(OnDisk(root, fs))
+        fs.close()
         left = tree(root)
         mend(Rehearsal(root))
         assert tree(root) == left

@@ -26,7 +26,10 @@ from xaqueue.offline.inspect_branches import in_doubt
 from xaqueue.offline.redo_view import look_into
 from xaqueue.xid import Xid
 
-CALLS = "create write_at set_modified_ns rename unlink make_dir remove_dir sync_file sync_data sync_dir sync_all"
+CALLS = (
+    "create write_at write_synced set_modified_ns rename unlink make_dir remove_dir "
+    "sync_file sync_data sync_dir sync_all"
+)
 """Those between which a directory differs, and those that take long."""
 LARGE = b"x" * 30_000
 """Too large for a record of a journal of the smallest segments: it has the names only."""

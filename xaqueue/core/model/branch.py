@@ -307,7 +307,7 @@ class Branch:
         self.name = name
         self.blocks = blocks if blocks is not None else []
         self.active, self.suspended, self.working = set(), set(), set()
-        if base is not State.ACTIVE:
+        if base is not State.ACTIVE or riders:
             self.base, self.riders, self.prepared_at = base, riders, prepared_at
 
     @property

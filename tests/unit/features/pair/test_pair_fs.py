@@ -99,6 +99,7 @@ def test_what_others_left_of_a_temporary_goes(tmp_path: Path) -> None:
 CHANGES: list[tuple[str, tuple[object, ...]]] = [
     *(("create", ("d/new", [b""])), ("create", (".owner.new", [b""])), ("link", ("d/f", "d/new"))),
     *(("write_at", ("d/f", 0, [b"x"])), ("write_at", ("journal/1.log", 0, [b"x"])), ("rename", ("d/f", "d/new"))),
+    ("write_synced", ("journal/1.log", 0, [b"x"])),
     *(("unlink", ("d/f",)), ("make_dir", ("e",)), ("remove_dir", ("empty",)), ("set_modified_ns", ("d/f", 1))),
 ]
 

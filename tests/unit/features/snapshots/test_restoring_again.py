@@ -115,9 +115,9 @@ def test_a_power_cut_leaves_no_part_of_what_says_that_it_is_ready(root: Path) ->
     """A file that was made and not synced may be empty then."""
     made: list[str] = []
 
-    def noted(fs: DirectoryFileSystem, path: str, chunks: Sequence[bytes]) -> None:
+    def noted(fs: DirectoryFileSystem, path: str, chunks: Sequence[bytes], modified_ns: int = 0) -> None:
         made.append(path)
-        create(fs, path, chunks)
+        create(fs, path, chunks, modified_ns)
 
     create = DirectoryFileSystem.create
     with pytest.MonkeyPatch.context() as patch:

@@ -249,8 +249,8 @@ def test_a_hundred_subscriptions_cost_one_body(
     with bare_space(tmp_path, level, definitions=definitions) as made:
         create, write_at = made.fs.create, made.fs.write_at
 
-        def counted_create(path: str, chunks: Sequence[bytes]) -> None:
-            create(path, chunks)  # which fails where the directory is missing yet
+        def counted_create(path: str, chunks: Sequence[bytes], modified_ns: int = 0) -> None:
+            create(path, chunks, modified_ns)  # which fails where the directory is missing yet
             written[path.partition("/")[0]] += sum(map(len, chunks))
 
         def counted_write(path: str, offset: int, chunks: Sequence[bytes]) -> None:
