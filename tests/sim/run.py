@@ -51,7 +51,7 @@ def play(seed: int, steps: Sequence[int] | None = None, kinds: Sequence[type[Rul
     """
     share = {each: 0.1 if kinds else each.share for each in FEATURES} | dict.fromkeys(kinds, 1.0)
     drawn = [Core(), *(each() for each in FEATURES if dice(seed, each.__name__).random() < share[each])]
-    drawn = [each for each in drawn if any(map(each.holds_at, doors.LEVELS))]
+    drawn = [each for each in drawn if holds(each)]
     needed = [kind for each in drawn for kind in each.needs if not any(isinstance(one, kind) for one in drawn)]
     drawn += [kind() for kind in needed]
     excluded = tuple(kind for each in drawn for kind in each.excludes)
@@ -72,6 +72,12 @@ def play(seed: int, steps: Sequence[int] | None = None, kinds: Sequence[type[Rul
                 error.add_note("\n".join(world.trace))
                 raise
     return world
+
+
+def holds(rules: Rules) -> bool:
+    """Whether there is a level for it and what it needs."""
+    needed = [rules, *(kind() for kind in rules.needs)]
+    return any(all(each.holds_at(level) for each in needed) for level in doors.LEVELS)
 
 
 def failure_of(
