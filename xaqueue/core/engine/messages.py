@@ -266,23 +266,24 @@ def take_plain(
 ) -> T | None:
     """Takes the next message: what is made of its id, queue, number, packed properties and body. None where there is
     none, or something else is to be asked or done first, or made raises DamagedBlock; then it has taken nothing."""
-    with space.lock:
-        queue = space.queues.get(name) or space.queue(name)
-        index = queue.index
-        if queue.record is not None or index.clock is not None or space.gates or branch.rollback_reason is not None:
-            return None
-        entry = index.take(space.now_ns() // 1000, holder=branch)
-        if index.expired or index.exhausted:
-            space.has_consumed()  # a dequeue only passes them over
-        if entry is None:
-            return None
-        if entry.tries:
-            index.release(entry)
-            return None
-        branch.numbers = number = branch.numbers + 1
-        written = Written(number, Kind.DEQUEUE, name, entry.message_id, 0, entry)
-        branch.blocks.append(written)
+    taken: Sequence[Written] = ()
     try:
+        with space.lock:
+            queue = space.queues.get(name) or space.queue(name)
+            index = queue.index
+            if queue.record is not None or index.clock is not None or space.gates or branch.rollback_reason is not None:
+                return None
+            entry = index.take(space.now_ns() // 1000, holder=branch)
+            if index.expired or index.exhausted:
+                space.has_consumed()  # a dequeue only passes them over
+            if entry is None:
+                return None
+            if entry.tries:
+                index.release(entry)
+                return None
+            branch.numbers = number = branch.numbers + 1
+            taken = (written := Written(number, Kind.DEQUEUE, name, entry.message_id, 0, entry),)
+            branch.blocks.append(written)
         path = layout.message_path(name, entry.seq, entry.message_id, entry.tags)
         found, packed, body = split_message(space.log.read(path))
         if found == entry.message_id:
@@ -290,9 +291,9 @@ def take_plain(
             blocks.take(space, branch, written)
             return answer
     except (DamagedBlock, OSError):
-        pass
+        assert entry is not None
     except BaseException:  # or interrupted: a commit of what was done before is not to consume what nobody got
-        return_last(space, branch, [written])
+        return_last(space, branch, taken)
         raise
     _return_entry(space, branch, written, entry)
     return None

@@ -265,3 +265,31 @@ def test_an_interrupt_behind_any_release_of_the_lock_leaves_nobody_waiting(tmp_p
             if left >= 0:
                 break
     assert at > 0
+
+
+def received(session: Session) -> None:
+    session.receive("q")
+
+
+def taken(session: Session) -> None:
+    session.dequeue("q")
+
+
+@pytest.mark.parametrize(("take", "at"), [(taken, 0), (received, 1)])
+def test_an_interrupt_behind_the_lock_under_which_a_message_was_taken_leaves_it_to_others(
+    tmp_path: Path, take: Callable[[Session], None], at: int
+) -> None:
+    """Neither does a commit of what was done before consume it."""
+    with bare_space(tmp_path / "space", "JOURNAL") as bare:
+        bare.put("q", b"1")
+        space, session, xid = bare.space, Session(bare.space), Xid(1, b"x", b"")
+        if take is taken:
+            session.start(xid)
+        lock, space.lock = space.lock, InterruptingLock(space.lock, at)  # type: ignore[assignment]
+        with pytest.raises(KeyboardInterrupt):
+            take(session)
+        space.lock = lock
+        if take is taken:
+            session.end(xid)
+            session.commit(xid, Flag.ONEPHASE)
+        assert bare.take("q") == [b"1"]
