@@ -51,8 +51,9 @@ calls = st.one_of(
 @settings(max_examples=300, deadline=None)
 @given(st.lists(calls, max_size=40), st.integers(0, 100))
 def test_they_come_to_what_the_changes_say(script: Sequence[tuple[object, ...]], cache_bytes: int) -> None:
-    """Whenever it follows. A name is read only where it was used once, as that of a message is. What was put twice may
-    be one file with two names, which has one time: the steps of a block that queues share give both the same."""
+    """Whenever it follows. A name is read only where it was used once, as that of a message is, which is never put a
+    second time. What was put twice may be one file with two names, which has one time: the steps of a block that queues
+    share give both the same."""
     fs = directories()
     log = LoggedDirectories(fs, cache_bytes)
     files: dict[str, tuple[bytes, int]] = {}
@@ -66,6 +67,8 @@ def test_they_come_to_what_the_changes_say(script: Sequence[tuple[object, ...]],
             assert isinstance(path, str)
             assert isinstance(body, bytes)
             assert isinstance(when_us, int)
+            if path.startswith(RANGE) and path in used:
+                continue
             head = crc32(body).to_bytes(4, "little")  # as that of a block it tells one content from all others
             log.do((PUT, path, head, body, when_us))
             files[path] = head + body, when_us
