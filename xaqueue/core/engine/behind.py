@@ -101,8 +101,8 @@ class Behind:
         dropped = Counter(_drops(left))
         dropped.subtract(_drops(turn.changes))
         with self._lock:
-            if not left:
-                self.standing.difference_update(path for path, want in turn.final.items() if want is None)
+            gone = (path for path, want in turn.final.items() if want is None and path not in turn.gone)
+            self.standing.difference_update(gone)
             self.changes[: len(turn.changes)] = left
             self.size_bytes += put_bytes
             self.files += count

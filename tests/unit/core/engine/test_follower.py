@@ -186,6 +186,31 @@ def test_what_may_have_come_before_somebody_was_interrupted_is_removed(error: Ba
     assert not fs.exists(path)
 
 
+def test_of_what_is_removed_nothing_is_kept_in_mind_whoever_is_interrupted() -> None:
+    class Interrupted(ForgetfulFileSystem):
+        faults = 1
+
+        def unlink(self, path: str) -> None:
+            if path == "prepared/b" and self.faults:
+                self.faults -= 1
+                raise OSError(errno.EIO, "interrupted", path)
+            super().unlink(path)
+
+    fs = Interrupted(None, Tree(dict.fromkeys(DIRECTORIES)))
+    log = LoggedDirectories(fs)
+    for name in "ab":
+        log.do((PUT, f"prepared/{name}", b"head", b"body", 0))
+    log.follow()
+    for name in "ab":
+        log.do((DROP, f"prepared/{name}"))
+    with pytest.raises(OSError, match="interrupted"):
+        log.follow()
+    assert log.behind.standing == {"prepared/b"}
+    log.follow()
+    assert not fs.exists("prepared/b")
+    assert not log.behind.standing
+
+
 def test_a_watermark_is_written_behind_the_files_that_it_tells_of() -> None:
     order: list[str] = []
 
