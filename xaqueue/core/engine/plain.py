@@ -12,6 +12,7 @@ Nothing of a message is decoded on its way: its properties are handed out as the
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
@@ -114,6 +115,8 @@ class WholeSession(Session):
         if not is_plain and branch is not before:
             with space.lock:
                 del space.branches[xid]
+                if self.branch_limit is not None:
+                    self._begun.pop()  # the verbs begin it again, and it counts once
                 space.settle_locked(branch)
         elif not is_plain or ending is Ending.OPEN:
             self._enter(branch)
@@ -155,7 +158,7 @@ class WholeSession(Session):
             branch = space.branches.get(xid)
             if branch is None or branch.busy or branch.base is not State.PREPARED or branch.riders:
                 return None
-            if self._closed or not log.is_atomic or log.failure is not None:
+            if xid[0] in space.features.rules or self._closed or not log.is_atomic or log.failure is not None:
                 return None
             branch.busy = True
         whole = Whole(branch, None)
@@ -206,7 +209,9 @@ class WholeSession(Session):
     def _plain_branch_locked(self, xid: Xid) -> Branch | None:
         """A new branch, or that in which the session is alone; a step of it is on its way from here on."""
         space, branch = self.space, self._current
-        if branch is None and xid not in space.branches and xid[0] not in space.features.rules:
+        if xid[0] in space.features.rules:
+            return None
+        if branch is None and xid not in space.branches:
             if self.branch_limit is not None and len(self._begun) >= self.branch_limit:
                 return None
             branch = self._begin_locked(xid, None)
@@ -215,7 +220,9 @@ class WholeSession(Session):
                 self._local = branch
         elif branch is None or branch.xid != xid or branch.base is not State.ACTIVE or branch.active != {self.number}:
             return None
-        if branch.busy or branch.riders or branch.rollback_reason or branch.deadline:
+        if branch.busy or branch.riders or branch.rollback_reason or branch.deadline or branch.suspended:
+            return None
+        if branch.to_harden:  # its files would be synced while everybody waits
             return None
         self._current = None
         branch.active.discard(self.number)
@@ -227,4 +234,5 @@ class WholeSession(Session):
         with self.space.lock:
             self._current = branch
             branch.active.add(self.number)
+            branch.progress = time.monotonic()
             self.space.settle_locked(branch)

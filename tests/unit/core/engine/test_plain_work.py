@@ -11,6 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from support.bare_space import BareSpace, bare_space
+from xaqueue.batch import ONE_SPACE, Batch
 from xaqueue.core.engine.plain import Answer, Ending, Put, Take, Taken, Whole, Work
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import pack_properties
@@ -332,6 +333,54 @@ def test_a_fence_is_told_to_those_of_the_round_and_to_those_behind_it(bare: Bare
     assert session.try_work(xid("2"), [put(2)], Ending.PREPARE) is None
     with pytest.raises(ResourceFailed, match="fenced"):
         bare.space.log.gather(Whole(bare.space.branches[xid("1")], None))
+
+
+def test_a_branch_that_is_suspended_elsewhere_is_not_plain(bare: BareSpace) -> None:
+    one, two = Session(bare.space), Session(bare.space)
+    one.start(xid("1"))
+    two.start(xid("1"), Flag.JOIN)
+    two.end(xid("1"), Flag.SUSPEND)
+    for ending in (Ending.PREPARE, Ending.ONE_PHASE):
+        assert one.try_work(xid("1"), [put(1)], ending) is None
+    two.start(xid("1"), Flag.RESUME)
+
+
+def test_a_branch_of_a_batch_is_not_plain(bare: BareSpace) -> None:
+    """It is decided with its batch, or not at all."""
+    session = Session(bare.space)
+    alone, late = (Xid(ONE_SPACE, Batch("query", number).gtrid, b"") for number in (1, 2))
+    work(session, alone, [put(1)], Ending.PREPARE)
+    assert session.try_commit(alone) is None
+    work(session, late, [put(2)], Ending.OPEN)
+    for ending in (Ending.PREPARE, Ending.ONE_PHASE):
+        assert session.try_work(late, [put(3)], ending) is None
+
+
+def test_a_branch_that_has_files_is_not_plain(bare: BareSpace) -> None:
+    """They are synced first."""
+    session = Session(bare.space)
+    session.start(xid("1"))
+    session.enqueue("orders", b"a")
+    bare.space.log.spill(bare.space.branches[xid("1")])
+    assert session.try_work(xid("1"), [put(1)], Ending.PREPARE) is None
+
+
+def test_work_is_progress(bare: BareSpace) -> None:
+    session = Session(bare.space)
+    session.start(xid("1"))
+    branch = bare.space.branches[xid("1")]
+    branch.progress = 0.0
+    whole_work(session, xid("1"), [put(1)], Ending.OPEN)
+    assert branch.progress > 0
+
+
+def test_what_is_not_plain_is_no_branch_of_its_session(bare: BareSpace) -> None:
+    session = Session(bare.space)
+    session.branch_limit = 2
+    for number in range(2):
+        assert session.try_work(xid(f"{number}"), [Take("orders")], Ending.OPEN) is None
+        session.start(xid(f"{number}"))
+        session.end(xid(f"{number}"))
 
 
 def test_flags_of_one_phase_are_those_of_the_verb(bare: BareSpace) -> None:
