@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 
 import xaqueue
@@ -15,7 +16,7 @@ from support.raw_client import HungUp, RawClient, Refused
 from support.served import PATIENCE_S, ServerThread
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.ids import fresh_id
-from xaqueue.errors import ProtocolError, RolledBack
+from xaqueue.errors import InvalidArgument, ProtocolError, RolledBack
 from xaqueue.rpc.client.link import PIPELINED_BYTES, ClientSocket
 from xaqueue.rpc.server import session
 from xaqueue.rpc.server.peer import Caller
@@ -212,7 +213,36 @@ def test_work_behind_the_end_is_out_of_order_as_ever(server: ServerThread) -> No
         assert list(connection.browse("orders")) == []
 
 
+def test_what_is_deferred_is_what_it_was_when_it_was_called(server: ServerThread) -> None:
+    headers = {"number": "1"}
+    with xaqueue.connect(server.url) as connection:
+        connection.enqueue("orders", b"a", headers=headers)
+        headers["number"] = "2"
+        connection.enqueue("orders", b"b", headers=headers)
+        headers.clear()
+        connection.commit()
+        assert [message.headers["number"] for message in connection.browse("orders")] == ["1", "2"]
+
+
+def test_a_queue_that_cannot_be_sent_is_refused_at_once(server: ServerThread) -> None:
+    """And the transaction goes on."""
+    with xaqueue.connect(server.url) as connection:
+        connection.enqueue("orders", b"a")
+        with pytest.raises(InvalidArgument, match="UTF-8"):
+            connection.enqueue("orders\udc80", b"b")
+        connection.commit()
+        assert [message.body for message in connection.browse("orders")] == [b"a"]
+
+
 # What a server does without a greenlet
+
+
+def test_an_xid_that_is_none_is_refused_however_deep_it_is(server: ServerThread, client: RawClient) -> None:
+    shallow = client.packed("work", [0, b"", b""], True, [["orders", b"a", ID]], "commit")
+    client.send(shallow.replace(msgpack.packb([0, b"", b""]), b"\x93" + b"\x91" * 1000 + b"\x00\xc4\x00\xc4\x00"))
+    with pytest.raises(Refused, match="is no xid"):
+        client.result(2)
+    assert client.call("echo", 1) == 1
 
 
 def raw(server: ServerThread) -> RawClient:

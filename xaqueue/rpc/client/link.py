@@ -433,7 +433,8 @@ class Link:
             raise self._branch.refusal()
 
     def _is_known(self, queue: str) -> bool:
-        return self.space["any_queue"] or queue in self.space["queues"]
+        """Whether nothing is wrong with the name that keeps it from being sent."""
+        return queue in self.space["queues"] or (self.space["any_queue"] and queue.isascii())
 
     def _check_size(self, size_bytes: int) -> None:
         if size_bytes > self.space["max_body_bytes"]:

@@ -62,7 +62,10 @@ def enqueue(self: Link, queue: str, body: bytes, **options: Unpack[EnqueueOption
         return MessageId(self._ask("enqueue", queue, body, options))
     if given is not None:
         return MessageId(self._ask("enqueue", queue, body, {**options, "message_id": id_of(given)}))
-    self._defer(self._branch, (queue, body, {**options, "message_id": message_id}), size_bytes)
+    taken: dict[str, Any] = {**options, "message_id": message_id}
+    if checked.headers:
+        taken["headers"] = dict(checked.headers)  # its caller may change them before they are sent
+    self._defer(self._branch, (queue, body, taken), size_bytes)
     return message_id
 
 
