@@ -212,7 +212,7 @@ def xid_of(value: Any) -> Xid:
     try:
         return _xid(*value)
     except TypeError:  # a list or map stands where a part should
-        return Xid(*value)
+        raise InvalidArgument(f"{_short(value)} is no xid: [format id, gtrid, bqual] is wanted") from None
 
 
 @lru_cache(maxsize=1024, typed=True)
