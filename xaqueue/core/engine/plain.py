@@ -46,6 +46,8 @@ class Take(NamedTuple):
 
 
 Work = Put | Take
+_GIVEN = messages.Terms(is_given=True, may_wait=False)
+"""A queue may be limited meanwhile, and nobody else would go on while it is waited for."""
 
 
 class Ending(Enum):
@@ -133,7 +135,7 @@ class WholeSession(Session):
             packed = pack_plain(queue, space.now_ns() // 1000)
             head, checksum = head_of(Kind.ENQUEUE, message_id, packed, body, space.epoch)
             written = Written(0, Kind.ENQUEUE, queue, message_id, checksum, Entry(0, message_id))
-            messages.add(space, branch, written, (head, body), messages.NAMED)
+            messages.add(space, branch, written, (head, body), _GIVEN)
             answer: Answer = message_id
         else:
             answer = messages.take_plain(space, branch, work.queue, _taken)

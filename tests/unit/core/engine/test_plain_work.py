@@ -12,11 +12,12 @@ import pytest
 
 from support.bare_space import BareSpace, bare_space
 from xaqueue.batch import ONE_SPACE, Batch
+from xaqueue.core.engine import plain
 from xaqueue.core.engine.plain import Answer, Ending, Put, Take, Taken, Whole, Work
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import pack_properties
 from xaqueue.core.model.definitions import parse
-from xaqueue.errors import DiskFull, DuplicateXid, Error, InvalidArgument, ResourceFailed, UnknownXid
+from xaqueue.errors import DiskFull, DuplicateXid, Error, InvalidArgument, QueueFull, ResourceFailed, UnknownXid
 from xaqueue.features.session import Session
 from xaqueue.message import MessageId
 from xaqueue.xa import Flag, Outcome
@@ -28,6 +29,8 @@ QUEUES = """
 [queues.bills]
 [queues.few]
 max_messages = 3
+when_full = "wait"
+full_wait_s = 0.01
 [queues.once]
 dedup_window_s = 60
 """
@@ -363,6 +366,22 @@ def test_a_branch_that_has_files_is_not_plain(bare: BareSpace) -> None:
     session.enqueue("orders", b"a")
     bare.space.log.spill(bare.space.branches[xid("1")])
     assert session.try_work(xid("1"), [put(1)], Ending.PREPARE) is None
+
+
+def test_a_queue_that_is_limited_meanwhile_is_not_waited_for(bare: BareSpace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever could make room in it may be served by the same thread."""
+    queue, session, pack_plain = bare.space.queues["few"], Session(bare.space), plain.pack_plain
+    bare.put("few", b"1", b"2", b"3")
+    room, queue.room = queue.room, None
+
+    def limit(name: str, now_us: int) -> bytes:
+        queue.room = room
+        return pack_plain(name, now_us)
+
+    monkeypatch.setattr(plain, "pack_plain", limit)
+    with pytest.raises(QueueFull) as full:
+        session.try_work(xid("1"), [put(1, "few")], Ending.PREPARE)
+    assert "also after" not in str(full.value)
 
 
 def test_work_is_progress(bare: BareSpace) -> None:
