@@ -245,6 +245,22 @@ def test_an_xid_that_is_none_is_refused_however_deep_it_is(server: ServerThread,
     assert client.call("echo", 1) == 1
 
 
+@pytest.mark.parametrize("server", ["JOURNAL"], indirect=True)
+def test_a_large_body_leaves_no_room_behind(server: ServerThread, client: RawClient) -> None:
+    large = bytes(200_000)
+    client.call("work", X, True, [["orders", large, ID]], "commit")
+    pack, scheduler, packed = server.server.scheduler.pack, server.server.scheduler, list[object]()
+
+    def packing(value: object) -> bytes:
+        packed.append(value)
+        return pack(value)
+
+    scheduler.pack = packing
+    assert client.call("work", Y, True, [["orders"]])[4] == large
+    assert ID in packed
+    assert large not in packed
+
+
 def raw(server: ServerThread) -> RawClient:
     made = RawClient(server.path)
     made.call("hello", {"protocol": 1})

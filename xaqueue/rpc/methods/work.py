@@ -12,7 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import msgpack
+
 from xaqueue.access import NOTHING
+from xaqueue.core.engine.log import HELD_BYTES
 from xaqueue.core.engine.plain import Ending, Put, Take, Taken, Whole, Work
 from xaqueue.errors import InvalidArgument
 from xaqueue.message import MessageId
@@ -85,14 +88,16 @@ def try_plain(session: WholeSession, method: str, params: list[Any]) -> Whole | 
 
 
 def answer_to(whole: Whole, pack: Callable[[Any], bytes]) -> bytes:
-    """Its result, packed."""
+    """Its result, packed: a large body by another packer, since this one keeps room for the largest that it has
+    seen."""
     if whole.ending is Ending.PREPARE:
         return pack(Vote.OK.value)
     last = whole.answers[-1] if whole.ending is Ending.OPEN else None
     if type(last) is not Taken:
         return pack(last)
     message_id, queue, seq, properties, body = last
-    return b"\x95" + pack(message_id) + pack(queue) + pack(seq) + properties + pack(body)
+    packed = (pack if len(body) <= HELD_BYTES else msgpack.packb)(body)
+    return b"\x95" + pack(message_id) + pack(queue) + pack(seq) + properties + packed
 
 
 def _xid(value: Any) -> Xid | None:
