@@ -64,7 +64,7 @@ class Terms(NamedTuple):
     """See ``Rider.added_locked``."""
 
 
-_PLAIN, NAMED = Terms(), Terms(is_given=True)
+_PLAIN, _NAMED, NAMED_NOW = Terms(), Terms(is_given=True), Terms(is_given=True, may_wait=False)
 _ENQUEUE = Kind.ENQUEUE
 
 
@@ -84,7 +84,7 @@ def enqueue(space: Space, branch: Branch, name: str, body: bytes, options: Enque
     packed = pack_plain(name, space.now_ns() // 1000)
     head, checksum = head_of(_ENQUEUE, message_id, packed, body, space.epoch, definitions.max_body_bytes)
     written = Written(0, _ENQUEUE, name, message_id, checksum, Entry(0, message_id))
-    add(space, branch, written, (head, body), NAMED if options else _PLAIN)
+    add(space, branch, written, (head, body), _NAMED if options else _PLAIN)
     return message_id
 
 

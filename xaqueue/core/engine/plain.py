@@ -46,8 +46,6 @@ class Take(NamedTuple):
 
 
 Work = Put | Take
-_GIVEN = messages.Terms(is_given=True, may_wait=False)
-"""A queue may be limited meanwhile, and nobody else would go on while it is waited for."""
 
 
 class Ending(Enum):
@@ -98,16 +96,14 @@ class WholeSession(Session):
         the branch can only be rolled back."""
         space, before = self.space, self._current
         with space.lock:
-            branch = self._plain_branch_locked(xid) if self._are_plain_locked(works) else None
+            is_plain = xid[0] not in space.features.rules and self._are_plain_locked(works)
+            branch = self._plain_branch_locked(xid) if is_plain else None
         if branch is None:
             return None
         whole = Whole(branch, ending)
         try:
-            is_plain = True
-            for work in works:
-                is_plain = is_plain and self._add(whole, work)
-            if is_plain and ending is not Ending.OPEN:
-                is_plain = self._plan(whole)
+            is_plain = all(self._add(whole, work) for work in works)
+            is_plain = is_plain and (ending is Ending.OPEN or self._plan(whole))
         except BaseException as error:
             leave(space, branch, error)
             self._enter(branch)
@@ -117,8 +113,7 @@ class WholeSession(Session):
         if not is_plain and branch is not before:
             with space.lock:
                 del space.branches[xid]
-                if self.branch_limit is not None:
-                    self._begun.pop()  # the verbs begin it again, and it counts once
+                del self._begun[-1:]  # the verbs begin it again, and it counts once
                 space.settle_locked(branch)
         elif not is_plain or ending is Ending.OPEN:
             self._enter(branch)
@@ -135,7 +130,7 @@ class WholeSession(Session):
             packed = pack_plain(queue, space.now_ns() // 1000)
             head, checksum = head_of(Kind.ENQUEUE, message_id, packed, body, space.epoch)
             written = Written(0, Kind.ENQUEUE, queue, message_id, checksum, Entry(0, message_id))
-            messages.add(space, branch, written, (head, body), _GIVEN)
+            messages.add(space, branch, written, (head, body), messages.NAMED_NOW)
             answer: Answer = message_id
         else:
             answer = messages.take_plain(space, branch, work.queue, _taken)
@@ -145,13 +140,11 @@ class WholeSession(Session):
     def _plan(self, whole: Whole) -> bool:
         """False without anything to do."""
         space, branch = self.space, whole.branch
-        if not branch.blocks:
-            return False
-        if whole.ending is Ending.PREPARE:
+        if branch.blocks and whole.ending is Ending.PREPARE:
             commit.prepare(space, branch, whole.collect)
-        else:
+        elif branch.blocks:
             commit.commit(space, branch, perform=whole.collect)
-        return True
+        return bool(branch.blocks)
 
     def try_commit(self, xid: Xid) -> Whole | None:
         """As ``commit`` of a prepared branch, up to its round, for which it does not wait."""
@@ -178,8 +171,7 @@ class WholeSession(Session):
         space, branch = self.space, whole.branch
         if whole.ending is not Ending.PREPARE and space.failure is None:
             commit.forget_numbers(space, branch)
-        with space.lock:
-            space.settle_locked(branch)
+        leave(space, branch)
         if whole.error is not None and not isinstance(whole.error, RetryLater):
             raise whole.error
         if whole.ending is Ending.PREPARE:
@@ -211,8 +203,6 @@ class WholeSession(Session):
     def _plain_branch_locked(self, xid: Xid) -> Branch | None:
         """A new branch, or that in which the session is alone; a step of it is on its way from here on."""
         space, branch = self.space, self._current
-        if xid[0] in space.features.rules:
-            return None
         if branch is None and xid not in space.branches:
             if self.branch_limit is not None and len(self._begun) >= self.branch_limit:
                 return None

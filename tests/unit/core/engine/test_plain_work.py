@@ -15,7 +15,7 @@ from xaqueue.batch import ONE_SPACE, Batch
 from xaqueue.core.engine import plain
 from xaqueue.core.engine.plain import Answer, Ending, Put, Take, Taken, Whole, Work
 from xaqueue.core.model import layout
-from xaqueue.core.model.block import pack_properties
+from xaqueue.core.model.block import pack_plain, pack_properties
 from xaqueue.core.model.definitions import parse
 from xaqueue.errors import DiskFull, DuplicateXid, Error, InvalidArgument, QueueFull, ResourceFailed, UnknownXid
 from xaqueue.features.session import Session
@@ -370,7 +370,7 @@ def test_a_branch_that_has_files_is_not_plain(bare: BareSpace) -> None:
 
 def test_a_queue_that_is_limited_meanwhile_is_not_waited_for(bare: BareSpace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever could make room in it may be served by the same thread."""
-    queue, session, pack_plain = bare.space.queues["few"], Session(bare.space), plain.pack_plain
+    queue, session = bare.space.queues["few"], Session(bare.space)
     bare.put("few", b"1", b"2", b"3")
     room, queue.room = queue.room, None
 
