@@ -30,6 +30,7 @@ from xaqueue.features.counters import counters as counter_files
 from xaqueue.features.opening import open_space as open_bare
 from xaqueue.features.pair import pair, pair_fs
 from xaqueue.features.pair.pair_fs import PairFileSystem
+from xaqueue.features.snapshots.store import retire_unfinished
 from xaqueue.message import MessageId, Properties
 
 NOON_US = 1_700_000_000_000_000
@@ -148,7 +149,9 @@ def _paired(fs: ForgetfulFileSystem | LastingFileSystem, token: str, lost: Calla
     pair_fs.retire(fs, layout.ACTIVE, check)
     if not fs.is_dir(layout.ACTIVE):
         fs.make_dir(layout.ACTIVE)
-    return PairFileSystem(fs, layout.ACTIVE, token, check, pair.is_in_place)
+    made = PairFileSystem(fs, layout.ACTIVE, token, check, pair.is_in_place)
+    retire_unfinished(made)
+    return made
 
 
 def openings(

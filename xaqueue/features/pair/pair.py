@@ -22,6 +22,7 @@ from xaqueue.core.storage.owner_file import OwnerFile, beat
 from xaqueue.errors import InvalidArgument, ResourceFailed
 from xaqueue.features.pair.pair_fs import PairFileSystem, retire
 from xaqueue.features.retries.register import TRIES
+from xaqueue.features.snapshots.store import retire_unfinished
 
 BEAT_S = 1.0
 
@@ -59,6 +60,7 @@ class Pair(Guard):
         if not fs.is_dir(layout.ACTIVE):
             fs.make_dir(layout.ACTIVE)
         self._files = PairFileSystem(fs, layout.ACTIVE, fresh_id().hex(), self._check_lock, is_in_place)
+        retire_unfinished(self._files)
         return self._files
 
     def begin(self, epoch: int, modes: Modes) -> None:

@@ -1,7 +1,8 @@
 """The snapshots that a space has: which there are, whether they are whole, and the removal of old ones.
 
 Paths are relative to the space's directory. A snapshot is a directory named by its number; one that is being made, or
-removed, has a dot before it, so that what a crash leaves passes for none.
+removed, has a dot before it, so that what a crash leaves passes for none. The epoch of who makes it is behind that: an
+owner that was taken over, and is continued, gives its number to nothing that another one is making.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from xaqueue.features.snapshots.restored import RESTORE_READY
 from xaqueue.snapshot import SnapshotStatus
 
 MOST_CHECKED_BYTES = 64 * 1024
+REMOVING = ".removing."
 HELD_US = 86_400_000_000
 """For so long, a day, nobody else removes a snapshot that is being copied."""
 
@@ -166,13 +168,19 @@ def remove(fs: FileSystem, numbers: Sequence[int]) -> None:
             f"there is no snapshot {missing[0]}, and none was removed: `xaqueue snapshot list` names those there are"
         )
     for number in numbers:
-        going = f"{SNAPSHOTS}/.removing.{number}"
-        if fs.exists(going):
-            remove_tree(fs, going)
         with suppress(FileNotFoundError):  # somebody was faster
-            fs.rename(f"{SNAPSHOTS}/{number}", going)
+            going = _set_aside(fs, f"{number}")
             fs.sync_dir(SNAPSHOTS)
             remove_tree(fs, going)
+
+
+def _set_aside(fs: FileSystem, name: str) -> str:
+    """Where it is removed from."""
+    going = f"{SNAPSHOTS}/{REMOVING}{name}"
+    if fs.exists(going):
+        remove_tree(fs, going)
+    fs.rename(f"{SNAPSHOTS}/{name}", going)
+    return going
 
 
 def next_number(fs: FileSystem) -> int:
@@ -237,6 +245,15 @@ def give_up_restore(fs: FileSystem) -> None:
     if fs.exists(RESTORE_READY):
         fs.unlink(RESTORE_READY)
         fs.sync_dir(RESTORE_READY.partition("/")[0])
+
+
+def retire_unfinished(fs: FileSystem) -> None:
+    """For who takes a space over: what its former owner is making gets no number, however late that is asked for.
+    Raises OSError."""
+    for name in fs.list(SNAPSHOTS) if fs.is_dir(SNAPSHOTS) else ():
+        if name.startswith(".") and not name.startswith(REMOVING):
+            with suppress(FileNotFoundError):  # it has its number by now
+                _set_aside(fs, name)
 
 
 def remove_unfinished(fs: FileSystem) -> None:

@@ -79,7 +79,7 @@ def _take(space: Space, is_held: bool) -> Manifest:
         fs.make_dir(SNAPSHOTS)  # on disk with all that is in it, before that has its name
     store.remove_unfinished(fs)
     number = store.next_number(fs)
-    place = f"{SNAPSHOTS}/.{number}"
+    place = f"{SNAPSHOTS}/.{number}.{space.epoch}"
     links = _Links(fs, place, partial(_check, space))
     try:
         lsn = space.log.copy(links, space.settle)

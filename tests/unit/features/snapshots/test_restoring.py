@@ -638,6 +638,6 @@ def test_a_snapshot_on_another_file_system_is_synced_file_by_file(
         connection.commit()
         connection.snapshot()
     made = tmp_path / "space" / "snapshots" / "1"
-    names = {f"snapshots/.1/{path.relative_to(made)}" for path in made.rglob("*")}
+    names = {f"snapshots/.1.1/{path.relative_to(made)}" for path in made.rglob("*")}
     assert len(names) > 10
     assert names - synced == set()
