@@ -19,6 +19,7 @@ from support.forgetful import ForgetfulFileSystem, Tree
 from xaqueue.core.engine import commit, directory_log, heuristics, journal_log, timeouts
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import definitions, layout
+from xaqueue.core.model.branch import State
 from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.owner import definitions_file
 from xaqueue.core.storage.ids import _fresh as fresh
@@ -106,6 +107,12 @@ def write_counters(space: Space) -> None:
 
 def session(space: Space) -> Session:
     return Session(space)
+
+
+def for_operator(space: Space) -> set[Xid]:
+    """What is in doubt, and told to nobody who would decide it by himself."""
+    branches = space.branches.values()
+    return {one.xid for one in branches if one.is_for_operator and one.base is State.PREPARED and one.decided is None}
 
 
 def decide(space: Space, xid: Xid, commits: bool) -> None:

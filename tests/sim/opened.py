@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from sim import doors
-from sim.model import DONE_BY_HAND, IN_DOUBT, UNDONE_BY_HAND, Model, Rules
+from sim.model import CAME_BACK, DONE_BY_HAND, IN_DOUBT, UNDONE_BY_HAND, Model, Rules
 from sim.wire import Server
 from support.crash_level import Level
 from support.failing_disk import FailingFileSystem
@@ -161,6 +161,7 @@ class Opened:
             all([*contents[name]] == [one.number for one in model.shown(name)] for name in model.queues())
             and all(one.least <= contents[one.queue][one.number][1] <= one.most for one in model.all_shown())
             and listed == listed_in(model)
+            and doors.for_operator(self.space) == {one.xid for one in model.branches.values() if one.state == CAME_BACK}
             and all(one.seq in (0, contents[one.queue][one.number][0]) for one in model.all_shown())
             and all(each.shows(self) for each in model.rules)
         )
