@@ -416,7 +416,8 @@ class Journal:
         path, kept = self._path(name), f"{self.kept}/{name}"
         if self.kept and parse_name(name) is not None and self._fs.exists(path):
             try:
-                discard(self._fs, kept)  # of a restore that was given up
+                if self._fs.exists(kept):  # of a restore that was given up; else one that comes late finds another's
+                    discard(self._fs, kept)
                 self._fs.link(path, kept)
                 synced(self._fs.sync_dir, self.kept)
             except FileNotFoundError:  # a former owner may have recycled it just now

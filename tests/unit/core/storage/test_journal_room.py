@@ -361,6 +361,34 @@ class OtherDisk(DirectoryFileSystem):
         super().rename(source, target)
 
 
+@pytest.mark.parametrize("stands", [False, True])
+def test_what_is_kept_removes_nothing_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stands: bool
+) -> None:
+    """A removal that comes late, behind a takeover, would find what the next owner keeps. What a restore left goes."""
+    fs = DirectoryFileSystem(tmp_path)
+    fs.make_dir("kept")
+    journal = started(fs)
+    journal.kept = "kept"
+    fill(journal, 1)
+    journal.write_checkpoint(journal.position)
+    if stands:
+        fs.create(f"kept/{name_of(0)}", [b"of a restore that was given up"])
+    removed: list[str] = []
+    unlink = fs.unlink
+
+    def note(path: str) -> None:
+        removed.append(path)
+        unlink(path)
+
+    monkeypatch.setattr(fs, "unlink", note)
+    journal.recycle()
+    assert (f"kept/{name_of(0)}" in removed) is stands
+    assert fs.list("kept") == [name_of(0)]
+    assert fs.size(f"kept/{name_of(0)}") > SECTOR_BYTES
+    fs.close()
+
+
 @pytest.mark.parametrize("number", [errno.EXDEV, errno.ENOSPC, errno.EMLINK])
 def test_what_cannot_be_kept_goes_and_the_journal_goes_on(tmp_path: Path, number: int) -> None:
     fs = OtherDisk(tmp_path)
