@@ -48,13 +48,13 @@ class Restores(Rules):
         """What a branch of a batch has come to by then is told by the batch alone."""
         if any(branch.is_of_batch for branch in world.model.branches.values()):
             raise Over
-        there = doors.snapshots(world.fs)
-        number = max(there, default=0) + 1
         left = deepcopy(world.model)
         left.of(Restores).taken = ()
-        world.around.setdefault("snapshots", {})[number] = left
+        models = world.around.setdefault("snapshots", {})
 
         def perform() -> int:
+            """One that had no room when it had its number by then is there, and the next try has another."""
+            models[max(doors.snapshots(world.fs), default=0) + 1] = left
             try:
                 return doors.take_snapshot(world.space)
             except OperationalError:  # the space goes on without it
@@ -62,7 +62,7 @@ class Restores(Rules):
                     raise
                 return 0
 
-        if world.attempt(perform):
+        if number := world.attempt(perform):
             assert not doors.damage(world.fs, number)
             world.model.of(Restores).taken += (number,)
             world.look()

@@ -43,13 +43,15 @@ class Takeovers(Rules):
         likely = LIKELY.get(rival.call, ())
         weights = [each.weights[name] * (8 if name in likely else 1) for each, name in verbs]
         for rules, name in world.dice.choices(verbs, weights, k=VERBS + 2 * len(likely)):
-            if rival.is_over:
+            if rival.is_over or not world.is_paired:  # it may be opened at a level without a journal
                 break
             world.check()
             rival.first = world.space
             with mock.patch.object(world, "wrapped", rival.wrapped):
                 world.perform(rules, name)
         if not rival.is_over:
+            if not world.is_paired:
+                raise Over
             rival.first = world.space
             rival.take_over([world.model])
         rival.finish()
