@@ -31,8 +31,8 @@ from xaqueue.message import Message, MessageId, check_message_id
 from xaqueue.xa import Code, Flag
 from xaqueue.xid import Xid
 
-PROTOCOL = 1
-"""Version of the methods and values; ``hello`` settles it."""
+PROTOCOL = 2
+"""Version of the methods and values; ``hello`` settles it. Version 1 has no ``work``."""
 REQUEST, RESPONSE, NOTIFICATION = 0, 1, 2
 ID_LIMIT = 2**32
 CHUNK_BYTES = 256 * 1024

@@ -19,6 +19,7 @@ from xaqueue.core.owner.definitions_file import write_definitions
 from xaqueue.errors import UnknownQueue
 from xaqueue.features.opening import create
 from xaqueue.features.session import Session
+from xaqueue.rpc import wire
 from xaqueue.rpc.client.manager import remote_manager
 from xaqueue.rpc.methods import sessions
 from xaqueue.rpc.methods.service import RemoteOperator
@@ -75,7 +76,7 @@ def test_who_is_connected_and_since_when(operator: RemoteOperator, user: Connect
     own, other = operator.sessions()
     assert own.since < other.since
     assert abs(other.since - began) < PATIENCE_S * 1e6
-    assert (other.who, other.address, other.transport, other.protocol) == (own.who, "", "unix", 1)
+    assert (other.who, other.address, other.transport, other.protocol) == (own.who, "", "unix", wire.PROTOCOL)
     assert own.who.startswith("user:")
     assert (own.asks, other.asks, own.pid, other.pid) == (True, False, os.getpid(), os.getpid())
     assert 0 < own.number < other.number

@@ -75,7 +75,7 @@ IN_DOUBT = (State.PREPARED, State.DELEGATED)
 def hello(caller: Caller, said: Any = None) -> dict[str, Any]:
     """What a lost session has sent, and this server has not read yet, is never read: its client goes on here."""
     given = said if isinstance(said, Mapping) else {}
-    protocol = given.get("protocol", wire.PROTOCOL)
+    protocol = given.get("protocol", 1)
     if type(protocol) is not int or protocol < 1:
         raise InvalidArgument(f"protocol {protocol!r} is refused: this server speaks 1 to {wire.PROTOCOL}")
     space = caller.session.space
