@@ -38,8 +38,8 @@ from xaqueue.features.opening import create
 from xaqueue.rpc.client.link import ClientSocket
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.rpc.methods.service import RemoteOperator
+from xaqueue.rpc.server.calls import METHODS
 from xaqueue.rpc.server.listeners import ListenConfig
-from xaqueue.rpc.server.session import METHODS
 from xaqueue.xid import Xid
 
 X = Xid(1, b"gtrid", b"bqual")

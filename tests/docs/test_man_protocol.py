@@ -17,7 +17,7 @@ from xaqueue.errors import InvalidArgument
 from xaqueue.message import PLAIN_OPTIONS
 from xaqueue.rpc import wire
 from xaqueue.rpc.methods import messages, service
-from xaqueue.rpc.server import session
+from xaqueue.rpc.server import calls, session
 from xaqueue.rpc.server.peer import Limits
 from xaqueue.xa import Code, Flag, Outcome, Vote
 
@@ -39,14 +39,14 @@ def test_every_method_is_there_with_its_parameters(section: str) -> None:
         optional = [part for part in given if part.endswith("?")]
         assert given[len(given) - len(optional) :] == optional, name
         documented[name] = (len(given) - len(optional), len(given))
-    assert documented == {name: (method.least, method.most) for name, method in session.METHODS.items()}
+    assert documented == {name: (method.least, method.most) for name, method in calls.METHODS.items()}
 
 
 def test_every_method_is_explained(section: str) -> None:
     text = section.partition(".It Sy method")[2].partition(".Ss Errors")[0].partition("\n.El\n")[2]
     explained = {name for line in re.findall(r"^\.It Li (.*)$", text, re.MULTILINE) for name in line.split(" , ")}
     explained |= {"browse_next", "browse_end"} if ".Li browse_next" in text and ".Li browse_end" in text else set()
-    assert explained == set(session.METHODS)
+    assert explained == set(calls.METHODS)
 
 
 def test_every_option_of_enqueue_is_there(section: str) -> None:

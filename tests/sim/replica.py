@@ -32,8 +32,8 @@ from xaqueue.features.replica.follower import ReplicaFollower
 from xaqueue.features.replica.journal_copy import JournalCopy
 from xaqueue.features.snapshots import restore, store
 from xaqueue.rpc.methods.replication import give_up_copy
+from xaqueue.rpc.server.calls import perform
 from xaqueue.rpc.server.peer import NOBODY, Caller, ServerCalls
-from xaqueue.rpc.server.session import perform
 
 Place = tuple[int, int]
 """Epoch and LSN of a journal."""

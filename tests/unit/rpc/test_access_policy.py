@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from xaqueue.access import NO_TABLE, ON_QUEUES, Identity, Policy, Right, Role, check_exposure, token_name
 from xaqueue.core.model.definitions import parse
 from xaqueue.errors import AccessDenied, InvalidArgument
-from xaqueue.rpc.server.session import METHODS
+from xaqueue.rpc.server.calls import METHODS
 from xaqueue.xid import LOCAL_FORMAT_ID
 
 TOKEN = "0123456789abcdef-a-token"

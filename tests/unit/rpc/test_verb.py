@@ -20,8 +20,8 @@ from xaqueue.errors import AccessDenied, InvalidArgument
 from xaqueue.features.opening import create
 from xaqueue.features.session import VERBS, Session, Verbs, attach
 from xaqueue.rpc.client.manager import RemoteManager, remote_manager
+from xaqueue.rpc.server.calls import METHODS
 from xaqueue.rpc.server.listeners import ListenConfig
-from xaqueue.rpc.server.session import METHODS
 from xaqueue.rpc.verb import verb
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ from support.served import PATIENCE_S, ServerThread
 from xaqueue.batch import MANY_SPACES, ONE_SPACE
 from xaqueue.features.counters.values import COUNTERS
 from xaqueue.rpc import wire
+from xaqueue.rpc.server.calls import METHODS
 from xaqueue.rpc.server.peer import Limits
-from xaqueue.rpc.server.session import METHODS
 
 FRAMES = 100
 """Of one session."""

@@ -18,7 +18,7 @@ from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import InvalidArgument, ProtocolError, RolledBack
 from xaqueue.rpc.client.link import PIPELINED_BYTES, ClientSocket
-from xaqueue.rpc.server import session
+from xaqueue.rpc.server import calls, session
 from xaqueue.rpc.server.peer import Caller
 
 X, Y = (7, b"x", b""), (7, b"y", b"")
@@ -275,7 +275,7 @@ def test_plain_work_waits_in_no_greenlet(
     assert client.call("work", Y, True, [["orders"]])[0] == ID
     client.call("work", Y, False, [], "commit")
     carried_out: list[str] = []
-    perform = session.perform
+    perform = calls.perform
 
     def performing(caller: Caller, name: str, params: list[Any]) -> Any:
         carried_out.append(name)

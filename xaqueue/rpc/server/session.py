@@ -1,11 +1,10 @@
 """One client's session on the server: its calls are carried out and answered in their order, in its own greenlet.
 
-A whole transaction that is plain (``engine.plain``) waits for nothing but its round, and that in no greenlet.
+Those that are plain (``rpc.server.calls``) are in none.
 
 Bytes that are no frame, a frame over the limit, or a peer that closes either half ends the session, and only it: what
 it has active is rolled back, what is prepared stays. A peer that sends faster than it is served, or does not read its
 answers, is not read from meanwhile. One that may do nothing at all is told so once, and its session is over.
-Every method of the protocol is in ``METHODS``, by its name.
 """
 
 from __future__ import annotations
@@ -14,30 +13,26 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol, cast
 
 import msgpack
 
 from xaqueue.access import Identity
-from xaqueue.core.engine.plain import Ending, Whole
 from xaqueue.core.engine.state import Space
-from xaqueue.core.storage.group_commit import Step
-from xaqueue.errors import AccessDenied, Error, InvalidArgument, ResourceFailed, RolledBack
+from xaqueue.errors import AccessDenied, Error, ResourceFailed, RolledBack
 from xaqueue.features.session import Session
 from xaqueue.rpc import wire
-from xaqueue.rpc.client.manager import RemoteManager
-from xaqueue.rpc.methods.messages import BROWSE_METHODS
-from xaqueue.rpc.methods.replication import REPLICATION_METHODS, give_up_copy
-from xaqueue.rpc.methods.service import SERVICE_METHODS, hello
+from xaqueue.rpc.methods.replication import give_up_copy
 from xaqueue.rpc.methods.sessions import SessionStatus
-from xaqueue.rpc.methods.work import WORK_METHODS, NamedCall, answer_to, try_plain, work
+from xaqueue.rpc.methods.work import NamedCall
+from xaqueue.rpc.server.calls import PlainCalls, perform
 from xaqueue.rpc.server.listeners import Listeners, unix_pid
 from xaqueue.rpc.server.peer import UNAUTHENTICATED_BYTES, Caller, Limits, PeerTimeouts, ServerCalls
 from xaqueue.rpc.server.scheduler import Scheduler
 from xaqueue.rpc.wire import CallFrame, MalformedFrame
-from xaqueue.xa import Code, Vote
+from xaqueue.xa import Code
 
 MAX_PIPELINED_CALLS = 256
 """So many calls of one session may wait; then no more are read until half of them are done."""
@@ -45,42 +40,6 @@ MAX_PIPELINED_BYTES = 1024 * 1024
 """What was received may hold so much beside the calls that wait; then no more is read until none waits."""
 
 log = logging.getLogger("xaqueue.server")
-
-
-METHODS = {
-    method.name: method
-    for method in (
-        *(verb.method for verb in RemoteManager.verbs.values()),
-        *BROWSE_METHODS,
-        *SERVICE_METHODS,
-        *REPLICATION_METHODS,
-        *WORK_METHODS,
-    )
-}
-"""What a client may call, and the rest of the protocol."""
-
-
-def perform(caller: Caller, name: str, params: list[Any]) -> Any:
-    """What is answered. Raises InvalidArgument for a method or parameters that are none, AccessDenied for a right that
-    is missing, and what the method raises."""
-    method = METHODS.get(name)
-    if method is None:
-        raise InvalidArgument(f"method {name[:60]!r} is unknown: see xaqueue(5)")
-    if not method.least <= len(params) <= method.most:
-        wanted = str(method.least) if method.least == method.most else f"{method.least} to {method.most}"
-        raise InvalidArgument(f"{name} takes {wanted} parameters, not {len(params)}")
-    call = method.call
-    if call is hello and params and isinstance(params[0], Mapping) and params[0].get("token") is not None:
-        caller.show(params[0]["token"])
-    if not caller.identity.owner:  # who may do everything, whatever the policy
-        caller.check(name, method.need, params)
-    shipping = caller.session.space.shipping
-    if shipping is not None and shipping.refusal and method not in REPLICATION_METHODS and call is not hello:
-        shipping.check_shown()
-    for at, value_of in method.forms:
-        if at < len(params):
-            params[at] = value_of(params[at])
-    return call(caller.session if method.is_verb else caller, *params)
 
 
 class Host(ServerCalls, Protocol):
@@ -114,12 +73,8 @@ class ServerSession(asyncio.Protocol):
         self._loop = host.scheduler.loop
         self._calls: deque[tuple[CallFrame, int]] = deque()
         """Each with the end of its frame, in bytes that were received."""
-        self._plain: Whole
-        """The plain one that was begun last."""
-        self._plain_number: int | None = None
-        """Of the request for it, until that is answered."""
-        self._undone: int | None = None
-        """The same, where its round has failed: the greenlet sees to it, whoever is lost."""
+        self._undone: tuple[int, Callable[[], Any]] | None = None
+        """A plain one whose round has failed: the greenlet answers it, whoever is lost."""
         self._is_beginning = False
         self._unpacker = wire.CallUnpacker(host.limits.request_bytes)
         self._task = host.scheduler.spawn(self._run)
@@ -162,12 +117,12 @@ class ServerSession(asyncio.Protocol):
             self._transport.close()
             return
         host.sessions.add(self)
-        self._session = session = Session(host.space)
-        self._log = host.space.log
+        session = Session(host.space)
         session.branch_limit = host.limits.branches
         listeners = host.listeners
         identity = self.guest or listeners.identify(transport)
         self.caller = Caller(session, host, identity, listeners.trust, name=self.name if self.guest is None else "")
+        self._plain = PlainCalls(self, session, self.caller, host.scheduler)
         self.caller.log_admission()
         self._pid = unix_pid(transport.get_extra_info("socket"))
 
@@ -299,64 +254,32 @@ class ServerSession(asyncio.Protocol):
 
     def _begin_plain(self) -> bool:
         """Whether the first call is plain: then it is under way, or answered."""
-        (number, method, params), self._begun_bytes = self._calls[0]
-        if number is None or (method != "work" and method != "commit"):
-            return False
-        if self._pipelined_error is not None or self._paused or not self._writable:
-            return False
-        if self._session.space.shipping is not None:
-            return False
-        if not (self.caller.identity.owner or self._may(method, params)):
-            return False
+        call, self._begun_bytes = first = self._calls.popleft()
+        self._idle = False
+        may_be = self._pipelined_error is None and not self._paused and self._writable
         try:
-            whole = try_plain(self._session, method, params)
+            is_plain = may_be and self._plain.begin(*call)
         except Error as error:
+            number, method, _ = call
             refused = self._refuse(error, *((None, "enqueue") if method == "work" else (number, method)))
-            self._transport.write(wire.response(number, refused, None))
-            self._calls.popleft()
+            self.answered(wire.response(number or 0, refused, None))
             return True
-        if whole is None:
-            return False
-        self._calls.popleft()
-        self._plain_number, self._idle = number, False
-        self._plain = whole
-        if whole.done:
-            self.go_on(whole)
-        else:
-            self._host.scheduler.gather(self._log, self, whole)
-        return True
+        if not is_plain:
+            self._calls.appendleft(first)
+            self._idle = True
+        return is_plain
 
-    def _may(self, method: str, params: list[Any]) -> bool:
-        """All of it; who is refused is told so by the greenlet."""
-        caller = self.caller
-        try:
-            calls = work(caller, *params[:4]) if method == "work" and len(params) >= 3 else [(method, params)]
-            for name, given in calls:
-                caller.check(name, METHODS[name].need, given)
-        except Error:
-            return False
-        return True
-
-    def go_on(self, step: Step) -> None:
-        whole, number = self._plain, self._plain_number
-        if step is not whole or number is None:
-            return
-        if not whole.done and self._log.failure is None:
-            if whole.round is not None:
-                self._host.scheduler.lead(self._log, self, whole)
-            return
-        self._plain_number = None
-        if not whole.done or whole.error is not None:
-            self._undone = number
-            self._task.switch()
-            return
+    def answered(self, frame: bytes) -> None:
         self._answered += 1
         self._idle = True
         if not self._lost:
-            pack = self._host.scheduler.pack
-            self._transport.write(b"\x94\x01" + pack(number) + b"\xc0" + answer_to(whole, pack))
+            self._transport.write(frame)
         if not self._is_beginning:
             self._begin()
+
+    def carry_out(self, number: int, call: Callable[[], Any]) -> None:
+        self._undone = number, call
+        self._task.switch()
 
     def break_off(self) -> None:
         log.exception("[internal-error] %s is ended: the server failed in a way that nobody foresaw", self.name)
@@ -371,8 +294,8 @@ class ServerSession(asyncio.Protocol):
         try:
             while self._undone is not None or not (self._lost or self._ending):
                 if self._undone is not None:
-                    undone, self._undone = self._undone, None
-                    self._carry_out(undone, "commit", partial(self._finish, self._plain))
+                    (undone, call), self._undone = self._undone, None
+                    self._carry_out(undone, "commit", call)
                     continue
                 if not self._calls:
                     self._idle = True
@@ -404,11 +327,6 @@ class ServerSession(asyncio.Protocol):
                     self._host.ended(self)
                 else:
                     self._transport.close()  # once what was answered has been sent
-
-    def _finish(self, whole: Whole) -> Any:
-        """One whose round has failed is done again."""
-        self._session.finish(whole)
-        return Vote.OK if whole.ending is Ending.PREPARE else None
 
     def _carry_out(self, number: int | None, method: str, call: Callable[[], Any]) -> None:
         failed: dict[str, Any] | None = self._pipelined_error

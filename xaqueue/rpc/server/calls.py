@@ -1,0 +1,138 @@
+"""What a session may call: every method of the protocol by its name, how one is carried out, and those that are plain.
+
+A whole transaction that is plain (``engine.plain``) waits for nothing but its round, and for that in no greenlet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Protocol
+
+from xaqueue.core.engine.plain import Ending, Whole
+from xaqueue.core.storage.group_commit import Step
+from xaqueue.errors import Error, InvalidArgument
+from xaqueue.features.session import Session
+from xaqueue.rpc.client.manager import RemoteManager
+from xaqueue.rpc.methods.messages import BROWSE_METHODS
+from xaqueue.rpc.methods.replication import REPLICATION_METHODS
+from xaqueue.rpc.methods.service import SERVICE_METHODS, hello
+from xaqueue.rpc.methods.work import WORK_METHODS, answer_to, try_plain, work
+from xaqueue.rpc.server.peer import Caller
+from xaqueue.rpc.server.scheduler import Scheduler
+from xaqueue.xa import Vote
+
+METHODS = {
+    method.name: method
+    for method in (
+        *(verb.method for verb in RemoteManager.verbs.values()),
+        *BROWSE_METHODS,
+        *SERVICE_METHODS,
+        *REPLICATION_METHODS,
+        *WORK_METHODS,
+    )
+}
+"""What a client may call, and the rest of the protocol."""
+
+
+def perform(caller: Caller, name: str, params: list[Any]) -> Any:
+    """What is answered. Raises InvalidArgument for a method or parameters that are none, AccessDenied for a right that
+    is missing, and what the method raises."""
+    method = METHODS.get(name)
+    if method is None:
+        raise InvalidArgument(f"method {name[:60]!r} is unknown: see xaqueue(5)")
+    if not method.least <= len(params) <= method.most:
+        wanted = str(method.least) if method.least == method.most else f"{method.least} to {method.most}"
+        raise InvalidArgument(f"{name} takes {wanted} parameters, not {len(params)}")
+    call = method.call
+    if call is hello and params and isinstance(params[0], Mapping) and params[0].get("token") is not None:
+        caller.show(params[0]["token"])
+    if not caller.identity.owner:  # who may do everything, whatever the policy
+        caller.check(name, method.need, params)
+    shipping = caller.session.space.shipping
+    if shipping is not None and shipping.refusal and method not in REPLICATION_METHODS and call is not hello:
+        shipping.check_shown()
+    for at, value_of in method.forms:
+        if at < len(params):
+            params[at] = value_of(params[at])
+    return call(caller.session if method.is_verb else caller, *params)
+
+
+class Asks(Protocol):
+    """Whose calls they are."""
+
+    def answered(self, frame: bytes) -> None:
+        """The plain call that was begun last is answered so."""
+
+    def carry_out(self, number: int, call: Callable[[], Any]) -> None:
+        """It is not plain any more: this answers it, in the greenlet, whoever is lost."""
+
+    def break_off(self) -> None:
+        """The server has failed in a way that nobody foresaw."""
+
+
+class PlainCalls:
+    """Those of one session that need no greenlet, one at a time, in the loop."""
+
+    def __init__(self, asks: Asks, session: Session, caller: Caller, scheduler: Scheduler) -> None:
+        self._asks = asks
+        self._session = session
+        self._caller = caller
+        self._scheduler = scheduler
+        self._log = session.space.log
+        self._whole: Whole | None = None
+        """On its way."""
+        self._number = 0
+        """Of the request for it."""
+
+    def begin(self, number: int | None, method: str, params: list[Any]) -> bool:
+        """Whether it is plain: then it is answered, or on its way. Raises what refuses it."""
+        if number is None or (method != "work" and method != "commit"):
+            return False
+        if self._session.space.shipping is not None:
+            return False
+        if not (self._caller.identity.owner or self._may(method, params)):
+            return False
+        whole = try_plain(self._session, method, params)
+        if whole is None:
+            return False
+        self._whole, self._number = whole, number
+        if whole.done:
+            self.go_on(whole)
+        else:
+            self._scheduler.gather(self._log, self, whole)
+        return True
+
+    def _may(self, method: str, params: list[Any]) -> bool:
+        """All of it; who is refused is told so by the greenlet."""
+        caller = self._caller
+        try:
+            calls = work(caller, *params[:4]) if method == "work" and len(params) >= 3 else [(method, params)]
+            for name, given in calls:
+                caller.check(name, METHODS[name].need, given)
+        except Error:
+            return False
+        return True
+
+    def go_on(self, step: Step) -> None:
+        whole = self._whole
+        if whole is None or step is not whole:
+            return
+        if not whole.done and self._log.failure is None:
+            if whole.round is not None:
+                self._scheduler.lead(self._log, self, whole)
+            return
+        self._whole = None
+        if not whole.done or whole.error is not None:
+            self._asks.carry_out(self._number, partial(self._finish, whole))
+            return
+        pack = self._scheduler.pack
+        self._asks.answered(b"\x94\x01" + pack(self._number) + b"\xc0" + answer_to(whole, pack))
+
+    def _finish(self, whole: Whole) -> Any:
+        """One whose round has failed is done again."""
+        self._session.finish(whole)
+        return Vote.OK if whole.ending is Ending.PREPARE else None
+
+    def break_off(self) -> None:
+        self._asks.break_off()
