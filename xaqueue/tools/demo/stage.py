@@ -1,4 +1,4 @@
-"""What both demos stand on: a directory that goes at the end, programs that are killed, progress, and claims."""
+"""What the demos stand on: a directory that goes at the end, programs that are killed, progress, and claims."""
 
 from __future__ import annotations
 
@@ -100,14 +100,6 @@ class Program:
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=complaints
             )
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def running(self) -> bool:
-        return self._process.poll() is None
-
     def __iter__(self) -> Iterator[list[str]]:
         """The words of each line, until it ends. Raises OperationalError where it says none for ``SILENT_S``."""
         assert self._process.stdout is not None
@@ -143,15 +135,7 @@ class Program:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """SIGTERM; SIGKILL if that does not help."""
-        self._process.terminate()
-        try:
-            self._process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            self.kill()
+        self.kill()
         assert self._process.stdout is not None
         self._process.stdout.close()
 
