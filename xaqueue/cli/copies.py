@@ -21,8 +21,8 @@ import typer
 from xaqueue.cli import output
 from xaqueue.cli.exit_codes import ExitCode, complain
 from xaqueue.cli.location import SpaceOption, connected, location_of
-from xaqueue.cli.messages import QueueArgument, complain_of_damage, opened
-from xaqueue.cli.moves import PIECE, LimitOption, WhereOption, chosen, looked, some
+from xaqueue.cli.messages import QueueArgument, complain_of_damage, looked, opened
+from xaqueue.cli.moves import PIECE, LimitOption, WhereOption, chosen, some
 from xaqueue.cli.replacing import replacing
 from xaqueue.cli.target import Target
 from xaqueue.connection import Connection

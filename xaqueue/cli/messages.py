@@ -15,7 +15,15 @@ import typer
 
 from xaqueue.cli import completion, output, parameters
 from xaqueue.cli.exit_codes import ExitCode, complain
-from xaqueue.cli.location import DirectoryOption, SpaceOption, connected, directory_of, location_of, reached
+from xaqueue.cli.location import (
+    DirectoryOption,
+    Location,
+    SpaceOption,
+    connected,
+    directory_of,
+    location_of,
+    reached,
+)
 from xaqueue.connection import Connection
 from xaqueue.core.engine.messages import message_of
 from xaqueue.core.storage.ids import fresh_id
@@ -171,12 +179,7 @@ def browse(
     space. Messages that a branch holds, or that are not due yet, are shown too.
     """
     location, most = location_of(space), limit if limit is not None or json else TABLE_ROWS + 1
-    with ExitStack() as stack:
-        if location.url:
-            messages = stack.enter_context(connected(location)).browse(queue, most)
-        else:
-            known = check_known(location.directory, queue)
-            messages = islice(inspect.browse(location.directory, known, complain_of_damage), most)
+    with looked(location, queue, damaged=complain_of_damage, most=most) as messages:
         if json:
             for message in messages:
                 output.as_json(output.message_json(message))
@@ -232,6 +235,23 @@ def tail(
             output.as_json(output.message_json(message))
         else:
             typer.echo(f"{seq}  {message_id.hex()}  {output.preview(message.body)}")
+
+
+@contextmanager
+def looked(
+    location: Location,
+    queue: str,
+    id_digits: str = "",
+    damaged: Callable[[int, str], None] = lambda *_: None,
+    most: int | None = None,
+) -> Iterator[Iterator[Message]]:
+    """What is there, without owning a directory."""
+    if location.url:
+        with connected(location) as connection:
+            yield connection.browse(queue, most, message_id=id_digits or None)
+    else:
+        known = check_known(location.directory, queue)
+        yield islice(inspect.browse(location.directory, known, damaged, id_digits), most)
 
 
 def complain_of_damage(seq: int, damage: str) -> None:

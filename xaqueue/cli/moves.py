@@ -7,7 +7,7 @@ import operator
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from datetime import timedelta
 from itertools import islice
 from typing import Annotated, Any
@@ -16,13 +16,12 @@ import typer
 
 from xaqueue.cli import completion, output, parameters
 from xaqueue.cli.exit_codes import ExitCode, agreed, complain
-from xaqueue.cli.location import Location, SpaceOption, connected, location_of
-from xaqueue.cli.messages import QueueArgument
+from xaqueue.cli.location import SpaceOption, connected, location_of
+from xaqueue.cli.messages import QueueArgument, looked
 from xaqueue.cli.target import Target
 from xaqueue.connection import Connection
 from xaqueue.errors import InvalidArgument, RetryLater
 from xaqueue.message import Message, MessageId, check_queue_name
-from xaqueue.offline import inspect
 
 PIECE = 100
 """Messages of one transaction."""
@@ -207,19 +206,6 @@ def _work(
 
 def _ask(which: str, queue: str, more: str = "") -> None:
     agreed(f"remove {which} of queue {queue} for good?", "nothing was removed", more)
-
-
-@contextmanager
-def looked(
-    location: Location, queue: str, id_digits: str = "", damaged: Callable[[int, str], None] = lambda *_: None
-) -> Iterator[Iterator[Message]]:
-    """What is there, without owning a directory."""
-    if location.url:
-        with connected(location) as connection:
-            yield connection.browse(queue, message_id=id_digits or None)
-    else:
-        known = inspect.check_known(location.directory, queue)
-        yield inspect.browse(location.directory, known, damaged, id_digits)
 
 
 def some(found: Iterator[Message], tests: Sequence[Test], limit: int | None) -> Iterator[Message]:
