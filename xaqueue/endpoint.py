@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from enum import Enum
-from ipaddress import IPv6Address, ip_address
+from ipaddress import ip_address
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -107,7 +107,7 @@ class Endpoint:
     def _check_place(self) -> None:
         if self.path:
             raise InvalidArgument(f"{self.scheme.value}:// names a host and no path: write xaq://host:port")
-        if not (_is_ipv6(self.host) if ":" in self.host else _HOST.fullmatch(self.host)):
+        if not (is_address(self.host) if ":" in self.host else _HOST.fullmatch(self.host)):
             raise InvalidArgument(f"host {self.host!r} is refused: a name or an address is wanted, IPv6 in brackets")
         if type(self.port) is not int or not 1 <= self.port <= PORT_LIMIT:
             raise InvalidArgument(f"port {self.port!r} is refused: a number from 1 to {PORT_LIMIT} is wanted")
@@ -156,6 +156,14 @@ class Endpoint:
 def is_url(text: str) -> bool:
     """Whether a text is meant as a URL, right or wrong, and not as a directory."""
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/?/", text) is not None
+
+
+def is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def is_loopback(host: str) -> bool:
@@ -275,14 +283,6 @@ def _quoted(value: str | float) -> str:
     if isinstance(value, str):
         return quote(value, safe="/")
     return f"{value:.3f}".rstrip("0").rstrip(".")
-
-
-def _is_ipv6(host: str) -> bool:
-    try:
-        IPv6Address(host)
-    except ValueError:
-        return False
-    return True
 
 
 def _check_clean(what: str, value: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import os
 import socket
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -23,7 +22,7 @@ from xaqueue.core.engine.operator_log import Forgotten
 from xaqueue.errors import InvalidArgument
 from xaqueue.features.session import Session
 from xaqueue.offline import inspect, inspect_branches
-from xaqueue.offline.inspect_branches import InDoubt, dry_run_of
+from xaqueue.offline.inspect_branches import InDoubt, dry_run_of, traffic_of
 from xaqueue.offline.redo_view import look_into
 from xaqueue.rpc.methods.service import RemoteOperator
 from xaqueue.tm.gtrid import Gtrid, parse_listed
@@ -32,19 +31,6 @@ from xaqueue.xid import Xid
 FOREIGN = "foreign"
 """Stands for the coordinator of a branch whose xid another product made."""
 HEADINGS = ("xid", "state", "age", "coordinator", "queues", "damage")
-
-
-class Traffic(NamedTuple):
-    """What a commit would do to one queue."""
-
-    queue: str
-    adds: int
-    holds: int
-
-    def __str__(self) -> str:
-        signed = [f"+{self.adds}"] if self.adds else []
-        signed += [f"-{self.holds}"] if self.holds else []
-        return " ".join((self.queue, *signed))
 
 
 class BranchOrigin(NamedTuple):
@@ -117,13 +103,6 @@ def branch_json(branch: InDoubt) -> dict[str, Any]:
 
 def gtrid_json(gtrid: Gtrid) -> dict[str, Any]:
     return {"gtrid": str(gtrid), "node": gtrid.node, "epoch": gtrid.epoch, "counter": gtrid.counter}
-
-
-def traffic_of(branch: InDoubt) -> list[Traffic]:
-    """By queue, sorted, how many messages the branch adds and holds."""
-    adds = Counter(content.queue for content in branch.added)
-    holds = Counter(content.queue for content in branch.held)
-    return [Traffic(queue, adds[queue], holds[queue]) for queue in sorted({*adds, *holds})]
 
 
 def _row(branch: InDoubt) -> tuple[object, ...]:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 from xaqueue.core.engine import heuristics, quarantine
 from xaqueue.core.engine.heuristics import Decision
@@ -155,6 +156,26 @@ def _decided(fs: FileSystem) -> Iterator[InDoubt]:
         yield InDoubt(xid, state, decision.at, added, held, [], decision)
 
 
+class Traffic(NamedTuple):
+    """What a commit would do to one queue."""
+
+    queue: str
+    adds: int
+    holds: int
+
+    def __str__(self) -> str:
+        signed = [f"+{self.adds}"] if self.adds else []
+        signed += [f"-{self.holds}"] if self.holds else []
+        return " ".join((self.queue, *signed))
+
+
+def traffic_of(branch: InDoubt) -> list[Traffic]:
+    """By queue, sorted, how many messages the branch adds and holds."""
+    adds = Counter(content.queue for content in branch.added)
+    holds = Counter(content.queue for content in branch.held)
+    return [Traffic(queue, adds[queue], holds[queue]) for queue in sorted({*adds, *holds})]
+
+
 @dataclass(frozen=True, slots=True)
 class Effect:
     """One queue that a branch touches. Messages count those that are held; held, by branches in doubt."""
@@ -174,14 +195,12 @@ def dry_run_of(branch: InDoubt, waiting: Sequence[InDoubt], depths: Mapping[str,
     waiting: all branches in doubt; depths: of those queues. Raises what ``decide`` would refuse with.
     """
     check_open(branch, commit)
-    adds = Counter(content.queue for content in branch.added)
-    holds = Counter(content.queue for content in branch.held)
     held = Counter(content.queue for other in waiting if other.decision is None for content in other.held)
     changes = []
-    for queue in sorted({*adds, *holds}):
+    for queue, adds, holds in traffic_of(branch):
         before = depths.get(queue, 0)
-        after = max(before - holds[queue], 0) + adds[queue] if commit else before
-        changes.append(Effect(queue, adds[queue], holds[queue], before, after, held[queue], held[queue] - holds[queue]))
+        after = max(before - holds, 0) + adds if commit else before
+        changes.append(Effect(queue, adds, holds, before, after, held[queue], held[queue] - holds))
     return changes
 
 

@@ -13,7 +13,6 @@ import json
 import logging
 import socket
 from collections.abc import Callable
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -21,7 +20,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from xaqueue.endpoint import is_loopback
+from xaqueue.endpoint import is_address, is_loopback
 from xaqueue.errors import AccessDenied, ConnectionLost, Error, ProgrammingError, ResourceFailed, RetryLater
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.web.link import Requester, ServerLink
@@ -96,7 +95,7 @@ class Door:
         host = _host_of(headers.get("host", ""))
         if self._host is not None and not (is_loopback(host) or host == self._host):
             raise Refused(421, "this is not the host that the request names: use 127.0.0.1 or localhost")
-        if self._is_open and not (is_address(host) or "." not in host or host in self._own):
+        if self._is_open and not (is_address(host.partition("%")[0]) or "." not in host or host in self._own):
             raise Refused(421, "where no token is wanted only an address, or this host's own name, is taken: use one")
         if method not in ("GET", "HEAD", "POST"):
             raise Refused(405, f"{method[:20]} is not for anything here: GET and POST are")
@@ -116,14 +115,6 @@ class Door:
             raise Refused(403, f"an action needs the header {HEADER}: 1, so that no other site's page can ask for it")
         if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise Refused(415, "an action is asked for in JSON: Content-Type: application/json")
-
-
-def is_address(host: str) -> bool:
-    try:
-        ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    return True
 
 
 def _host_of(text: str) -> str:

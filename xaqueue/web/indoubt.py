@@ -7,7 +7,6 @@ hash, and a reason is asked for.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
@@ -19,7 +18,7 @@ from starlette.routing import BaseRoute, Route
 
 from xaqueue.batch import is_of_a_batch, parse_gtrid
 from xaqueue.errors import InvalidArgument, UnknownXid
-from xaqueue.offline.inspect_branches import BranchMessage, InDoubt, by_age, dry_run_of
+from xaqueue.offline.inspect_branches import BranchMessage, InDoubt, by_age, dry_run_of, traffic_of
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.rpc.methods.service import RemoteOperator
 from xaqueue.rpc.wire import decode
@@ -44,14 +43,13 @@ def listed(manager: RemoteManager) -> dict[str, Any]:
 
 
 def _branch(branch: InDoubt) -> dict[str, Any]:
-    adds, holds = (Counter(one.queue for one in contents) for contents in (branch.added, branch.held))
     return {
         "xid": str(branch.xid),
         "gtrid": text_of(branch.xid.gtrid),
         "state": branch.state,
         "since": branch.since,
         "coordinator": _coordinator(branch.xid),
-        "queues": [{"queue": name, "adds": adds[name], "holds": holds[name]} for name in sorted({*adds, *holds})],
+        "queues": [one._asdict() for one in traffic_of(branch)],
         "added": _contents(branch.added),
         "held": _contents(branch.held),
         "damage": branch.damage,
