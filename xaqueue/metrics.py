@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
 from importlib.metadata import version
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, cast
 
 from xaqueue.connection import Connection
@@ -112,11 +113,8 @@ def registry(of: Connection | str | os.PathLike[str], *, space: str = "") -> Col
 
 def check_library() -> None:
     """Raises InvalidArgument where prometheus_client is missing."""
-    try:
-        import prometheus_client
-    except ModuleNotFoundError:
-        raise InvalidArgument(MISSING) from None
-    del prometheus_client
+    if find_spec("prometheus_client") is None:
+        raise InvalidArgument(MISSING)
 
 
 def text_of(ask: Ask, space: str = "") -> bytes:

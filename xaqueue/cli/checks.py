@@ -216,7 +216,7 @@ def salvage_journal(
 
 
 def _print_loss(loss: JournalLoss) -> None:
-    _echo(loss.damage, "", *(f"lost: {lost}" for lost in (*loss.gaps, *loss.files[:ROWS])))
+    output.lines([loss.damage, "", *(f"lost: {lost}" for lost in (*loss.gaps, *loss.files[:ROWS]))])
     if len(loss.files) > ROWS:
         typer.echo(f"lost: {len(loss.files) - ROWS:,} more files (all with --json)")
     if not loss.gaps and not loss.files:
@@ -227,14 +227,9 @@ def _print_loss(loss: JournalLoss) -> None:
         if not steps:
             continue
         left = f", of which {len(shown)} are shown (all with --json)" if len(shown) < len(steps) else ""
-        _echo("", f"{output.counted(len(steps), 'step')} can be read {where} the loss{left}:")
+        typer.echo(f"\n{output.counted(len(steps), 'step')} can be read {where} the loss{left}:")
         output.table(("LSN", "step", "branch", "queues"), [_row(step) for step in shown])
-    _echo("", WHAT_IT_MEANS)
-
-
-def _echo(*lines: str) -> None:
-    for line in lines:
-        typer.echo(line)
+    typer.echo(f"\n{WHAT_IT_MEANS}")
 
 
 def _row(step: StepRead) -> tuple[object, ...]:

@@ -6,7 +6,7 @@ import shutil
 import time
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
 
@@ -36,8 +36,10 @@ from xaqueue.features.snapshots.manifest import MANIFEST, SNAPSHOTS
 from xaqueue.features.snapshots.restoring import plan_of
 from xaqueue.features.snapshots.restoring import restore as restore_space
 from xaqueue.offline.plan import site_of
+from xaqueue.snapshot import SnapshotStatus
+from xaqueue.times import EPOCH
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+HEADINGS = ("snapshot", "taken", "messages", "queues", "checked", "problem")
 
 app = typer.Typer(no_args_is_help=True, help="Take, list, check and remove snapshots.")
 
@@ -111,21 +113,12 @@ def list_(json: JsonOption = False, space: DirectoryOption = None) -> None:
     """List the snapshots, the oldest first, with what a check found and when."""
     with closing(DirectoryFileSystem(_place(space), keep_unsynced=False)) as fs:
         found = store.statuses(fs)
-    if json:
-        output.as_json([asdict(one) for one in found])
-    elif not found:
-        typer.echo("no snapshots yet: `xaqueue snapshot take` makes one")
-    else:
-        rows = [
-            (one.number, _moment(one.taken_at), one.messages, one.queues, _moment(one.checked_at), one.problem)
-            for one in found
-        ]
-        headings = "snapshot", "taken", "messages", "queues", "checked", "problem"
-        output.table(headings, rows, right=("messages", "queues"))
 
+    def row(s: SnapshotStatus) -> tuple[object, ...]:
+        return s.number, output.moment(s.taken_at), s.messages, s.queues, output.moment(s.checked_at), s.problem
 
-def _moment(when_us: int) -> str:
-    return output.moment(when_us) if when_us else ""
+    none = "no snapshots yet: `xaqueue snapshot take` makes one"
+    output.records(found, json, asdict, HEADINGS, row, none=none, right=("messages", "queues"))
 
 
 def _place(space: str | None) -> str:

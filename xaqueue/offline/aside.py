@@ -34,7 +34,6 @@ from xaqueue.offline.plan import Item, Plan, Site, site_of
 REASON = ".reason"
 LEAST_S = 3600
 """In a space that is open."""
-PLACES = (QUARANTINE, JOURNAL, REMOVED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,12 +86,8 @@ class HttpFront:
 
     def __init__(self, config: HttpConfig, advise: Callable[[str], dict[str, Any]] | None = None) -> None:
         """advise: what to do with a global transaction; see ``xaqueue indoubt advise``. Raises InvalidArgument."""
-        try:
-            import starlette
-            import uvicorn
-        except ModuleNotFoundError:
-            raise InvalidArgument(MISSING) from None
-        del starlette, uvicorn
+        if find_spec("starlette") is None or find_spec("uvicorn") is None:
+            raise InvalidArgument(MISSING)
         self.config = config
         self.link = ServerLink(config.is_local or config.insecure)
         self._advise = advise

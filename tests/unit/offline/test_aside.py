@@ -22,10 +22,11 @@ from xaqueue.core.model import layout
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.errors import InvalidArgument
 from xaqueue.features.snapshots.restored import REMOVED
-from xaqueue.offline import aside, inspect
+from xaqueue.offline import inspect
 from xaqueue.offline.aside import clean, find, remove
 
 WEEK_S = 7 * 86400
+PLACES = (layout.QUARANTINE, layout.JOURNAL, REMOVED)
 
 
 @pytest.fixture
@@ -45,14 +46,14 @@ def root(tmp_path: Path) -> Path:
 
 def older(root: Path, age_s: float = 2 * WEEK_S) -> None:
     when = time.time() - age_s
-    for place in aside.PLACES:
+    for place in PLACES:
         for path in (root / place).rglob("*"):
             if path.is_file():
                 os.utime(path, (when, when))
 
 
 def names(root: Path) -> set[str]:
-    found = (path for place in aside.PLACES for path in (root / place).glob("*") if path.suffix != ".log")
+    found = (path for place in PLACES for path in (root / place).glob("*") if path.suffix != ".log")
     return {str(path.relative_to(root)) for path in found}
 
 
@@ -125,7 +126,7 @@ def test_a_prepared_block_that_cannot_be_read_may_name_any(root: Path) -> None:
 
 def test_it_may_be_cut_off_at_any_call(root: Path) -> None:
     """No file is left without its reason, and the next cleaning ends it."""
-    paths = [path for place in aside.PLACES for path in (root / place, *(root / place).rglob("*"))]
+    paths = [path for place in PLACES for path in (root / place, *(root / place).rglob("*"))]
     nodes = {str(path.relative_to(root)): path for path in paths if path.suffix != ".log"}
     start = Tree({name: None if path.is_dir() else path.read_bytes() for name, path in nodes.items()})
     fs = start.open()
@@ -140,7 +141,7 @@ def test_it_may_be_cut_off_at_any_call(root: Path) -> None:
             assert ("quarantine/q.range=0.x" not in there) or "quarantine/q.range=0.x.reason" in there
             after = tree.open()
             remove(after, [one.path for one in find(after, 2**62)[0]])
-            assert set(after.tree_after_kill().nodes) == set(aside.PLACES)
+            assert set(after.tree_after_kill().nodes) == set(PLACES)
         if not fs.crashed:
             break
     assert crash_after > 8
