@@ -17,11 +17,11 @@ import pytest
 
 import xaqueue
 from support import SUPPORT
+from support.late_ledger import LateLedger
 from support.powercut import Lives, disk, seeded
 from support.served import Process
 from xaqueue.offline.check import check
 from xaqueue.offline.findings import Severity
-from xaqueue.tools.torture.ledger import Ledger
 from xaqueue.tools.torture.run import Child, ChildRun
 from xaqueue.tools.torture.work import reopened
 
@@ -59,7 +59,7 @@ def test_power_cuts_of_six_threads(tmp_path: Path, kind: str) -> None:
 
 def rounds(space: Path, end: Callable[[Process, Child], None], *, loses_power: bool) -> None:
     """Lives of a server and its clients, each ended so: what was acknowledged is there, and what is in doubt, is."""
-    seed, ledger = seeded(), Ledger()
+    seed, ledger = seeded(), LateLedger()
     dice = random.Random(seed)
     defined(space)
     for life in range(SERVED):
@@ -69,7 +69,8 @@ def rounds(space: Path, end: Callable[[Process, Child], None], *, loses_power: b
             def ended(child: Child, server: Process = server) -> None:
                 end(server, child)
 
-            ChildRun(command, ended, dice.uniform(*LIFE_S), loses_power=loses_power).run(ledger)
+            with ledger.late(ended) as ended_late:
+                ChildRun(command, ended_late if loses_power else ended, dice.uniform(*LIFE_S)).run(ledger)
         damage = [str(finding) for finding in check(space) if finding.severity is Severity.DAMAGE]
         assert damage == [], "a crash leaves work to finish, and no damage"
         assert ledger.faults == []

@@ -25,9 +25,9 @@ import pytest
 
 import xaqueue
 from support.kill_child import settled
+from support.late_ledger import LateLedger
 from xaqueue.offline.check import check
 from xaqueue.offline.findings import Severity
-from xaqueue.tools.torture.ledger import Ledger
 from xaqueue.tools.torture.run import Child, ChildRun
 from xaqueue.tools.torture.work import reopened
 
@@ -147,7 +147,7 @@ class Lives:
         """Whether commit times outlive a power cut: btrfs hardens a directory without the times of its files."""
         self.seed = seed
         self.space = drive.place / "space"
-        self.ledger = Ledger()
+        self.ledger = LateLedger()
         self.count = 0
         xaqueue.connect(self.space, create=True).close()
         if small_journal:
@@ -163,11 +163,13 @@ class Lives:
         sys.stdout.write(f"life {self.count}: {sync}, {threads} threads, cut at {fault or f'{work_s:.3f} s'}\n")
         self.count += 1
         command = [sys.executable, str(CHILD), *arguments]
-        stopped = ChildRun(command, self.drive.cut, work_s, loses_power=self.drive.races).run(self.ledger)
+        before = self.ledger.heard["stopped"]
+        with self.ledger.late(self.drive.cut) as cut_late:
+            ChildRun(command, cut_late if self.drive.races else self.drive.cut, work_s).run(self.ledger)
         damage = [str(finding) for finding in check(self.space) if finding.severity is Severity.DAMAGE]
         assert damage == [], "a power cut leaves work to finish, and no damage"
         assert self.ledger.faults == []
-        return stopped
+        return self.ledger.heard["stopped"] > before
 
     def judge(self) -> None:
         """After the last cut: everything that was promised is there, once and whole."""

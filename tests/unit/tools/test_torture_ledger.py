@@ -7,14 +7,15 @@ from collections.abc import Sequence
 
 import pytest
 
+from support.late_ledger import LateLedger
 from xaqueue.tools.torture.ledger import Holdings, Ledger, Number, Place, Statement
 
 A: Place = ("red", "t.a")
 B: Place = ("blue", "t.b")
 
 
-def ledger_of(*said: Statement) -> Ledger:
-    ledger = Ledger()
+def ledger_of(*said: Statement) -> LateLedger:
+    ledger = LateLedger()
     for one in said:
         ledger.hear(Statement.parse(one.line()))
     return ledger
@@ -107,9 +108,11 @@ def test_a_fault_that_was_said_is_one() -> None:
     assert Ledger().judge(found) == ["it does not open"]
 
 
-def late(ledger: Ledger, *said: Statement) -> Ledger:
+def late(ledger: LateLedger, *said: Statement) -> LateLedger:
+    ledger.is_late = True
     for one in said:
-        ledger.hear(one, late=True)
+        ledger.hear(one)
+    ledger.is_late = False
     return ledger
 
 

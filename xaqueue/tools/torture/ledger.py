@@ -55,16 +55,14 @@ class BranchRecord:
     taken: Sequence[Place]
     one_phase: bool
     said: set[str] = field(default_factory=set)
-    late: bool = False
-    """Its first promise was heard when the power may have been gone."""
 
     @property
     def committed(self) -> bool:
-        return not self.late and ("acked" in self.said or "decided" in self.said)
+        return "acked" in self.said or "decided" in self.said
 
     @property
     def uncertain(self) -> bool:
-        return self.late or (self.one_phase and "acked" not in self.said)
+        return self.one_phase and "acked" not in self.said
 
 
 @dataclass
@@ -109,8 +107,7 @@ class Ledger:
         """What a recovery that was cut off said is worth nothing."""
         self._in_doubt.clear()
 
-    def hear(self, said: Statement, *, late: bool = False) -> None:
-        """``late``: perhaps the power was gone when it was said, so that it is no promise; a decision it is."""
+    def hear(self, said: Statement) -> None:
         self.heard[said.event] += 1
         for queue, seq, message_id in said.seen:
             if self._numbers.setdefault((queue, seq), message_id) != message_id:
@@ -125,13 +122,7 @@ class Ledger:
         elif said.event == "fault":
             self.faults.append(said.tag)
         elif said.tag:
-            self._hear_step(self.branches[said.tag], said.event, late)
-
-    def _hear_step(self, branch: BranchRecord, event: str, late: bool) -> None:
-        if late and event == "prepared":
-            branch.late = True
-        elif not late or event not in FINISHED:
-            branch.said.add(event)
+            self.branches[said.tag].said.add(said.event)
 
     def decided(self) -> set[str]:
         """The branches that are to be committed where they are found in doubt."""
@@ -150,7 +141,7 @@ class Ledger:
         for tag in sorted(in_doubt):
             if tag not in self.branches:
                 yield f"branch {tag} is in doubt, and nobody prepared it"
-            elif self.branches[tag].said & FINISHED and not self.branches[tag].late:
+            elif self.branches[tag].said & FINISHED:
                 yield f"finished branch {tag} is in doubt again"
         for tag, branch in self.branches.items():
             if "prepared" in branch.said and not branch.said & BEGUN and tag not in in_doubt:

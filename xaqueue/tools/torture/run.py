@@ -139,39 +139,34 @@ class LifeFailed(Exception):
 
 @dataclass(frozen=True)
 class ChildRun:
-    """``end`` ends it and waits for that: ``start_s`` after its start, or ``work_s`` after it said that it is ready.
-
-    ``loses_power``: what it says while ``end`` is at work may be untrue.
-    """
+    """``end`` ends it and waits for that: ``start_s`` after its start, or ``work_s`` after it said that it is ready, or
+    once it said that it has stopped."""
 
     command: Sequence[str]
     end: Callable[[Child], None]
     work_s: float
     start_s: float = LONGEST_START_S
-    loses_power: bool = False
 
-    def run(self, ledger: Ledger) -> bool:
-        """Returns whether it said "stopped", which ended it. Raises LifeFailed where nobody killed it."""
+    def run(self, ledger: Ledger) -> None:
+        """Raises LifeFailed where nobody killed it."""
         ledger.begin_life()
         with tempfile.TemporaryFile() as decided, tempfile.TemporaryFile() as complaint:
             decided.write(json.dumps(sorted(ledger.decided())).encode())
             decided.seek(0)
             with subprocess.Popen(self.command, stdin=decided, stdout=subprocess.PIPE, stderr=complaint) as child:
                 try:
-                    return self._listen(child, ledger)
+                    self._listen(child, ledger)
                 except EOFError:
-                    code = child.wait()
-                    if code == -signal.SIGKILL:
-                        return False
-                    complaint.seek(0)
-                    raise LifeFailed(code, complaint.read().decode("utf-8", "replace").strip()) from None
+                    if (code := child.wait()) != -signal.SIGKILL:
+                        complaint.seek(0)
+                        raise LifeFailed(code, complaint.read().decode("utf-8", "replace").strip()) from None
                 finally:
                     child.kill()
 
-    def _listen(self, child: Child, ledger: Ledger) -> bool:
+    def _listen(self, child: Child, ledger: Ledger) -> None:
         """Until its end. Raises EOFError where that is its own."""
         assert child.stdout is not None
-        pipe, until, stopped, rest = child.stdout.fileno(), time.monotonic() + self.start_s, False, b""
+        pipe, until, rest = child.stdout.fileno(), time.monotonic() + self.start_s, b""
         left = self.start_s
         while select.select([pipe], [], [], left)[0]:
             heard = os.read(pipe, 1 << 16)
@@ -183,14 +178,13 @@ class ChildRun:
                 if said.event == "ready":
                     until = time.monotonic() + self.work_s
                 elif said.event == "stopped":
-                    stopped = True
+                    until = 0.0
             if left == 0.0:
                 break
-            left = 0.0 if stopped else max(0.0, until - time.monotonic())
+            left = max(0.0, until - time.monotonic())
         self.end(child)
         for line in (rest + child.stdout.read()).split(b"\n")[:-1]:
-            ledger.hear(Statement.parse(line), late=self.loses_power)
-        return stopped
+            ledger.hear(Statement.parse(line))
 
 
 def kill(child: Child) -> None:
