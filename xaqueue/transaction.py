@@ -24,7 +24,7 @@ from xaqueue.errors import (
 )
 from xaqueue.message import reason_of
 from xaqueue.xa import Flag, Outcome, Vote
-from xaqueue.xid import LOCAL_FORMAT_ID, Xid
+from xaqueue.xid import Xid
 
 if TYPE_CHECKING:  # brings the types of batches, which a plain connection never needs
     from xaqueue.carried import CarriedChange
@@ -69,7 +69,7 @@ BEGIN = "begin one with tpc_begin"
 """What to do where there is no transaction."""
 UNCOMMITTED = (Phase.LOCAL, Phase.LOCAL_ENDED, Phase.ACTIVE, Phase.ENDED)
 """Where the end of the session is the end of the work."""
-_NO_XID = Xid(LOCAL_FORMAT_ID, b"", b"")
+_NO_XID = Xid.local(b"")
 
 
 class Transaction:
@@ -128,7 +128,7 @@ class Transaction:
             self._check_thread()
 
     def _begin_local(self) -> None:
-        xid = Xid(LOCAL_FORMAT_ID, self._make_id(), b"")
+        xid = Xid.local(self._make_id())
         self._manager.start(xid)
         self.enter(Phase.LOCAL, xid)
 

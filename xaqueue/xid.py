@@ -55,6 +55,11 @@ class Xid(_Parts):
         return self.format_id == LOCAL_FORMAT_ID
 
     @classmethod
+    def local(cls, gtrid: bytes, bqual: bytes = b"") -> Xid:
+        """The name of a branch that a session starts for itself; gtrid: 16 bytes that nobody else has."""
+        return tuple.__new__(cls, (LOCAL_FORMAT_ID, gtrid, bqual))
+
+    @classmethod
     def parse(cls, text: str) -> Xid:
         """The Xid of its text form; the exact inverse of ``str``. Raises InvalidArgument."""
         parts = text.split(".")

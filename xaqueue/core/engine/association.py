@@ -22,6 +22,7 @@ from xaqueue.errors import (
 from xaqueue.xa import Code, Flag
 from xaqueue.xid import LOCAL_FORMAT_ID, Xid
 
+_ACTIVE = State.ACTIVE
 _UNPREPARED = (State.ACTIVE, State.IDLE, State.ROLLBACK_ONLY)
 
 
@@ -49,18 +50,17 @@ class Association:
         self._closed = False
 
     def start(self, xid: Xid, flags: Flag = Flag.NOFLAGS, timeout_s: float | None = None) -> None:
-        call = Call.START if flags is Flag.NOFLAGS else call_of("start", flags)
         if self._closed:
             self._check_open()
         space = self.space
         with space.lock:
             if space.log.failure is not None:
                 space.check()
-            if call is Call.START and self._current is None and xid not in space.branches:
+            if flags is Flag.NOFLAGS and self._current is None and xid not in space.branches:
                 branch = self._begin_locked(xid, timeout_s)
                 branch.active.add(self.number)
             else:
-                branch = self._enter_locked(xid, call, timeout_s)
+                branch = self._enter_locked(xid, call_of("start", flags), timeout_s)
                 branch.progress = time.monotonic()
         self._current, self._last = branch, xid
         if xid[0] == LOCAL_FORMAT_ID:
@@ -87,7 +87,6 @@ class Association:
         return branch
 
     def end(self, xid: Xid, flags: Flag = Flag.SUCCESS) -> None:
-        call = Call.END_SUCCESS if flags is Flag.SUCCESS else call_of("end", flags)
         if self._closed:
             self._check_open()
         branch = self._current
@@ -95,14 +94,14 @@ class Association:
             if (
                 branch is None
                 or branch.xid != xid
-                or branch.base is not State.ACTIVE
-                or call is not Call.END_SUCCESS
+                or branch.base is not _ACTIVE
+                or flags is not Flag.SUCCESS
                 or branch.busy
                 or branch.rollback_reason
                 or branch.deadline
                 or branch.riders
             ):
-                self._end_locked(xid, call, flags)
+                self._end_locked(xid, call_of("end", flags), flags)
             else:
                 self._current = None
                 branch.active.discard(self.number)

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
 from operator import attrgetter
 
 from xaqueue.core.engine.state import Busy, Space
 from xaqueue.core.model.block import (
     NO_MESSAGE,
-    NO_TRY,
     NOTHING,
     UNLIMITED,
     Block,
     Kind,
     Listed,
     encode_with_checksum,
-    head_of,
     pack_list,
-    pack_properties,
 )
+from xaqueue.core.model.block_files import dequeue_block
 from xaqueue.core.model.branch import Branch, State, Written
 from xaqueue.core.model.layout import PREPARED
 from xaqueue.core.storage.fs import NO_ROOM
@@ -76,31 +73,9 @@ def _is_kept(branch: Branch) -> bool:
     )
 
 
-def take(space: Space, branch: Branch, *taken: Written) -> None:
-    """Messages are dequeued. Without room for a block, that is added later, or not at all: what ends the branch may
-    need none."""
-    try:
-        space.log.take(branch, taken, partial(dequeue_block, space))
-    except OSError as error:
-        if error.errno not in NO_ROOM:
-            raise space.fence(error) from error
-
-
 def add_dequeue(space: Space, branch: Branch, written: Written) -> None:
     """Adds the block of a dequeue that has none yet. Raises as ``_add`` does."""
-    _add(space, branch, written, dequeue_block(space, written))
-
-
-def dequeue_block(space: Space, written: Written) -> bytes:
-    """The block that names the message to remove, and says how many tries that had had."""
-    packed = _packed(written.queue, written.entry.tries if written.entry is not None else 0, written.is_try)
-    head, written.checksum = head_of(Kind.DEQUEUE, written.message_id, packed, b"", space.epoch)
-    return head
-
-
-@lru_cache(maxsize=1024)
-def _packed(queue: str, tries: int, is_try: bool) -> bytes:
-    return pack_properties(Properties(queue, tries=tries, unknown={} if is_try else {NO_TRY: True}))
+    _add(space, branch, written, dequeue_block(written, space.epoch))
 
 
 def add_branch_block(space: Space, branch: Branch) -> None:

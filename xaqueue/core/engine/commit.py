@@ -145,7 +145,7 @@ def _complete(space: Space, branch: Branch) -> None:
 
 def commit_change(space: Space, branch: Branch, step: IntEnum) -> Change:
     """What a commit does: numbers are given to what arrives. Called with the lock held."""
-    when_us = space.commit_time_us()
+    when_us = space.last_commit_us = max(space.now_ns() // 1000, space.last_commit_us)
     ops: list[Op] = []
     removals: list[Op] = []
     rest: list[Op] = []

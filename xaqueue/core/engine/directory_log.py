@@ -26,7 +26,7 @@ from typing import NamedTuple
 from xaqueue.core.engine.log import NEVER, STEP_FILES, CommitPending, Copying, Owner, Register
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import Kind
-from xaqueue.core.model.block_files import make_twin, read_block
+from xaqueue.core.model.block_files import dequeue_block, make_twin, read_block
 from xaqueue.core.model.branch import Branch, Written
 from xaqueue.core.model.change import DROP, MOVE, PUT, Change, Op
 from xaqueue.core.model.layout import ACTIVE, COMMITTED, PREPARED, RANGE_BITS
@@ -116,9 +116,14 @@ class DirectoryLog(GroupCommit):
         written.path = path
         branch.to_harden = self._hardens
 
-    def take(self, branch: Branch, taken: Sequence[Written], block: Callable[[Written], bytes]) -> None:
-        for written in taken:
-            self.add(branch, written, block(written), b"")
+    def take(self, branch: Branch, taken: Sequence[Written], epoch: int) -> None:
+        try:
+            for written in taken:
+                self.add(branch, written, dequeue_block(written, epoch), b"")
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                self.fail(error)
+                raise self._failed() from error
 
     def return_untried(self, written: Written) -> None:
         """It is where its block is."""

@@ -27,9 +27,8 @@ LARGEST_INODES = 1000
 FILE_BYTES = 4096
 """What a file takes beside its content, at most."""
 LOOK_BYTES = 1024 * 1024
-LOOK_FILES = 256
 LOOK_S = 1.0
-"""The disk is looked at whenever one of these was used up."""
+"""The disk is looked at whenever one of these was used up; so no more than 256 files come between."""
 
 
 def limits(definitions: Definitions, room: Room) -> tuple[int, int]:
@@ -74,17 +73,16 @@ class RoomLimit:
         self.kept: Callable[[], tuple[int, int]] = lambda: (0, 0)
         """Bytes and files that branches keep in memory which are not prepared: they are going to need room."""
         self._reserve = reserve
-        self._bytes_left = -1
-        self._files_left = -1
+        self._left_bytes = -1
+        """What may be used up before the next look; each file counts as FILE_BYTES at least."""
         self._due = 0.0
         if reserve is not None:
             reserve.used = self._look_soon
 
     def has(self, size_bytes: int) -> bool:
         """Counts a message with a body of this size. False: ``check`` has to look."""
-        self._bytes_left = bytes_left = self._bytes_left - size_bytes - FILE_BYTES
-        self._files_left = files_left = self._files_left - 1
-        return bytes_left >= 0 and files_left >= 0 and monotonic() < self._due
+        self._left_bytes = left_bytes = self._left_bytes - size_bytes - FILE_BYTES
+        return left_bytes >= 0 and monotonic() < self._due
 
     def check(self, definitions: Definitions, log: Log, branch: Branch, size_bytes: int) -> None:
         """Looks before a message with a body of this size is written. Raises DiskLow, OSError, ResourceFailed."""
@@ -98,7 +96,7 @@ class RoomLimit:
             )
 
     def _look_soon(self) -> None:
-        self._files_left = -1
+        self._left_bytes = -1
 
     def retry(self, error: OSError, call: Callable[[], object]) -> None:
         """Does a call that failed with this error again, with room from the reserve. Raises its last error."""
@@ -134,9 +132,9 @@ class RoomLimit:
             lack, room = self._refused(definitions, log, size_bytes)
         if not lack:
             least_bytes, least_inodes = limits(definitions, room)
-            self._bytes_left = min((room.free_bytes - size_bytes - least_bytes) // 4, LOOK_BYTES)
-            spare = (room.free_inodes - 1 - least_inodes) // 4 if room.total_inodes else LOOK_FILES
-            self._files_left = min(spare, LOOK_FILES)
+            self._left_bytes = min((room.free_bytes - size_bytes - least_bytes) // 4, LOOK_BYTES)
+            if room.total_inodes:
+                self._left_bytes = min((room.free_inodes - 1 - least_inodes) // 4 * FILE_BYTES, self._left_bytes)
             self._due = monotonic() + LOOK_S
         return lack
 

@@ -122,7 +122,7 @@ class JournalLog(DeferringCommit):
         return self.behind.size_bytes > PENDING_BYTES or self.behind.files > PENDING_FILES
 
     def add(self, branch: Branch, written: Written, head: bytes, body: bytes) -> None:
-        if self.adds_late and written.kind is Kind.ENQUEUE:
+        if written.kind is Kind.ENQUEUE and self.adds_late:
             self.settle()  # whoever adds waits for the directories, and needs room in them; what ends a branch does not
         twin = written.shared
         if twin is written:
@@ -179,9 +179,13 @@ class JournalLog(DeferringCommit):
                         size -= BLOCK_BYTES if written.twin is not None else len(head) + len(body) + BLOCK_BYTES
                         branch.kept = size, count - 1
 
-    def take(self, branch: Branch, taken: Sequence[Written], block: Callable[[Written], bytes]) -> None:
+    def take(self, branch: Branch, taken: Sequence[Written], epoch: int) -> None:
         if self.register is not None:
-            self.register.add(taken)
+            try:
+                self.register.add(taken)
+            except OSError as error:
+                self.fail(error)
+                raise self._failed() from error
 
     def remember_takes(self, begin: Callable[[], Register]) -> None:
         self.register = begin()

@@ -145,9 +145,10 @@ class Log(Protocol):
     def add(self, branch: Branch, written: Written, head: bytes, body: bytes) -> None:
         """Keeps the block, or writes it to active/. Raises OSError; where it is one of NO_ROOM nothing is left."""
 
-    def take(self, branch: Branch, taken: Sequence[Written], block: Callable[[Written], bytes]) -> None:
-        """Messages are dequeued: if this process is killed, that counts as a try of each. block: makes the block of a
-        dequeue. Raises OSError; where it is one of NO_ROOM some have no block, and nothing is left of it."""
+    def take(self, branch: Branch, taken: Sequence[Written], epoch: int) -> None:
+        """Messages are dequeued: if this process is killed, that counts as a try of each. epoch: of their blocks. One
+        without room for a block has it added later, or not at all: what ends the branch may need none. Raises
+        ResourceFailed."""
 
     def return_untried(self, written: Written) -> None:
         """If this process is killed from here on, this dequeue is no try. Raises ResourceFailed."""

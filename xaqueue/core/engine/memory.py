@@ -186,7 +186,9 @@ class Memory:
         """Who has a say in what queues hand out: nobody in most spaces."""
         self.looks_at = float("inf")
         """By the monotonic clock, when somebody looks for branches that are late."""
-        self._last_commit_us = 0
+        self.last_commit_us = 0
+        """The time of the last commit, or of a message that was found: no later one gets an earlier one, whatever the
+        clock does."""
         self._sessions = 0
 
     def memory_of(self, kept: type[T]) -> T:
@@ -239,15 +241,8 @@ class Memory:
             self.wakes.late.wake()
 
     def committed_by(self, when_us: int) -> None:
-        """A message that was found has this commit time: no later one gets an earlier one."""
-        self._last_commit_us = max(self._last_commit_us, when_us)
-
-    def commit_time_us(self) -> int:
-        """Now, and never before an earlier commit, whatever the clock does. Called with the lock held."""
-        now_us = self.now_ns() // 1000
-        if now_us > self._last_commit_us:
-            self._last_commit_us = now_us
-        return self._last_commit_us
+        """A message that was found has this commit time."""
+        self.last_commit_us = max(self.last_commit_us, when_us)
 
     def kept(self) -> tuple[int, int]:
         """Bytes, about, and number of the blocks that memory has of branches that are not prepared. A prepared one

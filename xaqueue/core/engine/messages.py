@@ -15,11 +15,13 @@ from xaqueue.core.engine import blocks, quarantine
 from xaqueue.core.engine.state import Space, log
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import (
+    NO_MESSAGE,
     Kind,
+    before_time,
     check_message,
     decode,
     head_of,
-    pack_plain,
+    pack,
     pack_properties,
     repacked,
     split_message,
@@ -81,7 +83,7 @@ def enqueue(space: Space, branch: Branch, name: str, body: bytes, options: Enque
     if options and (given is None or len(options) > 1):
         return _enqueue_with(space, branch, name, body, options)
     message_id = MessageId(fresh_id()) if given is None else id_of(given)
-    packed = pack_plain(name, space.now_ns() // 1000)
+    packed = before_time(name) + pack(space.now_ns() // 1000)
     head, checksum = head_of(_ENQUEUE, message_id, packed, body, space.epoch, definitions.max_body_bytes)
     written = Written(0, _ENQUEUE, name, message_id, checksum, Entry(0, message_id))
     add(space, branch, written, (head, body), _NAMED if options else _PLAIN)
@@ -212,7 +214,7 @@ def dequeue(
     """Locks and reads the next message and writes the block that names it; see ``ResourceManager.dequeue``.
 
     even_early: the one of this id, whatever it waits for. together: gets it instead, of a caller who hands nothing out
-    before ``blocks.take`` of all of them.
+    before ``Log.take`` of all of them.
     """
     if name not in space.definitions.known:
         space.definitions.find(name)
@@ -226,21 +228,19 @@ def dequeue(
     deadline = time.monotonic() + wait_s if wait_s else None
     correlation = correlation_hash(correlation_id) if correlation_id is not None else None
     passed: set[int] = set()
-    taken: list[Written] = []
+    written = Written(0, Kind.DEQUEUE, name, NO_MESSAGE, 0)
+    written.is_try = not even_early
     try:
-        while (
-            written := _take(space, branch, name, deadline, message_id, correlation, passed, taken, even_early)
-        ) is not None:
+        while _take(space, branch, written, deadline, message_id, correlation, passed):
             message = fetch(space, branch, written)
             if message is None:
                 continue
             if correlation_id is not None and message.correlation_id != correlation_id:
-                assert written.entry is not None
                 passed.add(message.seq)
-                _return_entry(space, branch, written, written.entry)
+                _return_entry(space, branch, written)
                 continue
             if together is None:
-                blocks.take(space, branch, written)
+                space.log.take(branch, (written,), space.epoch)
             else:
                 together.append(written)
             if message.properties.tries and not even_early:
@@ -248,7 +248,7 @@ def dequeue(
                     space.queue(name).redelivered += 1
             return message
     except BaseException:  # or interrupted: a commit of what was done before is not to consume what nobody got
-        return_last(space, branch, taken)
+        return_last(space, branch, (written,))
         raise
     return None
 
@@ -266,36 +266,34 @@ def take_plain(
 ) -> T | None:
     """Takes the next message: what is made of its id, queue, number, packed properties and body. None where there is
     none, or something else is to be asked or done first, or made raises DamagedBlock; then it has taken nothing."""
-    taken: Sequence[Written] = ()
+    written = Written(0, Kind.DEQUEUE, name, NO_MESSAGE, 0)
     try:
         with space.lock:
             queue = space.queues.get(name) or space.queue(name)
             index = queue.index
             if queue.record is not None or index.clock is not None or space.gates or branch.rollback_reason is not None:
                 return None
-            entry = index.take(space.now_ns() // 1000, holder=branch)
+            written.entry = entry = index.take(space.now_ns() // 1000, holder=branch)
             if index.expired or index.exhausted:
                 space.has_consumed()  # a dequeue only passes them over
             if entry is None:
                 return None
-            if entry.tries:
-                index.release(entry)
-                return None
-            branch.numbers = number = branch.numbers + 1
-            taken = (written := Written(number, Kind.DEQUEUE, name, entry.message_id, 0, entry),)
+            written.message_id = message_id = entry.message_id
+            branch.numbers = written.number = branch.numbers + 1
             branch.blocks.append(written)
-        path = layout.message_path(name, entry.seq, entry.message_id, entry.tags)
-        found, packed, body = split_message(space.log.read(path))
-        if found == entry.message_id:
-            answer = made(entry.message_id, name, entry.seq, packed, body)
-            blocks.take(space, branch, written)
-            return answer
+        if not entry.tries:
+            path = layout.message_path(name, entry.seq, message_id, entry.tags)
+            found, packed, body = split_message(space.log.read(path))
+            if found == message_id:
+                answer = made(message_id, name, entry.seq, packed, body)
+                space.log.take(branch, (written,), space.epoch)
+                return answer
     except (DamagedBlock, OSError):
-        assert entry is not None
+        pass
     except BaseException:  # or interrupted: a commit of what was done before is not to consume what nobody got
-        return_last(space, branch, taken)
+        return_last(space, branch, (written,))
         raise
-    _return_entry(space, branch, written, entry)
+    _return_entry(space, branch, written)
     return None
 
 
@@ -372,18 +370,16 @@ def message_of(queue: str, seq: int, message_id: MessageId, data: bytes, tries: 
 def _take(
     space: Space,
     branch: Branch,
-    name: str,
+    written: Written,
     deadline: float | None,
     message_id: bytes | None,
     correlation: str | None,
     passed: Collection[int],
-    taken: list[Written],
-    even_early: bool,
-) -> Written | None:
-    """Locks the next message for the branch, waiting for one until the deadline; None without one. Adds it to those
-    that were ``taken``."""
+) -> bool:
+    """Locks the next message for the branch, waiting for one until the deadline; False without one. What is written of
+    it has it at once: an interrupt never leaves it locked for nobody."""
     with space.lock:
-        queue = space.queues.get(name) or space.queue(name)
+        queue = space.queues.get(written.queue) or space.queue(written.queue)
         while True:
             if space.log.failure is not None:
                 space.check()
@@ -397,30 +393,27 @@ def _take(
             if queue.index.clock is not None and not _is_told(space, queue, now):
                 _wait(queue, BREATH_S)
                 continue
-            entry = queue.index.take(
+            written.entry = entry = queue.index.take(
                 now,
                 message_id=message_id,
                 correlation=correlation,
                 passed=passed,
                 holder=branch,
-                even_early=even_early,
+                even_early=not written.is_try,
             )
             if queue.index.expired or queue.index.exhausted:
                 space.has_consumed()  # a dequeue only passes them over
             if entry is not None:
-                branch.numbers += 1
-                number = branch.numbers
-                written = Written(number, Kind.DEQUEUE, name, entry.message_id, 0, entry)
-                written.is_try = not even_early
+                written.message_id = entry.message_id
+                branch.numbers = written.number = branch.numbers + 1
                 branch.blocks.append(written)
-                taken.append(written)
-                return written
+                return True
             if queue.index.is_unfinished:
                 _wait(queue, BREATH_S)
                 continue
             left = deadline - time.monotonic() if deadline is not None else 0.0
             if left <= 0 or space.draining:
-                return None
+                return False
             due = queue.index.next_due(message_id=message_id, correlation=correlation)
             if due is not None and due > now:
                 left = min(left, (due - now) / 1e6 + 0.001)
@@ -481,7 +474,7 @@ def fetch(space: Space, branch: Branch, written: Written, *, is_held: bool = Fal
             log.error("[message-gone] message file %s is gone: something else removed it", path)
         else:
             if not is_held:
-                _return_entry(space, branch, written, entry)
+                _return_entry(space, branch, written)
             raise space.unread(path, error) from error
     if reason:
         try:
@@ -489,32 +482,35 @@ def fetch(space: Space, branch: Branch, written: Written, *, is_held: bool = Fal
             _set_aside(space, path, files_of(written.queue, entry)[1:], reason)
         except RetryLater:
             if not is_held:
-                _return_entry(space, branch, written, entry)
+                _return_entry(space, branch, written)
             raise
-    _return_entry(space, branch, written, entry, gone=True)
+    _return_entry(space, branch, written, gone=True)
     return None
 
 
-def _return_entry(space: Space, branch: Branch, written: Written, entry: Entry, *, gone: bool = False) -> None:
-    """This dequeue did not happen."""
+def _return_entry(space: Space, branch: Branch, written: Written, *, gone: bool = False) -> None:
+    """This dequeue did not happen; it is none from here on."""
     with space.lock:
-        branch.blocks.remove(written)
-        queue = space.queue(written.queue)
+        if written in branch.blocks:
+            branch.blocks.remove(written)
+        queue, entry = space.queue(written.queue), written.entry
+        assert entry is not None
         if gone:
             if queue.consumed(entry):
                 space.has_consumed()
         else:
             queue.index.release(entry)
             queue.arrived.notify_all()  # somebody may have passed it over
+        written.entry = None
 
 
 def return_last(space: Space, branch: Branch, taken: Sequence[Written]) -> None:
     """What was taken last and is not given back yet."""
     written = taken[-1] if taken else None
-    if written is not None and written.entry is not None and written in branch.blocks:
+    if written is not None and written.entry is not None:
         if space.failure is None:
             space.log.return_untried(written)  # before somebody else takes it: a kill from here on counts no try
-        _return_entry(space, branch, written, written.entry)
+        _return_entry(space, branch, written)
         if written.path:
             space.discard([written.path])
 

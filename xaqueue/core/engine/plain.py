@@ -21,7 +21,7 @@ from xaqueue.core.engine import commit, messages
 from xaqueue.core.engine.log import BLOCK_BYTES, HELD_BYTES
 from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import leave
-from xaqueue.core.model.block import Kind, head_of, names, pack_plain
+from xaqueue.core.model.block import Kind, before_time, head_of, names, pack
 from xaqueue.core.model.branch import Branch, State, Written
 from xaqueue.core.model.entry import Entry
 from xaqueue.core.storage.group_commit import Plan, Publish, Step
@@ -127,7 +127,7 @@ class WholeSession(Session):
             queue, body, message_id = work
             if not space.room.has(len(body)):
                 messages.check_room(space, branch, len(body))
-            packed = pack_plain(queue, space.now_ns() // 1000)
+            packed = before_time(queue) + pack(space.now_ns() // 1000)
             head, checksum = head_of(Kind.ENQUEUE, message_id, packed, body, space.epoch)
             written = Written(0, Kind.ENQUEUE, queue, message_id, checksum, Entry(0, message_id))
             messages.add(space, branch, written, (head, body), messages.NAMED_NOW)

@@ -18,7 +18,7 @@ from xaqueue.core.engine.association import Association
 from xaqueue.core.engine.state import Busy, Space, leave
 from xaqueue.core.model import branch as states
 from xaqueue.core.model.branch import (
-    ALLOWED_NEXT,
+    ALLOWED_ALONE,
     Branch,
     Call,
     Explained,
@@ -357,21 +357,23 @@ class Session(Association):
         """The branch, busy, after the table allowed the call; a doomed one is rolled back and says why."""
         if self._closed:
             self._check_open()
-        space, taken = self.space, None
+        space, taken, is_allowed = self.space, None, True
         try:
             with space.lock:
                 branch = space.branches.get(xid)
                 if branch is None or space.log.failure is not None or branch.busy or branch.deadline is not None:
                     branch = self._due_locked(xid, call)
-                state = branch.base
-                if branch.riders or branch.active or branch.suspended or branch.rollback_reason is not None:
-                    state = branch.state_for(self.number)
-                elif state is not _PREPARED:
-                    state = _IDLE if state is _ACTIVE else branch.state_for(self.number)
-                allowed = (call, state) in ALLOWED_NEXT or states.is_allowed(state, call, xid)
+                if (
+                    branch.riders
+                    or branch.active
+                    or branch.suspended
+                    or branch.rollback_reason is not None
+                    or (call, branch.base) not in ALLOWED_ALONE
+                ):
+                    is_allowed = states.is_allowed(branch.state_for(self.number), call, xid)
                 taken = branch
                 branch.busy = True
-            if not allowed:
+            if not is_allowed:
                 self._reject(branch)
         except BaseException as error:
             if taken is not None:  # an interrupt may come once the lock is free
@@ -403,5 +405,5 @@ class Session(Association):
         raise branch.rollback_reason or RolledBack(f"branch {branch.xid} was rolled back")
 
 
-_ACTIVE, _IDLE, _PREPARED = State.ACTIVE, State.IDLE, State.PREPARED
+_ACTIVE = State.ACTIVE
 _UNFINISHED = (State.ACTIVE, State.ROLLBACK_ONLY)

@@ -160,11 +160,6 @@ def pack_properties(properties: Properties) -> bytes:
     return packed
 
 
-def pack_plain(queue: str, enqueued_at: int) -> bytes:
-    """``pack_properties`` of a message that has no others."""
-    return _before_time(queue) + pack(enqueued_at)
-
-
 def names(packed: bytes, queue: str) -> bool:
     """Whether these properties, which are few, say that their message is of this queue."""
     return packed.startswith(_named(queue), 1)
@@ -176,7 +171,8 @@ def _named(queue: str) -> bytes:
 
 
 @lru_cache(maxsize=1024)
-def _before_time(queue: str) -> bytes:
+def before_time(queue: str) -> bytes:
+    """With ``pack`` of when it was enqueued behind it: ``pack_properties`` of a message that has no others."""
     packed: bytes = pack({"queue": queue, "enqueued_at": 0})
     return packed[:-1]
 

@@ -12,13 +12,15 @@ import os
 import resource
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import lru_cache
 
 from xaqueue.core.model import layout
-from xaqueue.core.model.block import HEAD_READ_BYTES, size_in_head
+from xaqueue.core.model.block import HEAD_READ_BYTES, NO_TRY, Kind, head_of, pack_properties, size_in_head
 from xaqueue.core.model.branch import Written
 from xaqueue.core.storage.fs import NO_LINK, FileSystem, is_damage
 from xaqueue.core.storage.regular import NO_DIRECTORY, NO_FILE, READ, open_regular, read_up_to
 from xaqueue.errors import DamagedBlock
+from xaqueue.message import Properties
 
 AHEAD = 128
 """Files a group."""
@@ -40,6 +42,18 @@ def ranges_in(fs: FileSystem, queue: str) -> list[int]:
     """The numbers of a queue's range directories, ascending."""
     names = listed(fs, layout.queue_path(queue))
     return sorted(number for name in names if (number := layout.parse_range(name)) is not None)
+
+
+def dequeue_block(written: Written, epoch: int) -> bytes:
+    """The block that names the message to remove, and says how many tries that had had."""
+    packed = _packed(written.queue, written.entry.tries if written.entry is not None else 0, written.is_try)
+    head, written.checksum = head_of(Kind.DEQUEUE, written.message_id, packed, b"", epoch)
+    return head
+
+
+@lru_cache(maxsize=1024)
+def _packed(queue: str, tries: int, is_try: bool) -> bytes:
+    return pack_properties(Properties(queue, tries=tries, unknown={} if is_try else {NO_TRY: True}))
 
 
 def make_twin(fs: FileSystem, written: Written, path: str, chunks: Sequence[bytes]) -> None:

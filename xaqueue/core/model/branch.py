@@ -117,8 +117,11 @@ for _state, _code in HEURISTICS.items():
     TRANSITIONS[C.FORGET, _state] = (_OK, S.UNKNOWN)
 
 
-ALLOWED_NEXT = {key: after for key, (code, after) in TRANSITIONS.items() if code is _OK}
-"""What needs no closer look."""
+_OPEN = frozenset((S.ACTIVE, S.IDLE, S.UNDONE))
+"""What a session sees then depends on who is in it."""
+_ALLOWED = {key for key, (code, _) in TRANSITIONS.items() if code is _OK}
+ALLOWED_ALONE = {(call, base) for call in C for base in S if (call, S.IDLE if base in _OPEN else base) in _ALLOWED}
+"""By ``Branch.base``, of a branch in which nobody is and of which there is nothing else to ask."""
 
 
 def step(state: State, call: Call, xid: Xid) -> State:
@@ -327,7 +330,10 @@ class Branch:
     @property
     def decided(self) -> State | None:
         """An operator's recorded decision, on its way: what the verbs answer from now on."""
-        return next(filter(None, [rider.decided for rider in self.riders]), None)
+        for rider in self.riders:
+            if rider.decided is not None:
+                return rider.decided
+        return None
 
     @property
     def damage(self) -> Sequence[str]:
@@ -337,7 +343,10 @@ class Branch:
     @property
     def holder(self) -> bytes | int | None:
         """For whom it waits though no session is in it; see ``Rider``."""
-        return next((rider.holder for rider in self.riders if rider.holder is not None), None)
+        for rider in self.riders:
+            if rider.holder is not None:
+                return rider.holder
+        return None
 
     @property
     def contents(self) -> list[str]:
@@ -486,7 +495,3 @@ class Rule:
     def outcome(self, space: Any, xid: Xid) -> Outcome:
         """What became of a branch of which memory knows nothing."""
         return Outcome.UNKNOWN
-
-
-_OPEN = frozenset((State.ACTIVE, State.IDLE, State.UNDONE))
-"""What a session sees then depends on who is in it."""

@@ -155,8 +155,9 @@ class QueueIndex(DeliveryOrder):
 
     def release(self, entry: Entry) -> None:
         """A locked message is back where it was."""
-        entry.locked = False
-        self.locked -= 1
+        if entry.locked:  # else an interrupt came between
+            entry.locked = False
+            self.locked -= 1
         if entry.not_before is not None:
             self._delays.add(entry.not_before)
         if entry.expires_at is not None:

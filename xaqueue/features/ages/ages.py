@@ -1,7 +1,7 @@
 """A message expires ``max_age_s`` after its commit: the queue says so, and the message need not.
 
 The commit time is that of the message's file, so it needs no record, and is the same for whoever looks at the
-directory. It never falls from one number of a queue to the next (``Memory.commit_time_us``). So of a queue only the
+directory. It never falls from one number of a queue to the next (``Memory.last_commit_us``). So of a queue only the
 message with the lowest number is of interest: until its time comes nothing of the queue is too old. Then numbers are
 gone through upwards, each once, and what is too old expires from there on as by a time of its own: whoever holds it may
 consume it, and where it comes back it leaves. A message costs one look into its file in all, when it expires.

@@ -45,7 +45,7 @@ from xaqueue.rpc.verb import verb, verb_of
 from xaqueue.rpc.wire import PAGE_BYTES, TRIES
 from xaqueue.times import LATEST_US, check_seconds
 from xaqueue.xa import Code, Outcome
-from xaqueue.xid import LOCAL_FORMAT_ID, Xid
+from xaqueue.xid import Xid
 
 if TYPE_CHECKING:
     from xaqueue.rpc.client.link import Link
@@ -80,7 +80,8 @@ def _receive(
     most_bytes: int | None = None,
 ) -> list[tuple[bytes, Message]]:
     """See ``Connection.receive``. most_bytes: it ends behind the message with which the bodies reach so many."""
-    count, lease_s, limit_s = checked_count(max_messages), checked_lease_s(lease_s), check_seconds("wait_s", wait_s)
+    count, lease_s = checked_count(max_messages), checked_lease_s(lease_s)
+    limit_s = check_seconds("wait_s", wait_s) if wait_s != 0 else 0.0
     self._check_open()
     if not self.space.loaded:
         self.space.wait_until_loaded()
@@ -151,7 +152,8 @@ def settle(self: Session, queue: str, lease: bytes, how: str, detail: Detail = N
         if taken is not None:
             leave(space, taken, error)
         raise
-    leave(space, taken)
+    if taken.busy or space.log.interrupts:
+        leave(space, taken)
 
 
 @settle.client
@@ -219,7 +221,7 @@ def _lend(self: Session, queue: str, lease_s: float, wait_s: float) -> tuple[Bra
     space, message = self.space, None
     with space.lock:
         space.check()
-        branch = self._begin_locked(Xid(LOCAL_FORMAT_ID, fresh_id(), BQUAL), None)
+        branch = self._begin_locked(Xid.local(fresh_id(), BQUAL), None)
         branch.riders = (Lent(self.identity),)
     self._receiving, self._awaits = branch, queue if wait_s else ""
     self._waits_since = time.monotonic()
@@ -246,7 +248,9 @@ def _held_locked(self: Session, queue: str, xid: Xid, how: str = "") -> Branch:
     """The branch of a lease that has not ended. Raises LeaseExpired."""
     self._check_open()
     self.space.check()
-    branch = self._settled_locked(xid)
+    branch = self.space.branches.get(xid)
+    if branch is not None and branch.busy:
+        branch = self._settled_locked(xid)
     if branch is not None and branch.base is State.COMMITTING and branch.blocks[0].queue == queue:
         if how in (ACK, REJECT):
             return branch
@@ -295,7 +299,7 @@ def _xid_of(lease: Any) -> Xid:
     """Raises InvalidArgument."""
     if type(lease) is not bytes or len(lease) != 16:
         raise InvalidArgument(f"lease {str(lease)[:60]!r} is refused: the 16 bytes of a delivery are wanted")
-    return Xid(LOCAL_FORMAT_ID, lease, BQUAL)
+    return Xid.local(lease, BQUAL)
 
 
 def _over(queue: str, how: str) -> str:

@@ -25,7 +25,7 @@ from xaqueue.features.counters.values import Counters
 from xaqueue.features.retries import tries
 from xaqueue.features.retries.options import EXPIRY_QUEUE, FAILURE_QUEUE
 from xaqueue.message import REASON_LIMIT, Message, MessageId, Origin, Properties, id_of
-from xaqueue.xid import LOCAL_FORMAT_ID, Xid
+from xaqueue.xid import Xid
 
 TRIES, EXPIRED, MOVED, REJECTED = "tries", "expired", "moved", "rejected"
 DETAIL_BYTES = 12 * REASON_LIMIT + 1024
@@ -148,7 +148,7 @@ def _leaving(queue: Queue, reason: str) -> list[Entry]:
 def _move(space: Space, queue: Queue, entry: Entry, reason: str) -> None:
     """Where an error is raised the message is locked still, or back in its queue. Past its commit point it is moved
     by whoever completes the branch."""
-    xid = Xid(LOCAL_FORMAT_ID, fresh_id(), _BQUAL)
+    xid = Xid.local(fresh_id(), _BQUAL)
     taken = Written(1, Kind.DEQUEUE, queue.name, entry.message_id, 0, entry)
     branch = Branch(xid, str(xid), [taken])
     branch.numbers, branch.busy, branch.riders = 1, True, (Leaving({1: _COUNTED[reason]}),)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 from xaqueue.access import CONSUME, PRODUCE
-from xaqueue.core.engine import blocks, messages
+from xaqueue.core.engine import messages
 from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.block import NO_MESSAGE, Kind, head_of, pack_properties
@@ -160,7 +160,7 @@ def _take_many(
                     break
                 found.append(message)
                 size += len(message.body)
-            blocks.take(self.space, branch, *taken)
+            self.space.log.take(branch, taken, self.space.epoch)
         except BaseException:
             messages.return_taken(self.space, branch, queue, {message.message_id for message in found})
             raise

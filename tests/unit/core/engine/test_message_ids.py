@@ -12,7 +12,7 @@ from support.crash_level import STRICT, open_space
 from support.crash_story import EMPTY, message_id
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
-from xaqueue.core.model.block import pack_plain, pack_properties
+from xaqueue.core.model.block import before_time, pack, pack_properties
 from xaqueue.features.session import Session
 from xaqueue.message import MessageId, properties_of
 from xaqueue.xa import Flag
@@ -98,4 +98,4 @@ def test_a_message_with_no_option_but_its_id_has_the_properties_of_a_plain_one(
     found = next(iter(session.browse("in")))
     assert (found.message_id, found.body, found.queue) == (made, b"body", "in")
     assert found.properties == properties_of("in", found.enqueued_at, {})
-    assert pack_properties(found.properties) == pack_plain("in", found.enqueued_at)
+    assert pack_properties(found.properties) == before_time("in") + pack(found.enqueued_at)

@@ -15,7 +15,7 @@ from xaqueue.batch import ONE_SPACE, Batch
 from xaqueue.core.engine import plain
 from xaqueue.core.engine.plain import Answer, Ending, Put, Take, Taken, Whole, Work
 from xaqueue.core.model import layout
-from xaqueue.core.model.block import pack_plain, pack_properties
+from xaqueue.core.model.block import before_time, pack_properties
 from xaqueue.core.model.definitions import parse
 from xaqueue.errors import DiskFull, DuplicateXid, Error, InvalidArgument, QueueFull, ResourceFailed, UnknownXid
 from xaqueue.features.session import Session
@@ -374,11 +374,11 @@ def test_a_queue_that_is_limited_meanwhile_is_not_waited_for(bare: BareSpace, mo
     bare.put("few", b"1", b"2", b"3")
     room, queue.room = queue.room, None
 
-    def limit(name: str, now_us: int) -> bytes:
+    def limit(name: str) -> bytes:
         queue.room = room
-        return pack_plain(name, now_us)
+        return before_time(name)
 
-    monkeypatch.setattr(plain, "pack_plain", limit)
+    monkeypatch.setattr(plain, "before_time", limit)
     with pytest.raises(QueueFull) as full:
         session.try_work(xid("1"), [put(1, "few")], Ending.PREPARE)
     assert "also after" not in str(full.value)

@@ -18,7 +18,7 @@ from xaqueue.core.engine import disk_space as room
 from xaqueue.core.engine import heuristics
 from xaqueue.core.engine.disk_space import (
     FILE_BYTES,
-    LOOK_FILES,
+    LOOK_BYTES,
     LOOK_S,
     RoomLimit,
     limits,
@@ -271,7 +271,7 @@ def test_the_disk_is_asked_seldom(bare: BareSpace, disk: Disk, still: Callable[[
     with closing(bare.connect()) as connection:
         connection.enqueue("orders", b"")
         assert disk.asked == 1
-        for _ in range(3 * (LOOK_FILES + 1)):
+        for _ in range(3 * (LOOK_BYTES // FILE_BYTES + 1)):
             connection.enqueue("orders", b"")
         assert disk.asked == 4
         still(room.LOOK_S)

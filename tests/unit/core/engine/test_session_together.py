@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
+from types import FrameType, ModuleType
 from typing import Any
 
 import pytest
 
 from support.bare_space import DURABLE, BareSpace, bare_space
 from support.journal_of import rounds_of
+from xaqueue.core.engine import messages
 from xaqueue.core.model import layout
 from xaqueue.core.model.entry import Entry
 from xaqueue.core.storage.fs import Room
@@ -221,6 +225,41 @@ def test_an_interrupted_leader_tells_those_who_wait_for_its_round(
     thread.join(LIMIT_S)
     assert [type(error) for error in told] == [ResourceFailed]
     assert [type(error) for error in ends(lambda: bare.put("q", b"2"))] == [ResourceFailed]
+
+
+class Interrupts:
+    """Ends in a Ctrl-C where this module has made its n-th call, of Python or of C: there one may come."""
+
+    def __init__(self, module: ModuleType, at: int) -> None:
+        self._file, self._left = module.__file__, at
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> None:
+        caller = frame if event == "c_return" else frame.f_back if event == "call" else None
+        if caller is not None and caller.f_code.co_filename == self._file:
+            self._left -= 1
+            if self._left == 0:
+                raise KeyboardInterrupt  # which ends the profile, too
+
+
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_an_interrupted_dequeue_leaves_its_message_to_others(bare: BareSpace, is_plain: bool) -> None:
+    session = Session(bare.space)
+    for at in count(1):
+        queue, xid = f"q{at}", Xid(1, b"%d" % at, b"")
+        bare.put(queue, b"1")
+        (message,) = session.browse(queue)
+        session.start(xid)
+        try:
+            sys.setprofile(Interrupts(messages, at))
+            found = session.dequeue(queue, message_id=None if is_plain else message.message_id)
+            sys.setprofile(None)
+            break
+        except KeyboardInterrupt:
+            assert bare.take(queue) == [b"1"], f"it is locked for nobody behind call {at}"
+        session.end(xid)
+        session.commit(xid, Flag.ONEPHASE)
+    assert found is not None
+    assert at > 10
 
 
 @pytest.mark.parametrize("phases", [1, 2])
