@@ -19,7 +19,7 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import msgpack
@@ -103,31 +103,43 @@ class CallUnpacker:
             "max_array_len": LONGEST_LIST,
             "max_map_len": FRAME_VALUES,
         }
-        self._fed_bytes = self._base = 0
-        """In all, and before the unpacker of now was made."""
+        self._fed_bytes = self._whole_bytes = 0
+        """Of the unpacker of now: in all, and up to the end of the last frame that was whole."""
         self._part = b""
         """What has come of a frame that is not whole yet, where it may be a short one."""
         self._left: list[int] | None = None
         """Of a long frame: how many values it may have yet."""
         self._unpacker = msgpack.Unpacker(**self._limits)
 
+    def only_call(self, data: bytes) -> CallFrame | None:
+        """The request that these bytes are, where they are a short one from its first byte to its last. None where they
+        are anything else, for ``frames`` to see."""
+        if self._part or self._left is not None or len(data) > FRAME_VALUES or not data.startswith(_REQUEST_BYTES):
+            return None
+        try:
+            return call_of(_unpacked(data))
+        except (ValueError, MalformedFrame, msgpack.UnpackException):
+            return None
+
     def frames(self, data: bytes) -> list[tuple[Any, int]]:
-        """The frames that are whole now, each with its end in all that was fed. Raises ValueError, UnpackException."""
+        """The frames that are whole now, each with its size in bytes. Raises ValueError, UnpackException."""
         if self._left is None and len(self._part) + len(data) > FRAME_VALUES:
             self._count_values()
         self._fed_bytes += len(data)
-        unpacker, left, base = self._unpacker, self._left, self._base
+        unpacker, left, whole = self._unpacker, self._left, self._whole_bytes
         unpacker.feed(data)
         found: list[tuple[Any, int]] = []
         for frame in unpacker:
-            found.append((frame, base + unpacker.tell()))
+            before, whole = whole, unpacker.tell()
+            found.append((frame, whole - before))
             if left is not None:
                 left[0] = FRAME_VALUES
-        rest = self._fed_bytes - found[-1][1] if found else None
+        self._whole_bytes, rest = whole, self._fed_bytes - whole
         if left is None:
-            self._part = self._part + data if rest is None else data[len(data) - rest :]
+            self._part = data[len(data) - rest :] if found else self._part + data
         elif rest == 0:
-            self._base, self._left, self._unpacker = self._fed_bytes, None, msgpack.Unpacker(**self._limits)
+            self._fed_bytes, self._whole_bytes, self._left = 0, 0, None
+            self._unpacker = msgpack.Unpacker(**self._limits)
         return found
 
     def _count_values(self) -> None:
@@ -143,18 +155,24 @@ class CallUnpacker:
         self._left = left
         self._unpacker = msgpack.Unpacker(list_hook=count, object_hook=count, **self._limits)
         self._unpacker.feed(self._part)
-        self._base, self._part = self._fed_bytes - len(self._part), b""
+        self._fed_bytes, self._whole_bytes, self._part = len(self._part), 0, b""
+
+
+_REQUEST_BYTES = b"\x94" + bytes([REQUEST])
+"""With which one begins."""
+_REQUEST_TYPES, _NOTIFICATION_TYPES = [int, int, str, list], [int, str, list]
+_unpacked = partial(msgpack.unpackb, strict_map_key=True, max_array_len=LONGEST_LIST)
 
 
 def call_of(frame: Any) -> CallFrame:
     """Raises MalformedFrame."""
-    number, method, params = None, None, None
-    if type(frame) is list and frame and type(frame[0]) is int:  # patterns take twice as long
-        if len(frame) == 4 and frame[0] == REQUEST and type(frame[1]) is int and 0 <= frame[1] < ID_LIMIT:
-            _, number, method, params = frame
-        elif len(frame) == 3 and frame[0] == NOTIFICATION:
-            _, method, params = frame
-    if type(method) is not str or type(params) is not list:
+    types = [*map(type, frame)] if type(frame) is list else []  # patterns take twice as long
+    number: int | None = None
+    if types == _REQUEST_TYPES and frame[0] == REQUEST and 0 <= frame[1] < ID_LIMIT:
+        _, number, method, params = frame
+    elif types == _NOTIFICATION_TYPES and frame[0] == NOTIFICATION:
+        _, method, params = frame
+    else:
         wanted = "[0, id, method, params] or [2, method, params] is wanted"
         raise MalformedFrame(f"{_short(frame)} is no request: {wanted}")
     if method != "work":  # of which each call is looked at

@@ -67,7 +67,7 @@ def test_what_is_no_such_dataclass(wrong: Any) -> None:
 
 @pytest.mark.parametrize("portion", [1, 7, 99_999, 100_001, 300_000, 2**21])
 def test_frames_of_all_sizes_in_any_portions(portion: int) -> None:
-    """Short ones and long ones are read by two unpackers, and their ends are those of the bytes that came."""
+    """Short ones and long ones are read by two unpackers, and their sizes are those of the bytes that came."""
     sizes = [1, 10, 99_990, 5, 100_001, 200_000, 1, 1, 99_000, 150_000, 3]
     if portion < 10:
         sizes = [size // 100 + 1000 * (size > 100_000) for size in sizes]
@@ -76,8 +76,50 @@ def test_frames_of_all_sizes_in_any_portions(portion: int) -> None:
     data = b"".join(packed)
     unpacker = wire.CallUnpacker(LIMIT_BYTES)
     found = [one for start in range(0, len(data), portion) for one in unpacker.frames(data[start : start + portion])]
-    ends = [sum(map(len, packed[: number + 1])) for number in range(len(packed))]
-    assert found == list(zip(frames, ends, strict=True))
+    assert found == list(zip(frames, map(len, packed), strict=True))
+
+
+REQUEST = [wire.REQUEST, 1, "echo", [b"x"]]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *map(msgpack.packb, (REQUEST, [0, 2**32 - 1, "work", [[0, b"", b""], True, []]], [0, 1, "echo", []])),
+        *map(
+            msgpack.packb, ([2, "echo", []], [1, 1, None, None], None, [], [0, True, "echo", []], [False, 1, "e", []])
+        ),
+        *map(msgpack.packb, ([0, -1, "echo", []], [0, 2**32, "echo", []], [0, 1, b"echo", []], [0, 1, "echo", {}])),
+        *map(msgpack.packb, ([0, 1, "echo", [{1: 2}]], [0, 1, "echo", [[0] * (wire.LONGEST_LIST + 1)]])),
+        *(msgpack.packb([0, 1, "echo", [b"x" * size]]) for size in (99_900, wire.FRAME_VALUES)),
+        *(2 * msgpack.packb(REQUEST), msgpack.packb(REQUEST) + b"\x94", msgpack.packb(REQUEST)[:-1], b"\x94\x00", b""),
+        b"\x94\x00\x01\xa4echo\x91" + b"\x91" * 1000 + b"\x00",
+        b"\xdc\x00\x04\x00\x01\xa4echo\x90",
+        b"\x94\x00\x01\xa4echo\x91\xa1\xff",
+        b"\xc1",
+    ],
+)
+def test_one_request_by_itself_is_what_it_is_among_others(data: bytes) -> None:
+    unpacker = wire.CallUnpacker(LIMIT_BYTES)
+    found = unpacker.only_call(data)
+    try:
+        calls = [(wire.call_of(frame), size) for frame, size in unpacker.frames(data)]
+    except (ValueError, MalformedFrame, msgpack.UnpackException):
+        calls = []
+    if found is not None:
+        assert calls == [(found, len(data))]
+    if data[:2] == b"\x94\x00" and calls and calls[0][1] == len(data) <= wire.FRAME_VALUES:
+        assert found is not None
+
+
+def test_what_ends_a_request_is_none_by_itself() -> None:
+    packed = msgpack.packb([0, 1, "echo", [msgpack.packb(REQUEST)]])
+    unpacker = wire.CallUnpacker(LIMIT_BYTES)
+    begin = len(packed) - len(msgpack.packb(REQUEST))
+    assert unpacker.frames(packed[:begin]) == []
+    assert unpacker.only_call(packed[begin:]) is None
+    assert unpacker.frames(packed[begin:]) == [([0, 1, "echo", [msgpack.packb(REQUEST)]], len(packed))]
+    assert unpacker.only_call(packed[begin:]) == tuple(REQUEST[1:])
 
 
 def test_values_of_a_long_frame_are_counted_anew_for_each() -> None:

@@ -18,9 +18,8 @@ from xaqueue.access import NOTHING
 from xaqueue.core.engine.log import HELD_BYTES
 from xaqueue.core.engine.plain import Ending, Put, Take, Taken, Whole, Work
 from xaqueue.errors import InvalidArgument
-from xaqueue.message import MessageId
 from xaqueue.rpc.verb import methods
-from xaqueue.rpc.wire import check_depth, enqueue_of, xid_of
+from xaqueue.rpc.wire import RESPONSE, check_depth, enqueue_of, xid_of
 from xaqueue.xa import Flag, Vote
 from xaqueue.xid import Xid
 
@@ -64,40 +63,44 @@ def work(caller: Caller, xid: Any, begins: Any, works: Any, ending: Any = None) 
     return calls
 
 
-def try_plain(session: WholeSession, method: str, params: list[Any]) -> Whole | None:
-    """A work, or the commit of what was prepared, up to its round where it is plain and right: see ``engine.plain``.
-    Raises as that."""
-    if method == "commit":
-        xid = _xid(params[0]) if len(params) == 1 else None
-        return session.try_commit(xid) if xid is not None else None
-    if len(params) not in (3, 4) or type(params[2]) is not list:
+def try_work(session: WholeSession, params: list[Any]) -> Whole | None:
+    """A work up to its round, where it is plain and right: see ``engine.plain``. Raises as that."""
+    if (*map(type, params),) not in _PARAMS:
         return None
     given, begins, works, ending = params if len(params) == 4 else (*params, None)
-    if type(begins) is not bool or begins is session.is_in_branch or not (ending is None or type(ending) is str):
-        return None
-    plain, how = list[Work](), PLAIN_ENDINGS.get(ending)
+    plain: list[Work] = []
     for one in works:
-        made = _plain(one)
-        if made is None:
+        types = [*map(type, one)] if type(one) is list else []
+        if types == _PUT and len(one[2]) == 16:
+            plain.append(Put(*one))
+        elif types == _TAKE:
+            plain.append(Take(*one))
+        else:
             return None
-        plain.append(made)
-    xid = _xid(given)
-    if xid is None or how is None or (how is Ending.OPEN and not plain):
+    xid, how = _xid(given), PLAIN_ENDINGS.get(ending)
+    if xid is None or how is None or begins is session.is_in_branch or (how is Ending.OPEN and not plain):
         return None
     return session.try_work(xid, plain, how)
 
 
-def answer_to(whole: Whole, pack: Callable[[Any], bytes]) -> bytes:
-    """Its result, packed: a large body by another packer, since this one keeps room for the largest that it has
-    seen."""
-    if whole.ending is Ending.PREPARE:
-        return pack(Vote.OK.value)
-    last = whole.answers[-1] if whole.ending is Ending.OPEN else None
-    if type(last) is not Taken:
-        return pack(last)
-    message_id, queue, seq, properties, body = last
-    packed = (pack if len(body) <= HELD_BYTES else msgpack.packb)(body)
-    return b"\x95" + pack(message_id) + pack(queue) + pack(seq) + properties + packed
+def try_commit(session: WholeSession, params: list[Any]) -> Whole | None:
+    """The same for the commit of what was prepared."""
+    xid = _xid(params[0]) if len(params) == 1 else None
+    return session.try_commit(xid) if xid is not None else None
+
+
+PLAIN = {"work": try_work, "commit": try_commit}
+
+
+def answer_to(number: int, whole: Whole, pack: Callable[[Any], bytes]) -> bytes:
+    """Of the request with this number: a large body by another packer, since this one keeps room for the largest that
+    it has seen."""
+    answer: Any = whole.answers[-1] if whole.ending is Ending.OPEN else _ENDED[whole.ending]
+    if type(answer) is not Taken:
+        return pack((RESPONSE, number, None, answer))
+    message_id, queue, seq, properties, body = answer
+    head = pack((RESPONSE, number, None, (message_id, queue, seq, None, None)))[:-2]  # a byte each of what comes here
+    return head + properties + (pack if len(body) <= HELD_BYTES else msgpack.packb)(body)
 
 
 def _xid(value: Any) -> Xid | None:
@@ -107,15 +110,9 @@ def _xid(value: Any) -> Xid | None:
         return None
 
 
-def _plain(one: Any) -> Work | None:
-    if type(one) is list and len(one) == 3:
-        queue, body, message_id = one
-        if type(queue) is str and type(body) is bytes and type(message_id) is bytes and len(message_id) == 16:
-            return Put(queue, body, MessageId(message_id))
-    elif type(one) is list and len(one) == 1 and type(one[0]) is str:
-        return Take(one[0])
-    return None
-
+_PARAMS = {(list, bool, list), (list, bool, list, type(None)), (list, bool, list, str)}
+_PUT, _TAKE = [str, bytes, bytes], [str]
+_ENDED = {Ending.PREPARE: Vote.OK.value, Ending.ONE_PHASE: None, None: None}
 
 WORK_METHODS = methods(NOTHING, work)
 """Each of the calls asks for its own right."""

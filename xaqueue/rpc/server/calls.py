@@ -10,16 +10,15 @@ from functools import partial
 from typing import Any, Protocol
 
 from xaqueue.core.engine.plain import Ending, Whole
-from xaqueue.core.storage.group_commit import Step
 from xaqueue.errors import Error, InvalidArgument
 from xaqueue.features.session import Session
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.rpc.methods.messages import BROWSE_METHODS
 from xaqueue.rpc.methods.replication import REPLICATION_METHODS
 from xaqueue.rpc.methods.service import SERVICE_METHODS, hello
-from xaqueue.rpc.methods.work import WORK_METHODS, answer_to, try_plain, work
+from xaqueue.rpc.methods.work import PLAIN, WORK_METHODS, answer_to, work
 from xaqueue.rpc.server.peer import Caller
-from xaqueue.rpc.server.scheduler import Scheduler
+from xaqueue.rpc.server.scheduler import Awaiting, Scheduler
 from xaqueue.xa import Vote
 
 METHODS = {
@@ -71,36 +70,35 @@ class Asks(Protocol):
         """The server has failed in a way that nobody foresaw."""
 
 
-class PlainCalls:
+class PlainCalls(Awaiting):
     """Those of one session that need no greenlet, one at a time, in the loop."""
 
+    step: Whole | None = None
+
     def __init__(self, asks: Asks, session: Session, caller: Caller, scheduler: Scheduler) -> None:
+        super().__init__(scheduler, session.space.log)
         self._asks = asks
         self._session = session
+        self._space = session.space
         self._caller = caller
-        self._scheduler = scheduler
-        self._log = session.space.log
-        self._whole: Whole | None = None
-        """On its way."""
         self._number = 0
-        """Of the request for it."""
+        """Of the request for the step."""
 
     def begin(self, number: int | None, method: str, params: list[Any]) -> bool:
         """Whether it is plain: then it is answered, or on its way. Raises what refuses it."""
-        if number is None or (method != "work" and method != "commit"):
-            return False
-        if self._session.space.shipping is not None:
+        attempt = PLAIN.get(method)
+        if attempt is None or number is None or self._space.shipping is not None:
             return False
         if not (self._caller.identity.owner or self._may(method, params)):
             return False
-        whole = try_plain(self._session, method, params)
+        whole = attempt(self._session, params)
         if whole is None:
             return False
-        self._whole, self._number = whole, number
+        self.step, self._number = whole, number
         if whole.done:
-            self.go_on(whole)
+            self.go_on()
         else:
-            self._scheduler.gather(self._log, self, whole)
+            self.scheduler.gather(self)
         return True
 
     def _may(self, method: str, params: list[Any]) -> bool:
@@ -114,20 +112,18 @@ class PlainCalls:
             return False
         return True
 
-    def go_on(self, step: Step) -> None:
-        whole = self._whole
-        if whole is None or step is not whole:
+    def go_on(self) -> None:
+        whole = self.step
+        if whole is None:
             return
-        if not whole.done and self._log.failure is None:
-            if whole.round is not None:
-                self._scheduler.lead(self._log, self, whole)
-            return
-        self._whole = None
-        if not whole.done or whole.error is not None:
+        if whole.done and whole.error is None:
+            self.step = None
+            self._asks.answered(answer_to(self._number, whole, self.scheduler.pack))
+        elif whole.done or self.log.failure is not None:
+            self.step = None
             self._asks.carry_out(self._number, partial(self._finish, whole))
-            return
-        pack = self._scheduler.pack
-        self._asks.answered(b"\x94\x01" + pack(self._number) + b"\xc0" + answer_to(whole, pack))
+        elif whole.round is not None and whole.waiter is not None:
+            self.scheduler.lead(self)
 
     def _finish(self, whole: Whole) -> Any:
         """One whose round has failed is done again."""

@@ -15,9 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgpack
 
@@ -41,34 +39,34 @@ SLOW_CALLS = 8
 class ScheduledTask(greenlet):
     """The greenlet of one session; it is begun and resumed by the loop's."""
 
-    def __init__(self, run: Callable[[], None], scheduler: Scheduler) -> None:
+    def __init__(self, run: Callable[..., None], scheduler: Scheduler) -> None:
         super().__init__(run, scheduler.greenlet)
         self.scheduler = scheduler
 
 
-class Awaiting(Protocol):
-    """Who waits in no greenlet."""
+class Awaiting:
+    """Who waits in no greenlet, for one step at a time, whose waiter it is."""
 
-    def go_on(self, step: Step) -> None:
-        """The step is done, or has failed, or is to lead. Called in the loop; of the same step perhaps again."""
+    step: Step | None = None
+
+    def __init__(self, scheduler: Scheduler, log: Log) -> None:
+        self.scheduler = scheduler
+        self.log = log
+
+    def go_on(self) -> None:
+        """The step is done, or has failed, or is to lead: its waiter is set then. Called in the loop; perhaps again, or
+        once more for the step before."""
+        raise NotImplementedError
 
     def break_off(self) -> None:
         """That has failed in a way that nobody foresaw."""
-
-
-class _Told:
-    """Handed over to who waits in no greenlet."""
-
-    __slots__ = ("_one", "_scheduler", "_step")
-
-    def __init__(self, scheduler: Scheduler, one: Awaiting, step: Step) -> None:
-        self._scheduler, self._one, self._step = scheduler, one, step
+        raise NotImplementedError
 
     def acquire(self, *, timeout: float = -1) -> bool:
         raise NotImplementedError
 
     def release(self) -> None:
-        self._scheduler.tell(self._one, self._step)
+        self.scheduler.tell(self)
 
 
 class Scheduler(Threads):
@@ -86,13 +84,12 @@ class Scheduler(Threads):
         self._waited = False
         """Somebody waited since then."""
         self._leading = self.spawn(self._lead_for_others)
-        self._next_round: tuple[Log, Awaiting, Step]
         self._is_leading = False
-        self._told: deque[tuple[Awaiting, Step]] = deque()
+        self._told: deque[Awaiting] = deque()
         self.pack: Callable[[object], bytes] = msgpack.Packer().pack
         """For what the loop sends: a new packer for each answer takes twice as long."""
 
-    def spawn(self, run: Callable[[], None]) -> ScheduledTask:
+    def spawn(self, run: Callable[..., None]) -> ScheduledTask:
         """A task that has not begun yet: ``switch`` begins it, and returns when it waits."""
         return ScheduledTask(run, self)
 
@@ -113,61 +110,66 @@ class Scheduler(Threads):
 
     # Rounds for sessions that wait in no greenlet
 
-    def gather(self, log: Log, one: Awaiting, step: Step) -> None:
-        """This step is in the next round."""
-        step.waiter = _Told(self, one, step)
+    def gather(self, one: Awaiting) -> None:
+        """Its step is in the next round."""
+        step = one.step
+        assert step is not None
+        step.waiter = one
         try:
-            log.gather(step)
+            one.log.gather(step)
         except ResourceFailed:
-            one.go_on(step)
+            one.go_on()
             return
         if step.round is not None:
-            self.lead(log, one, step)
+            self.lead(one)
         else:
             self._waited = True
 
-    def lead(self, log: Log, one: Awaiting, step: Step) -> None:
+    def lead(self, one: Awaiting) -> None:
         """Its step leads: behind what this turn of the loop brings, unless it is alone."""
-        step.waiter = None  # it is told by who leads
+        assert one.step is not None
+        one.step.waiter = None  # it is told by who leads
         is_alone = one is self._leader and not self._waited
         self._leader, self._waited = one, False
         if is_alone:
-            self._lead(log, one, step)
+            self._lead(one)
         else:
-            self.loop.call_soon(partial(self._lead, log, one, step))
+            self.loop.call_soon(self._lead, one)
 
-    def tell(self, one: Awaiting, step: Step) -> None:
+    def tell(self, one: Awaiting) -> None:
         """From any thread: have it go on. Those of one round do so one behind the other."""
-        self._told.append((one, step))
+        self._told.append(one)
         if not self.is_here():
             self.loop.call_soon_threadsafe(self._go_on)
         elif not self._is_leading:
             self.loop.call_soon(self._go_on)
 
-    def _lead(self, log: Log, one: Awaiting, step: Step) -> None:
-        self._next_round, self._is_leading = (log, one, step), True
-        self._leading.switch()  # returns when the round is over, or waits for a thread
+    def _lead(self, one: Awaiting) -> None:
+        self._is_leading = True
+        self._leading.switch(one)  # returns when the round is over, or waits for a thread
         self._is_leading = False
         self._go_on()
 
     def _go_on(self) -> None:
         while self._told:
-            one, step = self._told.popleft()
+            one = self._told.popleft()
             try:
-                one.go_on(step)
+                one.go_on()
             except Exception:  # the others of its round have their answers
                 one.break_off()
 
-    def _lead_for_others(self) -> None:
+    def _lead_for_others(self, one: Awaiting) -> None:
         """In a greenlet, since a round may have to wait."""
         while True:
-            log, one, step = self._next_round
-            with suppress(ResourceFailed):  # everybody is told
-                log.run_rounds(step)
-            self._told.append((one, step))
+            assert one.step is not None
+            try:  # noqa: SIM105 (this takes fewer steps)
+                one.log.run_rounds(one.step)
+            except ResourceFailed:  # everybody is told
+                pass
+            self._told.append(one)
             if not self._is_leading:
                 self.loop.call_soon(self._go_on)
-            self.greenlet.switch()
+            one = self.greenlet.switch()
 
     # How the engine waits
 

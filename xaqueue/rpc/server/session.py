@@ -72,7 +72,7 @@ class ServerSession(asyncio.Protocol):
         self.guest = guest
         self._loop = host.scheduler.loop
         self._calls: deque[tuple[CallFrame, int]] = deque()
-        """Each with the end of its frame, in bytes that were received."""
+        """Each with the size of its frame."""
         self._undone: tuple[int, Callable[[], Any]] | None = None
         """A plain one whose round has failed: the greenlet answers it, whoever is lost."""
         self._is_beginning = False
@@ -87,8 +87,8 @@ class ServerSession(asyncio.Protocol):
         """No call is begun any more."""
         self._over = False
         """What it had active is rolled back."""
-        self._received_bytes = self._begun_bytes = 0
-        """In all, and up to the end of the last request that was begun."""
+        self._waiting_bytes = 0
+        """Received, and of no request that was begun."""
         self._paused = False
         self._writable = True
         self._pipelined_error: dict[str, Any] | None = None
@@ -127,6 +127,14 @@ class ServerSession(asyncio.Protocol):
         self._pid = unix_pid(transport.get_extra_info("socket"))
 
     def data_received(self, data: bytes) -> None:
+        if self._idle and self._unauthenticated_bytes < 0:  # one request and nothing else, most often
+            call = self._unpacker.only_call(data)
+            if call is not None:
+                self._timeouts.hear(self._loop.time(), whole=True)
+                if not self._begin_plain(call):
+                    self._calls.append((call, 0))
+                    self._task.switch()
+                return
         if self._lost or self._ending:
             return
         calls = self._calls
@@ -134,9 +142,9 @@ class ServerSession(asyncio.Protocol):
         try:
             if self._unauthenticated_bytes >= 0:
                 self._check_unauthenticated(len(data))
-            self._received_bytes += len(data)
-            for frame, end in self._unpacker.frames(data):
-                calls.append((wire.call_of(frame), end))
+            self._waiting_bytes += len(data)
+            for frame, size in self._unpacker.frames(data):
+                calls.append((wire.call_of(frame), size))
         except (ValueError, MalformedFrame, msgpack.UnpackException) as error:
             log.warning("[bad-frame] %s is ended: it sent no frame: %s", self.name, error or type(error).__name__)
             calls.clear()
@@ -147,7 +155,7 @@ class ServerSession(asyncio.Protocol):
         if calls and not self._paused and not self._few(MAX_PIPELINED_CALLS):
             self._paused = True
             self._transport.pause_reading()
-        if self._received_bytes - self._begun_bytes > UNAUTHENTICATED_BYTES:
+        if self._waiting_bytes > UNAUTHENTICATED_BYTES:
             self._host.check_memory()
 
     def status_for(self, asks: Caller) -> SessionStatus:
@@ -172,10 +180,10 @@ class ServerSession(asyncio.Protocol):
         """Of requests that are not begun: whole ones behind another, and one that is received in part. None once the
         session is ending.
         """
-        return 0 if self._transport.is_closing() else self._received_bytes - self._begun_bytes
+        return 0 if self._transport.is_closing() else self._waiting_bytes
 
     def _few(self, calls: int) -> bool:
-        return len(self._calls) <= calls and self._received_bytes - self._begun_bytes <= MAX_PIPELINED_BYTES
+        return len(self._calls) <= calls and self._waiting_bytes <= MAX_PIPELINED_BYTES
 
     def refuse_memory(self, limit_bytes: int) -> None:
         """There is no room for the rest of its request: the client is told, and the session is over."""
@@ -187,7 +195,7 @@ class ServerSession(asyncio.Protocol):
         log.warning("[request-memory] %s is ended: %s", self.caller.who, refused)
         self._calls.clear()
         self._unpacker = wire.CallUnpacker(self._host.limits.request_bytes)
-        self._begun_bytes = self._received_bytes
+        self._waiting_bytes = 0
         self._transport.write(wire.response(0, wire.error_to(refused), None))
         self._transport.close()
 
@@ -246,35 +254,38 @@ class ServerSession(asyncio.Protocol):
     def _begin(self) -> None:
         """What waits: plain calls up to one that is not done at once, or up to another one, which the greenlet does."""
         self._is_beginning = True
-        while self._idle and self._calls and not self._lost and not self._ending and self._begin_plain():
-            pass
+        while self._idle and self._calls and not self._lost and not self._ending:
+            call, size = self._calls.popleft()
+            self._waiting_bytes -= size
+            if not self._begin_plain(call):
+                self._calls.appendleft((call, 0))
+                break
         self._is_beginning = False
         if self._idle and (self._calls or self._lost or self._ending):
             self._task.switch()
 
-    def _begin_plain(self) -> bool:
-        """Whether the first call is plain: then it is under way, or answered."""
-        call, self._begun_bytes = first = self._calls.popleft()
+    def _begin_plain(self, call: CallFrame) -> bool:
+        """Whether it is plain: then it is under way, or answered."""
+        if self._pipelined_error is not None or self._paused or not self._writable:
+            return False
         self._idle = False
-        may_be = self._pipelined_error is None and not self._paused and self._writable
         try:
-            is_plain = may_be and self._plain.begin(*call)
+            if self._plain.begin(*call):
+                return True
         except Error as error:
             number, method, _ = call
             refused = self._refuse(error, *((None, "enqueue") if method == "work" else (number, method)))
             self.answered(wire.response(number or 0, refused, None))
             return True
-        if not is_plain:
-            self._calls.appendleft(first)
-            self._idle = True
-        return is_plain
+        self._idle = True
+        return False
 
     def answered(self, frame: bytes) -> None:
         self._answered += 1
         self._idle = True
         if not self._lost:
             self._transport.write(frame)
-        if not self._is_beginning:
+        if not self._is_beginning and (self._calls or self._lost or self._ending):
             self._begin()
 
     def carry_out(self, number: int, call: Callable[[], Any]) -> None:
@@ -302,7 +313,8 @@ class ServerSession(asyncio.Protocol):
                     loop.switch()
                     self._idle = False
                     continue
-                (number, method, params), self._begun_bytes = self._calls.popleft()
+                (number, method, params), size = self._calls.popleft()
+                self._waiting_bytes -= size
                 self._carry_out(number, method, partial(perform, self.caller, method, params))
                 if self._paused and (not self._calls or self._few(MAX_PIPELINED_CALLS // 2)):
                     self._paused = False
@@ -348,8 +360,8 @@ class ServerSession(asyncio.Protocol):
     def _put_before(self, number: int | None, calls: list[NamedCall]) -> None:
         """Those that one frame stands for; the last of them has its answer."""
         (method, params), rest = calls[-1], calls[-2::-1]
-        self._calls.appendleft(((number, method, params), self._begun_bytes))
-        self._calls.extendleft(((None, method, params), self._begun_bytes) for method, params in rest)
+        self._calls.appendleft(((number, method, params), 0))
+        self._calls.extendleft(((None, method, params), 0) for method, params in rest)
 
     def _refuse(self, error: Error, number: int | None, method: str) -> dict[str, Any]:
         """What is answered. Who lacks a right is logged, and who may do nothing at all goes."""

@@ -1,0 +1,109 @@
+"""A session's plain calls, without its socket and the loop: when what is told of a step leads it, or answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgpack
+import pytest
+
+from support.bare_space import BareSpace, bare_space
+from xaqueue.core.model.definitions import parse
+from xaqueue.core.storage.group_commit import Step
+from xaqueue.core.storage.ids import fresh_id
+from xaqueue.errors import ResourceFailed
+from xaqueue.features.session import Session
+from xaqueue.rpc.server.calls import PlainCalls
+from xaqueue.rpc.server.peer import Caller
+from xaqueue.rpc.server.scheduler import Awaiting, Scheduler
+
+
+class Asks:
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def answered(self, frame: bytes) -> None:
+        self.told.append(msgpack.unpackb(frame))
+
+    def carry_out(self, number: int, call: Callable[[], Any]) -> None:
+        self.told.append((number, call))
+
+    def break_off(self) -> None:
+        raise NotImplementedError
+
+
+class Gathers:
+    """In place of the scheduler: steps gather behind one that is being synced."""
+
+    pack = staticmethod(msgpack.packb)
+
+    def __init__(self) -> None:
+        self.led: list[Step] = []
+
+    def gather(self, one: Awaiting) -> None:
+        assert one.step is not None
+        one.step.waiter = one
+        one.log.gather(one.step)
+
+    def lead(self, one: Awaiting) -> None:
+        assert one.step is not None
+        one.step.waiter = None
+        self.led.append(one.step)
+
+    def tell(self, one: Awaiting) -> None:
+        one.go_on()
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Iterator[BareSpace]:
+    with bare_space(tmp_path, "JOURNAL", definitions=parse("[queues.orders]\n")) as space:
+        space.put("orders", b"first")
+        space.space.log.gather(Step())  # it leads, and those that come now wait for it
+        yield space
+
+
+def begun(bare: BareSpace) -> tuple[PlainCalls, Asks, Gathers]:
+    asks, gathers, session = Asks(), Gathers(), Session(bare.space)
+    caller = SimpleNamespace(identity=SimpleNamespace(owner=True))
+    calls = PlainCalls(asks, session, cast(Caller, caller), cast(Scheduler, gathers))
+    work = [[7, b"x", b""], True, [["orders", b"body", fresh_id()]], "prepare"]
+    assert calls.begin(5, "work", work)
+    return calls, asks, gathers
+
+
+def test_it_leads_once_and_answers_once_however_often_it_is_told(bare: BareSpace) -> None:
+    calls, asks, gathers = begun(bare)
+    step = calls.step
+    assert step is not None
+    calls.go_on()  # of the step before
+    assert (gathers.led, asks.told) == ([], [])
+    step.round = [step]
+    calls.go_on()
+    calls.go_on()
+    assert (gathers.led, asks.told) == ([step], [])
+    bare.space.log.run_rounds(step)
+    calls.go_on()
+    calls.go_on()
+    assert (gathers.led, asks.told) == ([step], [[1, 5, None, "ok"]])
+
+
+def test_what_fails_is_carried_out_by_the_greenlet_once(bare: BareSpace) -> None:
+    calls, asks, gathers = begun(bare)
+    bare.space.log.fail(OSError("the disk is gone"))
+    calls.go_on()
+    calls.go_on()
+    ((number, call),) = asks.told
+    assert (number, gathers.led) == (5, [])
+    with pytest.raises(ResourceFailed, match="fenced"):
+        call()
+
+
+def test_what_is_no_work_is_not_begun(bare: BareSpace) -> None:
+    calls, asks, _ = begun(bare)
+    for method, params in (("work", [[7, b"y", b""], True, [["orders", b"", b"short"]], "prepare"]), ("echo", [])):
+        assert not calls.begin(6, method, params)
+    assert not calls.begin(None, "work", [[7, b"y", b""], True, [["orders", b"", fresh_id()]], "prepare"])
+    assert asks.told == []
