@@ -335,6 +335,7 @@ class ServerSession(asyncio.Protocol):
             finally:
                 give_up_copy(self.caller)
                 self._over = True
+                del self._plain  # which refers to it: neither waits for the collector
                 if self._lost:
                     self._host.ended(self)
                 else:
