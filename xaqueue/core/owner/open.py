@@ -13,7 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,7 +42,6 @@ from xaqueue.core.owner.record import (
     next_owner,
     open_to,
     read_owner,
-    record_trouble,
     write_owner,
 )
 from xaqueue.core.owner.threads import Checkpoints, Follower, TimeLimits, Watchdog
@@ -132,10 +131,15 @@ class Held:
             self.say(state=READ_ONLY, recovery=report)
         space.report.fenced_at = owner.fenced_at
 
-    def say(self, **changes: Any) -> None:
+    def say(self, *, durable: bool = True, **changes: Any) -> None:
         """In the file owner."""
         self.owner = replace(self.owner, **changes)
-        write_owner(self.files, self.lock, self.owner)
+        write_owner(self.files, self.lock, self.owner, durable=durable)
+
+    def say_trouble(self, reason: str) -> None:
+        """Not durably: the disk may hang. One that a power loss leaves empty is taken for the worst."""
+        with suppress(OSError, ResourceFailed):
+            self.say(durable=False, trouble=reason, fenced_at=time.time_ns() // 1000)
 
     def close(self) -> None:
         if self.space.close():
@@ -308,13 +312,13 @@ def _open(
             on_branches=on_branches,
             reread=lambda: usable_definitions(root)[0],
         )
-        space, owner, watchdog = held.space, held.owner, None
+        space, watchdog = held.space, None
         space.definer = QueuesFile(root, space)
         watching = _watch(root, space) if watch else None
         background = start_background(space, lasting=watch)
         if space.read_only is None:
             keep_good(root, wrong)
-            watchdog = Watchdog(space, held.files, lambda why: record_trouble(held.files, lock, owner, why))
+            watchdog = Watchdog(space, held.files, held.say_trouble)
     except BaseException as error:
         refused = refusal(root, error, taken)
         if fs is not None:

@@ -17,8 +17,7 @@ import os
 import socket
 import stat
 import time
-from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from xaqueue.core.storage.layers import OwnerFileSystem
 from xaqueue.core.storage.modes import PRIVATE, Modes, for_group
 from xaqueue.core.storage.owner_file import OwnerFile, boot_to_close, read_owner_file
 from xaqueue.core.storage.regular import READ
-from xaqueue.errors import InvalidArgument, ResourceFailed, SpaceError, SpaceInUse
+from xaqueue.errors import InvalidArgument, SpaceError, SpaceInUse
 
 RECOVERING, READY, READ_ONLY = "recovering", "ready", "read-only"
 """States of an owner."""
@@ -148,13 +147,6 @@ def in_use(root: Path, owner: Owner | None, *, alone: bool = False) -> SpaceInUs
         f"{root} is in use by {who}, which opened the directory itself: stop it, start `xaqueue serve --space {root}`, "
         f"and give that program {url}, or all of them `[space] served_only = true` in queues.toml"
     )
-
-
-def record_trouble(files: OwnerFileSystem, lock: OwnerFile, owner: Owner, reason: str) -> None:
-    """Not durably: the disk may hang. One that a power loss leaves empty is taken for the worst."""
-    with suppress(OSError, ResourceFailed):
-        fenced = replace(owner, trouble=reason, fenced_at=time.time_ns() // 1000)
-        write_owner(files, lock, fenced, durable=False)
 
 
 def write_owner(files: OwnerFileSystem, lock: OwnerFile, owner: Owner, *, durable: bool = True) -> None:

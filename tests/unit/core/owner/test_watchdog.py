@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,14 @@ from support.journal_of import rounds_of
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.owner import record, threads
+from xaqueue.core.owner.open import announce
 from xaqueue.core.owner.threads import Watchdog
 from xaqueue.core.storage import layers
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.core.storage.layers import OwnerFileSystem
 from xaqueue.errors import ResourceFailed
-from xaqueue.features.opening import open_space
+from xaqueue.features.opening import attach, open_space
 from xaqueue.xid import Xid
 
 PATIENCE_S = 30.0
@@ -366,3 +367,18 @@ def test_a_space_that_closes_well_had_no_trouble(tmp_path: Path) -> None:
     assert owner is not None
     assert owner.trouble == ""
     assert "trouble" in json.loads((root / layout.OWNER).read_bytes())
+
+
+def test_a_fenced_server_stands_where_it_stood(tmp_path: Path) -> None:
+    """Whoever is led to it hears why it is over, and waits for it to come back."""
+    root = tmp_path / "space"
+    session = attach(root, create_missing=True, watch=False)
+    announce(root, "xaq://elsewhere:1", awaited=True)
+    session.space.fence(OSError(errno.EIO, "Input/output error"))
+    deadline = time.monotonic() + PATIENCE_S
+    while not (owner := record.read_owner(root)) or not owner.trouble:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert (owner.endpoint, owner.awaited) == ("xaq://elsewhere:1", True)
+    with suppress(ResourceFailed):
+        session.close()
