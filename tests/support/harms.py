@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import xaqueue
@@ -22,6 +23,17 @@ def harmed(root: Path) -> Path:
     second.write_bytes(content)
     third.rename(third.with_name("strange"))
     (root / layout.PREPARED / "junk").write_bytes(b"junk")
+    return root
+
+
+def overdue(root: Path) -> Path:
+    """What is damaged has expired, and was not removed yet."""
+    with xaqueue.connect(root, create=True) as connection:
+        connection.enqueue("orders", b"first", ttl=0.02)
+        connection.enqueue("orders", b"second")
+    time.sleep(0.02)
+    for path in (root / RANGE).iterdir():
+        path.write_bytes(path.read_bytes()[:-1] + b"x")
     return root
 
 

@@ -21,13 +21,15 @@ from typing import Any, NamedTuple
 
 from xaqueue.core.engine import quarantine
 from xaqueue.core.engine.session import Session
+from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import FORMAT_VERSION
 from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.model.definitions import parse as parse_definitions
 from xaqueue.core.model.format import check_committed, parse, read_format
+from xaqueue.core.owner.chores import NEVER, Chore
 from xaqueue.core.owner.definitions_file import hardening_of, usable_definitions
-from xaqueue.core.owner.open import Held, is_owned, reason_of, refusal
+from xaqueue.core.owner.open import Held, attach, is_owned, reason_of, refusal
 from xaqueue.core.owner.record import (
     Owner,
     find_group,
@@ -45,7 +47,8 @@ from xaqueue.core.storage.owner_file import LOCK, OWNER, OWNER_BYTES, OwnerFile,
 from xaqueue.core.storage.reserve import Reserve
 from xaqueue.core.storage.scheduling import THREADS
 from xaqueue.errors import InvalidArgument, ResourceFailed, SpaceError
-from xaqueue.features.opening import WHOLE, attach
+from xaqueue.features.opening import Whole
+from xaqueue.features.streams.cleanup import Clear
 from xaqueue.offline.overlay import Overlay
 
 MADE_AGAIN = "made again"
@@ -138,6 +141,21 @@ def _lost_with(path: str) -> str:
     return f"a block of branch {block[0]}" if block else ""
 
 
+class _AtTheEnd(Clear):
+    """What was consumed or has expired stays: what is wrong in it is told, whenever it would have been cleared."""
+
+    def left_s(self) -> float:
+        return NEVER
+
+
+class _Mended(Whole):
+    def chores(self, space: Space, lasting: bool) -> Iterator[Chore]:
+        yield _AtTheEnd(space)
+
+
+MENDED = _Mended()
+
+
 class Site:
     """The directory of a space, for who mends it. Every method raises SpaceInUse, SpaceError, InvalidArgument."""
 
@@ -158,7 +176,7 @@ class Site:
 
     @contextmanager
     def opened(self, progress: Progress | None = None) -> Iterator[Session]:
-        with closing(attach(self.root, watch=False, progress=progress)) as session:
+        with closing(attach(self.root, features=MENDED, watch=False, progress=progress)) as session:
             yield session
 
     @contextmanager
@@ -216,7 +234,7 @@ class Rehearsal(Site):
             space = held.space
             try:
                 yield Session(space)
-                for chore in WHOLE.chores(space, lasting=False):
+                for chore in MENDED.chores(space, lasting=False):
                     chore.finish()
                 held.close()
             finally:
@@ -236,12 +254,12 @@ class Rehearsal(Site):
         find_group(definitions.readers)
         hardening = hardening_of(None, definitions)
         definitions.check_sync(hardening)
-        WHOLE.check(root, definitions, hardening, THREADS)
+        MENDED.check(root, definitions, hardening, THREADS)
         if not fs.is_dir(layout.COMMITTED):
             check_committed(root, was_in_use=self.owner() is not None)
         held = Held(fs, _NoLock(root, fs), Reserve(fs, layout.RESERVE), is_memory=True)
         small = replace(definitions, journal_segment_bytes=SMALLEST_SEGMENT_BYTES)  # they are in memory
-        held.recover(found, small, hardening, WHOLE, progress=progress)
+        held.recover(found, small, hardening, MENDED, progress=progress)
         return held
 
     def _definitions(self) -> Definitions:

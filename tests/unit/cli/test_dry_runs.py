@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,15 @@ import pytest
 from typer.testing import CliRunner
 
 import xaqueue
-from support.harms import garbled, harmed, littered, replaceable, spent, torn
+from support.harms import garbled, harmed, littered, overdue, replaceable, spent, torn
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.core.model import layout
+from xaqueue.core.owner import open as owning
+from xaqueue.core.owner.chores import NEVER, Chores
 from xaqueue.features.counters.values import COUNTERS
+from xaqueue.offline import aside, reconstruct
+from xaqueue.offline import check as checking
 
 VARIES = re.compile(r"\d+\.\d\d s|removed/\d{8}T\d{6}Z|since [\dT:+-]+")
 
@@ -76,6 +81,37 @@ def test_it_says_what_is_done(tmp_path: Path, make: Callable[[Path], Path], comm
     foretold = VARIES.sub("", "\n".join(lines)).replace("to remove", "removed")
     assert foretold == VARIES.sub("", "\n".join(told))
     assert tree(root) != before
+
+
+@pytest.mark.parametrize(
+    ("make", "command"),
+    [(overdue, DOORS["check"][1]), (overdue, DOORS["reconstruct QUEUE"][1]), (littered, DOORS["clean"][1])],
+    ids=["check", "reconstruct QUEUE", "clean"],
+)
+def test_what_the_space_does_beside_it_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], Path], command: list[str]
+) -> None:
+    """All that its threads may have done by then is done before it is looked at what is wrong."""
+    root = make(tmp_path / "space")
+    at_work: list[object] = []
+
+    def work(what: Callable[..., Any], *given: Any, **more: Any) -> Any:
+        running = [thread for attached in owning._attached.values() for thread in attached.background]
+        at_work.extend(running)
+        for thread in running:
+            if isinstance(thread, Chores):
+                for chore in [one for one in thread._chores if one.left_s() < NEVER]:
+                    thread._do(chore)
+        return what(*given, **more)
+
+    for module, name in ((checking, "check"), (reconstruct, "whole"), (aside, "look")):
+        monkeypatch.setattr(module, name, partial(work, getattr(module, name)))
+    _, foretold = said(root, *command, "--dry-run")
+    assert at_work == []
+    _, done = said(root, *command)
+    assert len(foretold["plan"]) > 0
+    assert at_work != []
+    assert foretold | {"dry_run": False} == done
 
 
 @pytest.mark.parametrize("command", [command for _, command in DOORS.values() if command[0] != "clean"], ids=" ".join)
