@@ -16,7 +16,7 @@ next request is not carried out, and that request is answered with the failure. 
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache, lru_cache, partial
@@ -180,24 +180,18 @@ def call_of(frame: Any) -> CallFrame:
     return number, method, params
 
 
-def check_depth(method: str, params: list[Any]) -> None:
-    """Raises MalformedFrame."""
-    for value in params:
-        if type(value) is list and _NESTED.isdisjoint(map(type, value)):
-            continue  # an xid, mostly
-        if type(value) in _NESTED and _is_deeper(value, DEEPEST - 1):
-            raise MalformedFrame(f"parameters of {method[:60]!r} are nested more than {DEEPEST} deep")
+def check_depth(method: str, values: Iterable[Any], levels: int = DEEPEST - 1) -> None:
+    """None of these is a list or map that has such below that many levels. Raises MalformedFrame."""
+    for value in values:
+        if type(value) in _NESTED:
+            inner = value.values() if type(value) is dict else value
+            if not _NESTED.isdisjoint(map(type, inner)):  # an xid has none, mostly
+                if not levels:
+                    raise MalformedFrame(f"parameters of {method[:60]!r} are nested more than {DEEPEST} deep")
+                check_depth(method, inner, levels - 1)
 
 
 _NESTED = {list, dict}
-
-
-def _is_deeper(nested: list[Any] | dict[Any, Any], levels: int) -> bool:
-    """Whether there is a list or map below that many levels."""
-    for value in nested.values() if type(nested) is dict else nested:
-        if type(value) in _NESTED and (not levels or _is_deeper(value, levels - 1)):
-            return True
-    return False
 
 
 def answer_of(frame: Any) -> AnswerFrame:

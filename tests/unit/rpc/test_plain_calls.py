@@ -103,7 +103,7 @@ def test_what_fails_is_carried_out_by_the_greenlet_once(bare: BareSpace) -> None
 
 def test_what_is_no_work_is_not_begun(bare: BareSpace) -> None:
     calls, asks, _ = begun(bare)
-    for method, params in (("work", [[7, b"y", b""], True, [["orders", b"", b"short"]], "prepare"]), ("echo", [])):
-        assert not calls.begin(6, method, params)
+    assert not calls.begin(6, "work", [[7, b"y", b""], True, [["orders", b"", b"short"]], "prepare"])
+    assert not calls.begin(6, "commit", [[7, b"y", b""], 0])
     assert not calls.begin(None, "work", [[7, b"y", b""], True, [["orders", b"", fresh_id()]], "prepare"])
     assert asks.told == []

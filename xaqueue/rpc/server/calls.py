@@ -60,14 +60,11 @@ def perform(caller: Caller, name: str, params: list[Any]) -> Any:
 class Asks(Protocol):
     """Whose calls they are."""
 
-    def answered(self, frame: bytes) -> None:
-        """The plain call that was begun last is answered so."""
+    def answered(self, frame: bytes) -> None: ...
 
-    def carry_out(self, number: int, call: Callable[[], Any]) -> None:
-        """It is not plain any more: this answers it, in the greenlet, whoever is lost."""
+    def carry_out(self, number: int, call: Callable[[], Any]) -> None: ...
 
-    def break_off(self) -> None:
-        """The server has failed in a way that nobody foresaw."""
+    def break_off(self) -> None: ...
 
 
 class PlainCalls(Awaiting):
@@ -85,13 +82,12 @@ class PlainCalls(Awaiting):
         """Of the request for the step."""
 
     def begin(self, number: int | None, method: str, params: list[Any]) -> bool:
-        """Whether it is plain: then it is answered, or on its way. Raises what refuses it."""
-        attempt = PLAIN.get(method)
-        if attempt is None or number is None or self._space.shipping is not None:
+        """Of one of PLAIN, whether it is so: then it is answered, or on its way. Raises what refuses it."""
+        if number is None or self._space.shipping is not None:
             return False
         if not (self._caller.identity.owner or self._may(method, params)):
             return False
-        whole = attempt(self._session, params)
+        whole = PLAIN[method](self._session, params)
         if whole is None:
             return False
         self.step, self._number = whole, number

@@ -26,7 +26,7 @@ from xaqueue.features.session import Session
 from xaqueue.rpc import wire
 from xaqueue.rpc.methods.replication import give_up_copy
 from xaqueue.rpc.methods.sessions import SessionStatus
-from xaqueue.rpc.methods.work import NamedCall
+from xaqueue.rpc.methods.work import PLAIN, NamedCall
 from xaqueue.rpc.server.calls import PlainCalls, perform
 from xaqueue.rpc.server.listeners import Listeners, unix_pid
 from xaqueue.rpc.server.peer import UNAUTHENTICATED_BYTES, Caller, Limits, PeerTimeouts, ServerCalls
@@ -266,7 +266,7 @@ class ServerSession(asyncio.Protocol):
 
     def _begin_plain(self, call: CallFrame) -> bool:
         """Whether it is plain: then it is under way, or answered."""
-        if self._pipelined_error is not None or self._paused or not self._writable:
+        if call[1] not in PLAIN or self._pipelined_error is not None or self._paused or not self._writable:
             return False
         self._idle = False
         try:
@@ -281,6 +281,7 @@ class ServerSession(asyncio.Protocol):
         return False
 
     def answered(self, frame: bytes) -> None:
+        """The plain call that was begun last is answered so."""
         self._answered += 1
         self._idle = True
         if not self._lost:
@@ -289,6 +290,7 @@ class ServerSession(asyncio.Protocol):
             self._begin()
 
     def carry_out(self, number: int, call: Callable[[], Any]) -> None:
+        """It is not plain any more: this answers it, in the greenlet."""
         self._undone = number, call
         self._task.switch()
 
