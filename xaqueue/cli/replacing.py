@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.owner_file import try_lock
 from xaqueue.errors import SpaceError
 
@@ -47,7 +48,11 @@ def replacing(file: Path, mode: int | None = None) -> Iterator[BinaryIO]:
             raise  # of another file, which the block has written
         raise SpaceError(f"{file} cannot be written: {error.strerror}. It is as it was") from error
     try:
-        _sync_names(place.parent)
+        with (
+            suppress(PermissionError),  # of a directory that may not be read
+            closing(DirectoryFileSystem(place.parent, keep_unsynced=False)) as fs,
+        ):
+            fs.sync_dir("")
     except OSError as error:
         raise SpaceError(f"{file} is written, and a power loss may undo that: {error.strerror}") from error
 
@@ -80,15 +85,6 @@ def _is_locked_by_its_name(descriptor: int, path: Path) -> bool:
     with suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(descriptor), path.lstat())
     return False
-
-
-def _sync_names(directory: Path) -> None:
-    with suppress(PermissionError):  # of a directory that may not be read
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _mode_of(place: Path) -> int:

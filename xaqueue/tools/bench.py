@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import count, product
@@ -22,6 +22,7 @@ from typing import Any
 from xaqueue.connection import Connection
 from xaqueue.core.engine.log import Log
 from xaqueue.core.model.block import BODY_LIMIT_BYTES
+from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.errors import InvalidArgument
 from xaqueue.features.opening import create
@@ -137,11 +138,8 @@ def fresh(scratch: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(dir=scratch) as name:
         Path(name).chmod(0o711)
         yield Path(name)
-    fd = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    with closing(DirectoryFileSystem(scratch, keep_unsynced=False)) as fs:
+        fs.sync_dir("")
 
 
 def _floor(plan: BenchPlan, threads: int, rates: list[Rate], root: Path, report: Report) -> None:

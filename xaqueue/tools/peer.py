@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
-from xaqueue.core.storage.fs import FileSystem, discard
+from xaqueue.core.storage.fs import replace_file
 from xaqueue.core.storage.owner_file import FileLock, boot_id
 from xaqueue.errors import InvalidArgument
+from xaqueue.features.snapshots.store import remove_tree
 
 PLACE = ".xaqueue-iotest-peer"
 WAIT_S = 120.0
@@ -65,17 +66,7 @@ def meet(directory: Path, report: Report = lambda _: None, wait_s: float = WAIT_
         try:
             return _first(_Half(directory / PLACE, "first", "second", wait_s))
         finally:
-            _remove(fs, PLACE)
-
-
-def _remove(fs: FileSystem, directory: str) -> None:
-    for name in fs.list(directory):
-        path = f"{directory}/{name}"
-        if fs.is_dir(path):
-            _remove(fs, path)
-        else:
-            discard(fs, path)
-    fs.remove_dir(directory)
+            remove_tree(fs, PLACE)
 
 
 class _Half:
@@ -90,10 +81,7 @@ class _Half:
 
     def write(self, name: str, content: bytes) -> None:
         """As a space writes: content, then name, both synced; over whatever has the name."""
-        new = f".{name}.new"
-        self._fs.create(new, [content])
-        self._fs.sync_file(new)
-        self.change_name(new, name)
+        replace_file(self._fs, name, content)
 
     def overwrite(self, name: str, content: bytes) -> None:
         self._fs.write_at(name, 0, [content])
