@@ -1,4 +1,4 @@
-"""What a resource manager does, embedded or behind a server: the protocols through which rooms meet.
+"""What a resource manager does, embedded or behind a server: the protocol through which rooms meet.
 
 Source: X/Open C193 (Distributed TP: The XA Specification), chapter 3.
 """
@@ -16,40 +16,7 @@ from xaqueue.xa import Flag, Outcome, Vote
 from xaqueue.xid import Xid
 
 
-class Carrying(Protocol):
-    """What a resource manager does for a transaction manager one of whose databases carries changes of the space: see
-    the verbs of these names in ``xaqueue.features.carry``."""
-
-    @property
-    def space_id(self) -> str:
-        """Of the space: another one in its place never heard of its branches."""
-
-    def carriers(self) -> Carriers: ...
-
-    def deliver(
-        self, carrier: str, secret: str, changes: Sequence[bytes], highest: int, count: int, more: bool = False
-    ) -> bool: ...
-
-    def release_carrier(self, carrier: str) -> CarrierStatus | None: ...
-
-
-class Leasing(Protocol):
-    """Messages that are handed out for a while, beside the branches of the session. Any session may settle a lease, 16
-    bytes. Each but ``receive`` raises LeaseExpired where it has ended, and then has done nothing. See the verbs of
-    these names in ``xaqueue.features.leases``."""
-
-    def receive(
-        self, queue: str, max_messages: int = 1, lease_s: float = LEASE_S, wait_s: float | None = 0.0
-    ) -> list[tuple[bytes, Message]]: ...
-
-    def settle(self, queue: str, lease: bytes, how: str, detail: Detail = None) -> None: ...
-
-    def extend(self, queue: str, lease: bytes, lease_s: float) -> None: ...
-
-    def accept(self, queue: str, lease: bytes) -> None: ...
-
-
-class ResourceManager(Carrying, Leasing, Protocol):
+class ResourceManager(Protocol):
     """One session with a queue space: the XA verbs with explicit xids, and the work between them.
 
     A session is used by one thread at a time. It is associated with at most one branch; ``enqueue`` and ``dequeue``
@@ -160,3 +127,32 @@ class ResourceManager(Carrying, Leasing, Protocol):
 
         Returns whether there was anything to be ended.
         """
+
+    # Messages that are handed out for a while, beside the branches of the session. Any session may settle a lease, 16
+    # bytes. Each but ``receive`` raises LeaseExpired where it has ended, and then has done nothing. See the verbs of
+    # these names in ``xaqueue.features.leases``.
+
+    def receive(
+        self, queue: str, max_messages: int = 1, lease_s: float = LEASE_S, wait_s: float | None = 0.0
+    ) -> list[tuple[bytes, Message]]: ...
+
+    def settle(self, queue: str, lease: bytes, how: str, detail: Detail = None) -> None: ...
+
+    def extend(self, queue: str, lease: bytes, lease_s: float) -> None: ...
+
+    def accept(self, queue: str, lease: bytes) -> None: ...
+
+    # For a transaction manager one of whose databases carries changes of the space: see the verbs of these names in
+    # ``xaqueue.features.carry``.
+
+    @property
+    def space_id(self) -> str:
+        """Of the space: another one in its place never heard of its branches."""
+
+    def carriers(self) -> Carriers: ...
+
+    def deliver(
+        self, carrier: str, secret: str, changes: Sequence[bytes], highest: int, count: int, more: bool = False
+    ) -> bool: ...
+
+    def release_carrier(self, carrier: str) -> CarrierStatus | None: ...

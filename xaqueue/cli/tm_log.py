@@ -2,21 +2,7 @@
 
 Looking works while the transaction manager runs. Nothing here decides: a commit or a rollback is what the log says, or
 refused, so that no outcome becomes mixed. A configuration for operators says where the log and its participants are:
-
-    log_dir = "."                  # as seen from this file; the file's own directory without it
-    last_resource = "files"        # only if the transaction manager has it so
-
-    [participants.queue]           # names as the transaction manager has them
-    kind = "xaqueue"
-    space = "xaq+unix:///run/xaqueue.sock"          # a URL, or a directory
-
-    [participants.ledger]
-    kind = "postgres"
-    dsn = "host=db dbname=ledger"                   # passwords belong into ~/.pgpass
-
-    [participants.files]
-    kind = "sqlite"
-    path = "files.db"
+participants.toml, in xaqueue(5).
 """
 
 from __future__ import annotations
