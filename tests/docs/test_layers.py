@@ -159,7 +159,6 @@ SHUTIL_CHANGES = {"rmtree", "move", "copy", "copy2", "copyfile", "copytree", "co
 EXCEPTIONS = {
     "xaqueue.core.owner.open": "makes the directories of a new space, before there is a port that is opened on them",
     "xaqueue.features.replica.follower": "makes the directory of a new replica, before a port is opened on it",
-    "xaqueue.tools.bench": "waits for the disk to be quiet before a measurement",
     "xaqueue.tools.rates": "makes the preallocated log that the disk is measured by, on files of its own",
     "xaqueue.tools.iotest": "measures the bare system calls that a space would make, on files of its own",
     "xaqueue.tools.demo.stage": "makes and removes the demo's own directory, keeps what its programs print there",
