@@ -44,12 +44,10 @@ class Gathers:
         self.led: list[Step] = []
 
     def gather(self, one: Awaiting) -> None:
-        assert one.step is not None
         one.step.waiter = one
         one.log.gather(one.step)
 
     def lead(self, one: Awaiting) -> None:
-        assert one.step is not None
         one.step.waiter = None
         self.led.append(one.step)
 
@@ -77,7 +75,6 @@ def begun(bare: BareSpace) -> tuple[PlainCalls, Asks, Gathers]:
 def test_it_leads_once_and_answers_once_however_often_it_is_told(bare: BareSpace) -> None:
     calls, asks, gathers = begun(bare)
     step = calls.step
-    assert step is not None
     calls.go_on()  # of the step before
     assert (gathers.led, asks.told) == ([], [])
     step.round = [step]

@@ -70,7 +70,8 @@ class Asks(Protocol):
 class PlainCalls(Awaiting):
     """Those of one session that need no greenlet, one at a time, in the loop."""
 
-    step: Whole | None = None
+    step: Whole
+    """On its way."""
 
     def __init__(self, asks: Asks, session: Session, caller: Caller, scheduler: Scheduler) -> None:
         super().__init__(scheduler, session.space.log)
@@ -78,8 +79,8 @@ class PlainCalls(Awaiting):
         self._session = session
         self._space = session.space
         self._caller = caller
-        self._number = 0
-        """Of the request for the step."""
+        self._number: int | None = None
+        """Of the request for the step, until that is answered."""
 
     def begin(self, number: int | None, method: str, params: list[Any]) -> bool:
         """Of one of PLAIN, whether it is so: then it is answered, or on its way. Raises what refuses it."""
@@ -109,15 +110,17 @@ class PlainCalls(Awaiting):
         return True
 
     def go_on(self) -> None:
-        whole = self.step
-        if whole is None:
+        number = self._number
+        if number is None:
             return
+        whole = self.step
         if whole.done and whole.error is None:
-            self.step = None
-            self._asks.answered(answer_to(self._number, whole, self.scheduler.pack))
+            self._number = None
+            del self.step
+            self._asks.answered(answer_to(number, whole, self.scheduler.pack))
         elif whole.done or self.log.failure is not None:
-            self.step = None
-            self._asks.carry_out(self._number, partial(self._finish, whole))
+            self._number = None
+            self._asks.carry_out(number, partial(self._finish, whole))
         elif whole.round is not None and whole.waiter is not None:
             self.scheduler.lead(self)
 

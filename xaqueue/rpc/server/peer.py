@@ -214,27 +214,28 @@ class PeerTimeouts:
     the loop's.
     """
 
-    __slots__ = ("_heard", "_opened", "_partial", "_read", "_unread")
+    __slots__ = ("_opened", "_partial", "_read", "_unread", "heard")
 
     def __init__(self, now: float) -> None:
-        self._opened = self._heard = self._read = now
+        self._opened = self.heard = self._read = now
+        """``heard``: when something came, as ``hear`` notes; a request by itself is noted by its session."""
         self._partial = False
         """It has sent a part of a request."""
         self._unread = 0
 
     def hear(self, now: float, *, whole: bool) -> None:
         """Something came; ``whole``: that ends a request."""
-        self._heard = now
+        self.heard = now
         self._partial = not whole
 
     def silent_s(self, now: float) -> float:
         """For how long it has sent nothing."""
-        return now - self._heard
+        return now - self.heard
 
     def exceeded(self, now: float, limits: Limits, *, admitted: bool, idle: bool, unread: int) -> str | None:
         """Why the peer is waited for no longer. idle: it is its turn. unread: bytes of answers that it has not read."""
         if not idle:
-            self._heard = now
+            self.heard = now
         if unread < self._unread or not unread:
             self._read = now
         self._unread = unread
@@ -242,8 +243,8 @@ class PeerTimeouts:
             return f"it has not shown who it is within {limits.login_s:g} s"
         if now - self._read > limits.stalled_s:
             return f"it has not read its answers for {limits.stalled_s:g} s"
-        if self._partial and now - self._heard > limits.stalled_s:
+        if self._partial and now - self.heard > limits.stalled_s:
             return f"it stopped in the middle of a request for {limits.stalled_s:g} s"
-        if now - self._heard > limits.session_idle_s:
+        if now - self.heard > limits.session_idle_s:
             return f"it has asked for nothing for {limits.session_idle_s:g} s"
         return None

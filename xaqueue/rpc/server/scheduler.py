@@ -47,7 +47,7 @@ class ScheduledTask(greenlet):
 class Awaiting:
     """Who waits in no greenlet, for one step at a time, whose waiter it is."""
 
-    step: Step | None = None
+    step: Step
 
     def __init__(self, scheduler: Scheduler, log: Log) -> None:
         self.scheduler = scheduler
@@ -113,7 +113,6 @@ class Scheduler(Threads):
     def gather(self, one: Awaiting) -> None:
         """Its step is in the next round."""
         step = one.step
-        assert step is not None
         step.waiter = one
         try:
             one.log.gather(step)
@@ -127,7 +126,6 @@ class Scheduler(Threads):
 
     def lead(self, one: Awaiting) -> None:
         """Its step leads: behind what this turn of the loop brings, unless it is alone."""
-        assert one.step is not None
         one.step.waiter = None  # it is told by who leads
         is_alone = one is self._leader and not self._waited
         self._leader, self._waited = one, False
@@ -161,7 +159,6 @@ class Scheduler(Threads):
     def _lead_for_others(self, one: Awaiting) -> None:
         """In a greenlet, since a round may have to wait."""
         while True:
-            assert one.step is not None
             try:  # noqa: SIM105 (this takes fewer steps)
                 one.log.run_rounds(one.step)
             except ResourceFailed:  # everybody is told

@@ -130,7 +130,7 @@ class ServerSession(asyncio.Protocol):
         if self._idle and self._unauthenticated_bytes < 0:  # one request and nothing else, most often
             call = self._unpacker.only_call(data)
             if call is not None:
-                self._timeouts.hear(self._loop.time(), whole=True)
+                self._timeouts.heard = self._loop.time()
                 if not self._begin_plain(call):
                     self._calls.append((call, 0))
                     self._task.switch()
