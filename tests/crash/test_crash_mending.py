@@ -16,6 +16,7 @@ import xaqueue
 from support.harms import garbled, harmed, littered, replaceable, torn
 from xaqueue.core.model import layout
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
+from xaqueue.core.storage.fs import write_then_sync
 from xaqueue.errors import SpaceError
 from xaqueue.features.snapshots.restored import REMOVED
 from xaqueue.features.snapshots.restoring import restore
@@ -36,9 +37,10 @@ KEPT = (layout.COMMITTED, layout.PREPARED, layout.HEURISTIC, layout.QUARANTINE, 
 class Killed(DirectoryFileSystem):
     """Its process is killed before it changes the names or the content of files once more."""
 
+    write_synced = write_then_sync
+
     def __init__(self, root: Path, after: int) -> None:
         super().__init__(root, keep_unsynced=False)
-        self._dsync = False  # a write and its sync are two calls
         self.left = after
         self.is_dead = False
 

@@ -7,9 +7,10 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -292,10 +293,10 @@ def test_behind_a_sync_that_hangs_each_is_answered_in_its_order(
     files = log.journal._fs
     write_synced = files.write_synced
 
-    def sync(path: str, offset: int, chunks: Sequence[bytes]) -> None:
+    def sync(*arguments: Any) -> None:
         hangs.set()
         assert go_on.wait(PATIENCE_S)
-        write_synced(path, offset, chunks)
+        write_synced(*arguments)
 
     def work(client: RawClient, name: bytes) -> tuple[int, bytes, bytes]:
         xid = (1, name, b"")

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from xaqueue.core.model.block import Block, Kind, encode
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.core.model.message_name import tags_of
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
+from xaqueue.core.storage.fs import write_then_sync
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.features import opening
 from xaqueue.features.opening import open_space
@@ -44,6 +46,12 @@ class FaultyFileSystem(DirectoryFileSystem):
         self.faults: dict[tuple[str, str], int] = {}
         self.meanwhile: dict[tuple[str, str], Callable[[], object]] = {}
         self.struck: list[tuple[str, str]] = []
+
+    def write_synced(
+        self, path: str, offset: int, chunks: Sequence[bytes], syncing: Callable[[], object] | None = None
+    ) -> None:
+        write = super().write_synced if self._dsync is None else partial(write_then_sync, self)
+        write(path, offset, chunks, syncing)
 
     def strike(self, call: str, path: str) -> None:
         for name, prefix in list(self.meanwhile):

@@ -109,7 +109,7 @@ WITHIN = frozenset(
     {
         *(
             "synced",
-            "ForgetfulFileSystem.write_synced",
+            "write_then_sync",
             "Threads.run",
             "Space.put",
             "Space.stage",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from zlib import crc32
 
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
-from xaqueue.core.storage.fs import FileSystem
+from xaqueue.core.storage.fs import FileSystem, write_then_sync
 from xaqueue.core.storage.journal import SMALLEST_SEGMENT_BYTES, Journal
 from xaqueue.core.storage.journal_format import (
     CHECKPOINT,
@@ -121,12 +121,13 @@ class FullFileSystem(DirectoryFileSystem):
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         super().__init__(root)
-        self._dsync = False
         self.full = False
         self.short_by: int | None = None
         """Of a write that would grow a file so many bytes are missing; None: it fails whole."""
         self.before: dict[str, Callable[[str], None]] = {}
         """By the name of a call: what happens before it."""
+
+    write_synced = write_then_sync
 
     def create(self, path: str, chunks: Sequence[bytes], modified_ns: int = 0) -> None:
         if self.full:

@@ -9,12 +9,14 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 
 from support.space_scan import scan
 from xaqueue.core.owner import open as attaching
-from xaqueue.core.storage.directory_fs import DirectoryFileSystem
+from xaqueue.core.storage.directory_fs import DirectoryFileSystem, has_dsync
+from xaqueue.core.storage.fs import write_then_sync
 from xaqueue.tools.torture.work import live, problems
 
 
@@ -44,6 +46,10 @@ rollback_reason = Doom("")
 class MortalFileSystem(DirectoryFileSystem):
     """Dies before or after the n-th call of one kind; a rename is also named after where it leads."""
 
+    @cached_property
+    def in_one(self) -> bool:
+        return has_dsync(self.root)
+
     def create(self, path: str, chunks: Sequence[bytes], modified_ns: int = 0) -> None:
         rollback_reason.strike(["create"], "before")
         super().create(path, chunks, modified_ns)
@@ -66,12 +72,14 @@ class MortalFileSystem(DirectoryFileSystem):
         super().write_at(path, offset, chunks)
         rollback_reason.strike(["write_at"], "after")
 
-    def write_synced(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
-        if not self._dsync:  # in two calls, each of which strikes
-            super().write_synced(path, offset, chunks)
+    def write_synced(
+        self, path: str, offset: int, chunks: Sequence[bytes], syncing: Callable[[], object] | None = None
+    ) -> None:
+        if syncing is not None or not self.in_one:  # in two calls, each of which strikes
+            write_then_sync(self, path, offset, chunks, syncing)
             return
         rollback_reason.strike(["write_at", "sync_data", "sync"], "before")
-        super().write_synced(path, offset, chunks)
+        super().write_synced(path, offset, chunks, syncing)
         rollback_reason.strike(["write_at", "sync_data", "sync"], "after")
 
     def sync_data(self, path: str) -> None:

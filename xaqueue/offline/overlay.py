@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from xaqueue.core.storage.fs import FileSystem
+from xaqueue.core.storage.fs import FileSystem, write_then_sync
 
 
 @dataclass(eq=False, slots=True)
@@ -63,7 +63,7 @@ class Overlay:
         file.data[offset : offset + len(written)] = written
         file.modified_ns = time.time_ns()
 
-    write_synced = write_at
+    write_synced = write_then_sync
 
     def read(self, path: str, size: int | None = None, offset: int = 0) -> bytes:
         file = self._file(path)

@@ -25,7 +25,7 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from xaqueue.core.storage.fs import Room, synced
+from xaqueue.core.storage.fs import Room, write_then_sync
 from xaqueue.testing.content import FileContent, fingerprint
 
 ROOT = 0
@@ -101,9 +101,7 @@ class ForgetfulFileSystem:
             self._change(directory, name, self._new(Node(self.content(b""))))
         self._file(path).overwrite(offset, b"".join(chunks))
 
-    def write_synced(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
-        self.write_at(path, offset, chunks)
-        synced(self.sync_data, path)
+    write_synced = write_then_sync
 
     def set_modified_ns(self, path: str, when_ns: int) -> None:
         self._node(path).modified_ns = when_ns

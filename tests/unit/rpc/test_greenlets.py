@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from support.journals import entry, started
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
@@ -62,16 +63,16 @@ def test_the_loop_goes_on_while_the_journal_grows(tmp_path: Path) -> None:
         journal.waiting = made
         sync, create = fs.write_synced, journal._ensure_following
 
-        def watched(path: str, offset: int, chunks: Sequence[bytes]) -> None:
+        def watched(*arguments: Any) -> None:
             calls.append(("sync", made.is_here()))
-            sync(path, offset, chunks)
+            sync(*arguments)
 
         def grows(size: int = 0) -> None:
             calls.append(("grow", made.is_here()))
             assert goes_on.wait(60)
             create(size)
 
-        fs.write_synced = watched  # type: ignore[method-assign]
+        fs.write_synced = watched  # type: ignore[method-assign,assignment]
         journal._ensure_following = grows  # type: ignore[method-assign]
         journal.write([entry(1, 100)])
         assert calls == [("sync", True)]

@@ -118,11 +118,13 @@ def test_concurrent_decisions_share_syncs(tmp_path: Path) -> None:
     class Slow(DirectoryFileSystem):
         slow = False
 
-        def write_synced(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
+        def write_synced(
+            self, path: str, offset: int, chunks: Sequence[bytes], syncing: Callable[[], object] | None = None
+        ) -> None:
             if self.slow:
                 entered.set()
                 assert goes_on.wait(60)
-            super().write_synced(path, offset, chunks)
+            super().write_synced(path, offset, chunks, syncing)
 
     tmp_path.joinpath("log").mkdir()
     fs = Slow(tmp_path / "log")

@@ -62,7 +62,7 @@ class DirectoryFileSystem:
         self._dsync: bool | None = None
         """Whether a write may sync what it writes; None until the first one."""
         self._held, self._held_fd = "", -1
-        """The file that was written so last, whose descriptor nobody else closes."""
+        """The file that was written and synced last in one, whose descriptor nobody else closes."""
         self._descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0] & sys.maxsize
         """What the process may have. Half of it is others', whatever is kept here."""
 
@@ -97,9 +97,61 @@ class DirectoryFileSystem:
         fd = self._places.pop(path, None)
         is_new = fd is None
         if fd is None:
-            fd, found = self._opened(open_regular, self._prefix + path, WRITE | os.O_CREAT, mode=self._modes.file)
-            if self._settles and not found.st_size:
-                self._settle(fd, self._modes.file)
+            fd = self._open_place(path)
+        try:
+            self._write(fd, path, offset, chunks)
+        finally:
+            if is_new or path in self._places:
+                self._remember(self._places, path, fd)
+            else:
+                self._places[path] = fd
+
+    def write_synced(
+        self, path: str, offset: int, chunks: Sequence[bytes], syncing: Callable[[], object] | None = None
+    ) -> None:
+        if path != self._held:
+            self._hold(path)
+        if syncing is not None or not self._dsync or len(chunks) > WRITE_VECTORS:
+            self._write(self._held_fd, path, offset, chunks)
+            if syncing is not None:
+                syncing()
+            synced(self._sync_held, path)
+            return
+        try:
+            written = os.pwritev(self._held_fd, chunks, offset, _RWF_DSYNC)
+        except OSError as error:
+            if error.errno in _NO_FLAG:
+                self._dsync = False
+                self.write_synced(path, offset, chunks)
+                return
+            _name_file(error, self._prefix + path)
+            raise lasting(error, path) from error
+        if written != sum(map(len, chunks)):
+            raise OSError(errno.EIO, "short write in place", self._prefix + path)
+
+    def _hold(self, path: str) -> None:
+        """What a round writes, it syncs by the same descriptor: the kernel tells of a failed write-back once at each
+        that was open then, and what was told at that of another thread, which grows the file, is told here, too."""
+        if self._dsync is None:
+            self._dsync = has_dsync(self.root)
+        self._let_go(self._held)
+        self._held_fd = self._open_place(path)
+        self._held = path
+
+    def _sync_held(self, path: str) -> None:
+        try:
+            os.fdatasync(self._held_fd)
+        except OSError as error:
+            _name_file(error, self._prefix + path)
+            raise
+
+    def _open_place(self, path: str) -> int:
+        fd, found = self._opened(open_regular, self._prefix + path, WRITE | os.O_CREAT, mode=self._modes.file)
+        if self._settles and not found.st_size:
+            self._settle(fd, self._modes.file)
+        return fd
+
+    def _write(self, fd: int, path: str, offset: int, chunks: Sequence[bytes]) -> None:
         try:
             for first in range(0, len(chunks), WRITE_VECTORS):
                 vector = chunks[first : first + WRITE_VECTORS]
@@ -111,39 +163,6 @@ class DirectoryFileSystem:
         except OSError as error:
             _name_file(error, self._prefix + path)
             raise
-        finally:
-            if is_new or path in self._places:
-                self._remember(self._places, path, fd)
-            else:
-                self._places[path] = fd
-
-    def write_synced(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
-        if path != self._held or len(chunks) > WRITE_VECTORS:
-            self.write_at(path, offset, chunks)
-            synced(self.sync_data, path)
-            self._hold(path)
-            return
-        try:
-            written = os.pwritev(self._held_fd, chunks, offset, _RWF_DSYNC)
-        except OSError as error:
-            if error.errno in _NO_FLAG:
-                self._dsync = False
-                self._let_go(path)
-                self.write_synced(path, offset, chunks)
-                return
-            _name_file(error, self._prefix + path)
-            raise lasting(error, path) from error
-        if written != sum(map(len, chunks)):
-            raise OSError(errno.EIO, "short write in place", self._prefix + path)
-
-    def _hold(self, path: str) -> None:
-        """Its next write is to sync, too, where that can be."""
-        if self._dsync is None:
-            self._dsync = has_dsync(self.root)
-        if self._dsync and path in self._places:
-            fd = self._places.pop(path)
-            self._let_go(self._held)
-            self._held, self._held_fd = path, fd
 
     def read(self, path: str, size: int | None = None, offset: int = 0) -> bytes:
         try:

@@ -40,9 +40,13 @@ class FileSystem(Protocol):
     def write_at(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
         """Overwrites part of a file in place with the chunks, creating it where it is missing."""
 
-    def write_synced(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
-        """``write_at`` and ``sync_data``, in one call where the system has it. Raises one of ``NO_ROOM`` only where
-        nothing was synced: where the two cannot be told from each other, it is the sync that failed.
+    def write_synced(
+        self, path: str, offset: int, chunks: Sequence[bytes], syncing: Callable[[], object] | None = None
+    ) -> None:
+        """``write_at`` and ``sync_data``, in one call where the system has it; syncing: called between the two. By a
+        descriptor of its own, which hears of each write that fails, whoever else writes to this file or syncs it.
+        Raises one of ``NO_ROOM`` only where nothing was synced: where the two cannot be told from each other, it is the
+        sync that failed.
         """
 
     def read(self, path: str, size: int | None = None, offset: int = 0) -> bytes:
@@ -93,6 +97,16 @@ class FileSystem(Protocol):
     def room(self) -> Room: ...
 
     def close(self) -> None: ...
+
+
+def write_then_sync(
+    fs: FileSystem, path: str, offset: int, chunks: Sequence[bytes], syncing: Callable[[], object] | None = None
+) -> None:
+    """``write_synced`` as two calls of the port, for one to which descriptors are nothing."""
+    fs.write_at(path, offset, chunks)
+    if syncing is not None:
+        syncing()
+    synced(fs.sync_data, path)
 
 
 def replace_file(fs: FileSystem, path: str, content: bytes, *, durable: bool = True) -> None:

@@ -345,8 +345,8 @@ class GroupCommit:
 class Shipping(Protocol):
     """Somebody else follows the journal."""
 
-    def written(self) -> None:
-        """A round is written, and about to be synced."""
+    def written(self, lsn: int) -> None:
+        """A round is written, up to this LSN, and about to be synced."""
 
     def hardened(self, lsn: int, shows: bool) -> None:
         """A round is synced, up to this LSN. shows: whether anything is to be seen behind it. May wait, and raise
@@ -377,7 +377,7 @@ class JournalCommit(GroupCommit):
         self._relieve = relieve
         self._shipping: Shipping | None = None
         """To whom each round is told."""
-        self._written: Callable[[], None] | None = None
+        self._written: Callable[[int], None] | None = None
         """Its call, between the write of a round and its sync."""
         self.deferred: list[Step] = []
         """Published, and not hardened: their records go before all others of the next round, or of this one."""

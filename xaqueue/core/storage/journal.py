@@ -105,8 +105,6 @@ class Journal:
         """The last of those before them, without their bodies."""
         self.position = found.position
         """The LSN of the next record."""
-        self.written = 0
-        """The LSN behind what was written last, before its sync was waited for."""
         self.checkpoint = found.checkpoint
         """Every record below it is in the directories, durably."""
         self.syncs = 0
@@ -239,10 +237,11 @@ class Journal:
         """A record of this size, at most, leaves its segment room for others."""
         return self._segment_bytes // 4
 
-    def write(self, entries: Sequence[Entry], syncing: Callable[[], None] | None = None) -> int:
+    def write(self, entries: Sequence[Entry], syncing: Callable[[int], None] | None = None) -> int:
         """Appends as many of these as go into one segment, at least one, and hardens them; returns how many.
 
-        syncing: called when they are written, before their sync is waited for; then those are two calls.
+        syncing: called with the LSN behind them when they are written, before their sync is waited for; then those are
+        two calls.
 
         Raises OSError; where it is one of NO_ROOM, nothing was written.
         """
@@ -337,20 +336,14 @@ class Journal:
         self._overwrite(segment, end, [*chunks, END[: segment.start + segment.allocated - end]])
 
     def _overwrite(
-        self, segment: Segment, end: int, chunks: Sequence[bytes], syncing: Callable[[], None] | None = None
+        self, segment: Segment, end: int, chunks: Sequence[bytes], syncing: Callable[[int], None] | None = None
     ) -> None:
         """With records up to this LSN, and an end behind them."""
         offset, path = self.position - segment.start, self._present
         if path is None:
             path = self._present = self._path(segment.name)
         try:
-            if syncing is None:
-                self._fs.write_synced(path, offset, chunks)
-            else:
-                self._fs.write_at(path, offset, chunks)
-                self.written = end
-                syncing()
-                self._sync(path)
+            self._fs.write_synced(path, offset, chunks, None if syncing is None else partial(syncing, end))
         except OSError:
             self._epoch += 1  # what was written of it all the same is not to stand behind what is written next
             raise

@@ -12,6 +12,7 @@ import errno
 import os
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from functools import partial
 from threading import get_ident
 from time import monotonic
 from typing import Any, NoReturn
@@ -60,6 +61,10 @@ class OwnerFileSystem(Layer):
         super().__init__(fs)
         self.set_modified_ns = fs.set_modified_ns
         self.remove_dir = fs.remove_dir
+        self.sync_file = partial(self._watched_sync, "sync_file")
+        self.sync_data = partial(self._watched_sync, "sync_data")
+        self.sync_dir = partial(self._watched_sync, "sync_dir")
+        self.sync_all = partial(self._watched_sync, "sync_all")
         self.reserve = reserve
         self.recovering = True
         """What is made now was promised before a crash: new files find room, too. Else whoever must have one calls
@@ -128,46 +133,34 @@ class OwnerFileSystem(Layer):
         except OSError as error:
             self._again(error, self._fs.make_dir, path)
 
-    def sync_file(self, path: str) -> None:
-        self._watched_sync(self._fs.sync_file, path)
-
-    def sync_data(self, path: str) -> None:
-        me, began, syncs = get_ident(), monotonic(), self.syncs
+    def write_synced(
+        self, path: str, offset: int, chunks: Sequence[bytes], syncing: Callable[[], object] | None = None
+    ) -> None:
+        if syncing is not None:
+            syncing = partial(self._begin_sync, path, syncing)
+        syncs = self.syncs
+        self.running[_ROUND] = monotonic(), "sync", path
         try:
-            self.running[me] = began, "sync", path
-            self._fs.sync_data(path)
-        finally:
-            self.running.pop(me, None)
-            taken_s = monotonic() - began
-            syncs.counts[bisect_left(SYNC_STEPS_S, taken_s)] += 1
-            syncs.total_s += taken_s
-
-    def write_synced(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
-        began, syncs = monotonic(), self.syncs
-        self.running[_ROUND] = began, "sync", path
-        try:
-            self._fs.write_synced(path, offset, chunks)
+            self._fs.write_synced(path, offset, chunks, syncing)
         except OSError as error:
             if _is_long(chunks):
                 raise
-            self._again(error, self._fs.write_synced, path, offset, chunks)
+            self._again(error, self._fs.write_synced, path, offset, chunks, syncing)
         finally:
-            del self.running[_ROUND]
-            taken_s = monotonic() - began
+            taken_s = monotonic() - self.running.pop(_ROUND)[0]
             syncs.counts[bisect_left(SYNC_STEPS_S, taken_s)] += 1
             syncs.total_s += taken_s
 
-    def sync_dir(self, path: str) -> None:
-        self._watched_sync(self._fs.sync_dir, path)
+    def _begin_sync(self, path: str, syncing: Callable[[], object]) -> None:
+        """What a round waits for between its two calls is no part of its sync."""
+        syncing()
+        self.running[_ROUND] = monotonic(), "sync", path
 
-    def sync_all(self) -> None:
-        self._watched_sync(lambda _: self._fs.sync_all(), "the whole file system")
-
-    def _watched_sync(self, sync: Callable[[str], None], path: str) -> None:
+    def _watched_sync(self, call: str, *path: str) -> None:
         me, began, syncs = get_ident(), monotonic(), self.syncs
         try:
-            self.running[me] = began, "sync", path
-            sync(path)
+            self.running[me] = began, "sync", path[0] if path else "the whole file system"
+            getattr(self._fs, call)(*path)
         finally:
             self.running.pop(me, None)
             taken_s = monotonic() - began

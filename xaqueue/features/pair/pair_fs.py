@@ -93,10 +93,12 @@ class PairFileSystem(Layer):
         synced(self._fs.sync_data, own)
         self._give(own, path)
 
-    def write_synced(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
+    def write_synced(
+        self, path: str, offset: int, chunks: Sequence[bytes], syncing: Callable[[], object] | None = None
+    ) -> None:
         self.check()
         if self._is_in_place(path):
-            self._fs.write_synced(path, offset, chunks)
+            self._fs.write_synced(path, offset, chunks, syncing)
         else:
             self.write_at(path, offset, chunks)  # which syncs it
 

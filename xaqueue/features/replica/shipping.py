@@ -129,11 +129,11 @@ class Shipping:
 
     # Whoever leads a round
 
-    def written(self) -> None:
-        """A round is written, and about to be synced."""
+    def written(self, lsn: int) -> None:
+        """A round is written, up to this LSN, and about to be synced."""
         if self.policy().waits:
             with self._lock:
-                self._written = self._journal.written
+                self._written = lsn
                 self._changed.notify_all()
             self._waiting.let_others()
 

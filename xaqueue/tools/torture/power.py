@@ -14,14 +14,14 @@ import random
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from xaqueue.core.owner import definitions_file, open
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
-from xaqueue.core.storage.fs import synced
+from xaqueue.core.storage.fs import write_then_sync
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.errors import DiskFull, Error
 from xaqueue.features import opening
@@ -144,10 +144,7 @@ class RecordingFileSystem(DirectoryFileSystem):
         self.lost = threading.Event()
         self._left: int | None = None
 
-    def write_synced(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
-        """As two calls, so that the power may go between them."""
-        self.write_at(path, offset, chunks)
-        synced(self.sync_data, path)
+    write_synced = write_then_sync  # the power may go between the two
 
     def lose_power_after(self, calls: int) -> None:
         """So many calls that change or sync something are still done."""

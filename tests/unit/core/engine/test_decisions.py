@@ -111,7 +111,9 @@ def test_a_decision_that_only_the_journal_has_holds_as_well(
     """It had room for the record, and for nothing more."""
     write = Journal.write
 
-    def write_decisions(journal: Journal, entries: Sequence[Entry], syncing: Callable[[], None] | None = None) -> int:
+    def write_decisions(
+        journal: Journal, entries: Sequence[Entry], syncing: Callable[[int], None] | None = None
+    ) -> int:
         if any(entry.kind != Kind.DECISION for entry in entries):
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(journal, entries, syncing)

@@ -288,7 +288,7 @@ def test_what_is_recorded_and_not_published_is_not_covered(late: bool, monkeypat
     log.do((PUT, f"{RANGE}/1", b"1", b"", 0))
     before, write, covered = log.journal.position, log.journal.write, []
 
-    def written(entries: Sequence[Entry], syncing: Callable[[], None] | None = None) -> int:
+    def written(entries: Sequence[Entry], syncing: Callable[[int], None] | None = None) -> int:
         done = write(entries, syncing)
         if late:
             with log._lock:

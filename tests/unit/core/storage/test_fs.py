@@ -172,6 +172,7 @@ class Written:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[str] = []
+        self.descriptors: list[int] = []
         self.fails: int | None = None
         self.short_by = 0
         self._pwritev, self._fdatasync = os.pwritev, os.fdatasync
@@ -180,12 +181,14 @@ class Written:
 
     def _write(self, fd: int, chunks: Sequence[bytes], offset: int, flags: int = 0) -> int:
         self.calls.append("write and sync" if flags else "write")
+        self.descriptors.append(fd)
         if flags and self.fails is not None:
             raise OSError(self.fails, os.strerror(self.fails))
         return self._pwritev(fd, chunks, offset, flags) - self.short_by
 
     def _sync(self, fd: int) -> None:
         self.calls.append("sync")
+        self.descriptors.append(fd)
         self._fdatasync(fd)
 
 
@@ -195,7 +198,7 @@ def written(fs: DirectoryFileSystem, monkeypatch: pytest.MonkeyPatch) -> Written
     monkeypatch.setattr(fs_room, "has_dsync", lambda root: True)
     written = Written(monkeypatch)
     fs.write_synced("mark", 0, [b"0123456789"])
-    assert written.calls == ["write", "sync"]
+    assert written.calls == ["write and sync"]
     written.calls.clear()
     return written
 
@@ -255,6 +258,53 @@ def test_where_an_overwrite_may_need_room_they_are_two_calls(
     for _ in range(2):
         fs.write_synced("mark", 0, [b"a"])
     assert written.calls == ["write", "sync"] * 2
+
+
+@pytest.mark.parametrize("in_one", [True, False])
+def test_a_round_is_synced_by_the_descriptor_by_which_it_is_written(
+    fs: DirectoryFileSystem, monkeypatch: pytest.MonkeyPatch, in_one: bool
+) -> None:
+    """Whoever grows the file meanwhile has another one: a sync tells of a failure once at each that was open then, so
+    what he is told is told to the round as well."""
+    monkeypatch.setattr(fs_room, "has_dsync", lambda root: in_one)
+    written, seen = Written(monkeypatch), list[str]()
+
+    def grow() -> None:
+        fs.write_at("mark", 10, [b"0"])
+        fs.sync_data("mark")
+        for number in range(fs_room.OPEN_DIRECTORIES + 1):  # others need descriptors meanwhile
+            fs.write_at(f"other {number}", 0, [b"x"])
+
+    def syncing() -> None:
+        seen.append("".join(written.calls))
+        grow()
+        written.calls.clear()
+        written.descriptors[1:] = []
+
+    fs.write_synced("mark", 0, [b"first"])
+    (held,) = {*written.descriptors}
+    grow()
+    assert held not in written.descriptors[-fs_room.OPEN_DIRECTORIES - 3 :]
+    written.calls.clear()
+    written.descriptors.clear()
+    fs.write_synced("mark", 0, [b"second"], syncing)
+    assert (seen, written.calls, written.descriptors) == (["write"], ["sync"], [held, held])
+    fs.write_synced("mark", 0, [b"third"])
+    assert {*written.descriptors} == {held}
+
+
+def test_what_a_round_wrote_is_synced_where_another_file_was_written_before(
+    fs: DirectoryFileSystem, tmp_path: Path, written: Written
+) -> None:
+    """One file at a time is held, and none that has lost its name."""
+    before = open_descriptors()
+    fs.write_synced("next", 0, [b"a"])
+    fs.rename("next", "mark")
+    fs.write_synced("mark", 0, [b"b"])
+    assert (tmp_path / "mark").read_bytes() == b"b"
+    assert open_descriptors() == before
+    fs.unlink("mark")
+    assert open_descriptors() == before - 1
 
 
 def test_places_keep_their_descriptors_up_to_a_cap(fs: DirectoryFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:

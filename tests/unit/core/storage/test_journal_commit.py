@@ -32,7 +32,7 @@ class NotedJournal(Journal):
         self.writes: list[int] = []
         self.failures: list[int] = []
 
-    def write(self, entries: Sequence[Entry], syncing: Callable[[], None] | None = None) -> int:
+    def write(self, entries: Sequence[Entry], syncing: Callable[[int], None] | None = None) -> int:
         if self.failures and (failure := self.failures.pop(0)):
             raise OSError(failure, os.strerror(failure), "journal")
         written = super().write(entries[: self.at_a_time], syncing)
