@@ -257,9 +257,9 @@ class JournalLog(DeferringCommit):
                 step.publish()
                 planned = step.planned
                 if type(planned) is Change:
-                    ops = planned.ops
-                    if planned.point or planned.rest:
-                        ops = [*planned.point, *ops, *planned.rest]
+                    _, _, ops, point, rest, _, _ = planned
+                    if point or rest:
+                        ops = [*point, *ops, *rest]
                     if not step.done:  # else it was shown when it was deferred
                         behind.show(ops)
                     is_first = not behind.changes

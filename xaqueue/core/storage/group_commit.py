@@ -308,19 +308,19 @@ class GroupCommit:
             except BaseException as error:
                 self._end_round(group, error)
             self.rounds += 1
-            self.steps += len(group)
             for step in group:
                 step.done = True
-            if len(group) > 1 or group[0].waiter is not None:
+                self.steps += 1
+            if group[-1].waiter is not None:  # else its leader was alone in it
                 self._finished = group
             with self._mutex:
-                group = self._gathering
-                if not group:
+                if not self._gathering:
                     if self._finished:
                         self.wake_finished()
                     self._leading = False
                     return
-                self._in_hand, self._gathering = group, []
+                self._in_hand = group = self._gathering
+                self._gathering = []
         self.wake_finished()
         group[0].round = group
         group[0].wake()
@@ -416,7 +416,8 @@ class JournalCommit(GroupCommit):
             raise RetryLater("no room in the journal: free some and try again")
 
     def _harden(self, group: Sequence[Step]) -> None:
-        journal, records, deferred = self.journal, list[Entry](), 0
+        records: list[Entry] = []
+        deferred = 0
         with self._lock:
             if self.deferred:
                 deferred, group = len(self.deferred), [*self.deferred, *group]
@@ -431,10 +432,10 @@ class JournalCommit(GroupCommit):
                     records.append(self._entry_of(planned))
         if self._finished:
             self.wake_finished()
-        begin = journal.position
+        begin = self.journal.position
         while records:
             try:
-                del records[: journal.write(records, self._written)]
+                del records[: self.journal.write(records, self._written)]
             except OSError as error:
                 self._make_room(error, begin, records, group)
                 begin = 0  # once a round

@@ -253,10 +253,10 @@ class Journal:
         chunks: list[bytes] = []
         lsn, done = first, -timed
         for kind, meta, bodies in entries:
-            body_bytes = sum(map(len, bodies))
-            size = PREFIX_BYTES + len(meta) + body_bytes
-            padding = -size & 7
-            end = lsn + size + padding
+            body_bytes = sum(map(len, bodies)) if bodies else 0
+            end = lsn + PREFIX_BYTES + len(meta) + body_bytes
+            padding = -end & 7
+            end += padding
             if end > limit:
                 if not self._has_room(end - first):
                     break
