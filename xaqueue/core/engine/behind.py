@@ -7,8 +7,8 @@ that keeps up reads no file.
 from __future__ import annotations
 
 import threading
-from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from xaqueue.core.model import layout
@@ -26,13 +26,15 @@ class Turn:
         """standing: where an earlier one may have left something in prepared/, or was interrupted."""
         self.changes = changes
         self.marks = marks
-        self.final = final_states(changes)
+        put: set[str] = set()
+        self.final = final_states(changes, put)
         self.left = {path: want for path, want in self.final.items() if want is not None}
         """What is still to be made."""
-        first = _first(changes)
-        gone = [path for path, want in self.final.items() if want is None]
-        never = {path for path in gone if first[path] == PUT and path.startswith(_BLOCKS) and "/." not in path}
-        self.gone = dict.fromkeys(path for path in gone if path not in never or path in standing)
+        self.gone = {
+            path: None
+            for path, want in self.final.items()
+            if want is None and (path not in put or path in standing or not path.startswith(_BLOCKS) or "/." in path)
+        }
         """What is still to be removed: not the blocks that came and went, and never were files."""
         standing.update(path for path in self.left if path.startswith(layout.PREPARED))
 
@@ -66,7 +68,7 @@ class Behind:
         self.cached: OrderedDict[str, Op] = OrderedDict()
         """By path, the PUT of a message that they have, the oldest first."""
         self._cached_bytes = 0
-        self.dropped: Counter[str] = Counter()
+        self.dropped: dict[str, int] = {}
         """By path, how many DROPs of it the directories lack: what stands there is another file, or none."""
 
     def show(self, ops: Iterable[Op]) -> None:
@@ -86,7 +88,7 @@ class Behind:
                 if put is not None:
                     held[target] = (*put[:4], when_us)
             else:
-                self.dropped[op[1]] += 1
+                self.dropped[op[1]] = self.dropped.get(op[1], 0) + 1
                 if op[1] in held:
                     del held[op[1]]
                 elif op[1] in self.cached:
@@ -96,27 +98,28 @@ class Behind:
         """All but what is ``left`` of the turn is done; what that put is only cached from now on, unless a later
         change has put it again.
         """
-        put_bytes = _put_bytes(left) - _put_bytes(turn.changes)
-        count = sum(map(len, left)) - sum(map(len, turn.changes))
-        dropped = Counter(_drops(left))
-        dropped.subtract(_drops(turn.changes))
+        (put_bytes, drops), (left_bytes, left_drops) = _sums(turn.changes), _sums(left)
+        held, dropped = self.held, self.dropped
         with self._lock:
-            gone = (path for path, want in turn.final.items() if want is None and path not in turn.gone)
-            self.standing.difference_update(gone)
             self.changes[: len(turn.changes)] = left
-            self.size_bytes += put_bytes
-            self.files += count
-            for path, difference in dropped.items():
-                self.dropped[path] += difference
-                if not self.dropped[path]:
-                    del self.dropped[path]
+            self.size_bytes += left_bytes - put_bytes
+            self.files += sum(map(len, left)) - sum(map(len, turn.changes))
+            for path in left_drops:
+                dropped[path] = dropped.get(path, 0) + 1
+            for path in drops:
+                if dropped[path] > 1:
+                    dropped[path] -= 1
+                else:
+                    del dropped[path]
             for path, want in turn.final.items():
-                put = self.held.get(path)
-                if put is None or want is None or path in turn.left:
-                    continue
-                if put[1] != path if isinstance(want, Moved) else put[2] is want.head:
-                    del self.held[path]
-                    self._remember(path, put)
+                if want is None:
+                    if path not in turn.gone:
+                        self.standing.discard(path)
+                elif path in held and path not in turn.left:
+                    put = held[path]
+                    if put[1] != path if isinstance(want, Moved) else put[2] is want.head:
+                        del held[path]
+                        self._remember(path, put)
 
     def _remember(self, path: str, put: Op) -> None:
         size = len(put[2]) + len(put[3])
@@ -132,19 +135,12 @@ class Behind:
         self._cached_bytes -= len(put[2]) + len(put[3])
 
 
-def _first(changes: Iterable[Sequence[Op]]) -> dict[str, int]:
-    """What these changes do first at each path; to move there what they have put is to put it, too."""
-    first: dict[str, int] = {}
+def _sums(changes: Iterable[Sequence[Op]]) -> tuple[int, list[str]]:
+    """How many bytes these put, and what they drop."""
+    put_bytes, drops = 0, []
     for op in chain.from_iterable(changes):
-        code = first.setdefault(op[1], op[0])
-        if op[0] == MOVE:
-            first.setdefault(op[2], code)
-    return first
-
-
-def _drops(changes: Iterable[Sequence[Op]]) -> Iterator[str]:
-    return (op[1] for ops in changes for op in ops if op[0] == DROP)
-
-
-def _put_bytes(changes: Iterable[Sequence[Op]]) -> int:
-    return sum(len(op[2]) + len(op[3]) for ops in changes for op in ops if op[0] == PUT)
+        if op[0] == PUT:
+            put_bytes += len(op[2]) + len(op[3])
+        elif op[0] == DROP:
+            drops.append(op[1])
+    return put_bytes, drops

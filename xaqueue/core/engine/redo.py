@@ -32,6 +32,7 @@ from xaqueue.errors import DamagedBlock, JournalDamaged
 _OF_MESSAGES = (layout.COMMITTED, layout.ARCHIVE)
 MAKING = ".replay"
 """In active/, where a name that starts with a dot is no block."""
+_MAKING = f"{layout.ACTIVE}/{MAKING}"
 
 log = logging.getLogger("xaqueue")
 
@@ -87,14 +88,13 @@ def _create(fs: FileSystem, path: str, content: Content, first: str) -> None:
     """
     if first is not path and _is_linked(fs, first, path):
         return
-    making = f"{layout.ACTIVE}/{MAKING}"
     chunks = [content.head, bytes(content.body)] if content.body else [content.head]
     try:
-        fs.create(making, chunks, content.when_us * 1000)
+        fs.create(_MAKING, chunks, content.when_us * 1000)
     except FileExistsError:  # of an apply that found no room for the name
-        discard(fs, making)
-        fs.create(making, chunks, content.when_us * 1000)
-    _name(fs, fs.rename, making, path)
+        discard(fs, _MAKING)
+        fs.create(_MAKING, chunks, content.when_us * 1000)
+    _name(fs, fs.rename, _MAKING, path)
 
 
 def _name(fs: FileSystem, call: Callable[[str, str], None], source: str, path: str) -> None:
@@ -150,7 +150,7 @@ def replay(
     known = {path for path in lost if _is_known(fs, path, wanted[path])}
     if lost.keys() - known and not without_lost:
         raise lost_error([reason for path, reason in lost.items() if path not in known])
-    _remove(fs, f"{layout.ACTIVE}/{MAKING}")
+    _remove(fs, _MAKING)
     for directory in sorted({path.rpartition("/")[0] for path, want in wanted.items() if want is not None}):
         make_dirs(fs, directory)
     for move in moves:
@@ -266,15 +266,14 @@ def _make(fs: FileSystem, path: str, content: Content, rewrites: bool, first: st
 
 def _relink(fs: FileSystem, first: str, path: str) -> bool:
     """Whether what stands there is only another name of the first from now on."""
-    making = f"{layout.ACTIVE}/{MAKING}"
     try:
-        fs.link(first, making)
+        fs.link(first, _MAKING)
     except OSError as error:
         if error.errno not in NO_LINK:
             raise
         return False
-    fs.rename(making, path)
-    discard(fs, making)  # a rename between two names of one file does nothing
+    fs.rename(_MAKING, path)
+    discard(fs, _MAKING)  # a rename between two names of one file does nothing
     return True
 
 
@@ -291,16 +290,15 @@ def rewrite(
     with itself, which is better than a space that cannot be opened. harden: has the content on disk before it takes the
     name, where no journal has it.
     """
-    making = f"{layout.ACTIVE}/{MAKING}"
     modified_ns = fs.modified_ns(path) if stands else 0
     try:
-        fs.create(making, chunks, modified_ns)
-        harden([making])
-        fs.rename(making, path)
+        fs.create(_MAKING, chunks, modified_ns)
+        harden([_MAKING])
+        fs.rename(_MAKING, path)
     except OSError as error:
         if error.errno not in NO_ROOM or not stands:
             raise
-        discard(fs, making)
+        discard(fs, _MAKING)
         fs.write_at(path, 0, chunks)
         fs.set_modified_ns(path, modified_ns)
         harden([path])

@@ -205,21 +205,29 @@ Final = dict[str, Content | Moved | None]
 """By path what it is in the end, None for gone."""
 
 
-def final_states(changes: Iterable[Sequence[Op]]) -> Final:
-    """What each path that these operations name is once all of them are done, in their order."""
+def final_states(changes: Iterable[Sequence[Op]], put: set[str] | None = None) -> Final:
+    """What each path that these operations name is once all of them are done, in their order. put: gets those where
+    the first thing that they do is to put a file; to move there what they have put is to put it, too."""
     wanted: Final = {}
+    put = set() if put is None else put
     for ops in changes:
         for op in ops:
             code = op[0]
             if code == DROP:
                 wanted[op[1]] = None
             elif code == PUT:
-                wanted[op[1]] = Content(op[2], op[3], op[4])
+                _, path, head, body, when_us = op
+                if path not in wanted:
+                    put.add(path)
+                wanted[path] = Content(head, body, when_us)
             else:
                 _, source, target, when_us = op
                 want = wanted.get(source)
+                if source in put and target not in wanted:
+                    put.add(target)
                 if isinstance(want, Content):
-                    wanted[target] = Content(want.head, want.body, when_us)
+                    want.when_us = when_us  # only this path had it
+                    wanted[target] = want
                 else:
                     wanted[target] = Moved((source, *(want.places if want is not None else ())), when_us)
                 wanted[source] = None
