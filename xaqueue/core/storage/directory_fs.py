@@ -99,7 +99,11 @@ class DirectoryFileSystem:
         if fd is None:
             fd = self._open_place(path)
         try:
-            self._write(fd, path, offset, chunks)
+            if len(chunks) > WRITE_VECTORS or os.pwritev(fd, chunks, offset) != sum(map(len, chunks)):
+                _write_all(fd, offset, chunks)
+        except OSError as error:
+            _name_file(error, self._prefix + path)
+            raise
         finally:
             if is_new or path in self._places:
                 self._remember(self._places, path, fd)
@@ -112,10 +116,7 @@ class DirectoryFileSystem:
         if path != self._held:
             self._hold(path)
         if syncing is not None or not self._dsync or len(chunks) > WRITE_VECTORS:
-            self._write(self._held_fd, path, offset, chunks)
-            if syncing is not None:
-                syncing()
-            synced(self._sync_held, path)
+            self._write_and_sync(path, offset, chunks, syncing)
             return
         try:
             written = os.pwritev(self._held_fd, chunks, offset, _RWF_DSYNC)
@@ -138,9 +139,14 @@ class DirectoryFileSystem:
         self._held_fd = self._open_place(path)
         self._held = path
 
-    def _sync_held(self, path: str) -> None:
+    def _write_and_sync(
+        self, path: str, offset: int, chunks: Sequence[bytes], syncing: Callable[[], object] | None
+    ) -> None:
         try:
-            os.fdatasync(self._held_fd)
+            _write_all(self._held_fd, offset, chunks)
+            if syncing is not None:
+                syncing()
+            synced(lambda _: os.fdatasync(self._held_fd), path)
         except OSError as error:
             _name_file(error, self._prefix + path)
             raise
@@ -150,19 +156,6 @@ class DirectoryFileSystem:
         if self._settles and not found.st_size:
             self._settle(fd, self._modes.file)
         return fd
-
-    def _write(self, fd: int, path: str, offset: int, chunks: Sequence[bytes]) -> None:
-        try:
-            for first in range(0, len(chunks), WRITE_VECTORS):
-                vector = chunks[first : first + WRITE_VECTORS]
-                size = sum(map(len, vector))
-                written = os.pwritev(fd, vector, offset)
-                if written != size:
-                    _refuse_rest(fd, b"".join(vector)[written:], offset + written)
-                offset += size
-        except OSError as error:
-            _name_file(error, self._prefix + path)
-            raise
 
     def read(self, path: str, size: int | None = None, offset: int = 0) -> bytes:
         try:
@@ -374,10 +367,16 @@ def _name_file(error: BaseException, full: str) -> None:
         error.filename = full
 
 
-def _refuse_rest(fd: int, rest: bytes, offset: int) -> None:
-    """Of a write in place that fell short. Raises OSError, which says why where that is no room."""
-    os.pwrite(fd, rest, offset)
-    raise OSError(errno.EIO, "short write in place")
+def _write_all(fd: int, offset: int, chunks: Sequence[bytes]) -> None:
+    """In place. Raises OSError where it falls short; it says why where that is no room."""
+    for first in range(0, len(chunks), WRITE_VECTORS):
+        vector = chunks[first : first + WRITE_VECTORS]
+        size = sum(map(len, vector))
+        written = os.pwritev(fd, vector, offset)
+        if written != size:
+            os.pwrite(fd, b"".join(vector)[written:], offset + written)
+            raise OSError(errno.EIO, "short write in place")
+        offset += size
 
 
 def _write_rest(fd: int, chunks: Sequence[bytes], written: int) -> None:
