@@ -17,7 +17,7 @@ from xaqueue.core.model.block import Block, Kind, encode
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.core.model.message_name import tags_of
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
-from xaqueue.core.storage.fs import write_then_sync
+from xaqueue.core.storage.fs import Syncing, write_then_sync
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.features import opening
 from xaqueue.features.opening import open_space
@@ -47,9 +47,7 @@ class FaultyFileSystem(DirectoryFileSystem):
         self.meanwhile: dict[tuple[str, str], Callable[[], object]] = {}
         self.struck: list[tuple[str, str]] = []
 
-    def write_synced(
-        self, path: str, offset: int, chunks: Sequence[bytes], syncing: Callable[[], object] | None = None
-    ) -> None:
+    def write_synced(self, path: str, offset: int, chunks: Sequence[bytes], syncing: Syncing = None) -> None:
         write = super().write_synced if self._dsync is None else partial(write_then_sync, self)
         write(path, offset, chunks, syncing)
 

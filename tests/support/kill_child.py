@@ -9,14 +9,14 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
 from support.space_scan import scan
 from xaqueue.core.owner import open as attaching
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem, has_dsync
-from xaqueue.core.storage.fs import write_then_sync
+from xaqueue.core.storage.fs import Syncing, write_then_sync
 from xaqueue.tools.torture.work import live, problems
 
 
@@ -72,9 +72,7 @@ class MortalFileSystem(DirectoryFileSystem):
         super().write_at(path, offset, chunks)
         rollback_reason.strike(["write_at"], "after")
 
-    def write_synced(
-        self, path: str, offset: int, chunks: Sequence[bytes], syncing: Callable[[], object] | None = None
-    ) -> None:
+    def write_synced(self, path: str, offset: int, chunks: Sequence[bytes], syncing: Syncing = None) -> None:
         if syncing is not None or not self.in_one:  # in two calls, each of which strikes
             write_then_sync(self, path, offset, chunks, syncing)
             return

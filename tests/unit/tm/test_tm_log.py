@@ -13,6 +13,7 @@ import pytest
 
 from support.journals import FullFileSystem
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
+from xaqueue.core.storage.fs import Syncing
 from xaqueue.core.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.core.storage.journal_format import Entry
 from xaqueue.core.storage.owner_file import is_owned
@@ -118,9 +119,7 @@ def test_concurrent_decisions_share_syncs(tmp_path: Path) -> None:
     class Slow(DirectoryFileSystem):
         slow = False
 
-        def write_synced(
-            self, path: str, offset: int, chunks: Sequence[bytes], syncing: Callable[[], object] | None = None
-        ) -> None:
+        def write_synced(self, path: str, offset: int, chunks: Sequence[bytes], syncing: Syncing = None) -> None:
             if self.slow:
                 entered.set()
                 assert goes_on.wait(60)

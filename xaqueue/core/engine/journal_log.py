@@ -391,12 +391,9 @@ class JournalLog(DeferringCommit):
 
     def _do(self, turn: Turn) -> None:
         """What goes makes room for what comes, and there may be a reserve. The journal has both, in their order."""
-        try:
+        with suppress_room():
             self._made += redo.apply(self.fs, turn.left, turn.gone)
-        except OSError as error:
-            if error.errno not in NO_ROOM:
-                raise
-        else:
+        if not turn.left:
             return
         redo.apply_removals(self.fs, turn.gone, turn.left)
         try:
@@ -436,16 +433,13 @@ class JournalLog(DeferringCommit):
                 copying.again(touched)
                 if len(touched) <= FEW:
                     break
-            found: list[int] = []
-            self.exclusively(partial(self._copy_rest, copying, found))
+            self.settle()
+            with self._following:
+                copying.again(self.touched or ())
+                copying.rest()
+                return self.followed
         finally:
             self.touched = None
-        return found[0]
-
-    def _copy_rest(self, copying: Copying, found: list[int]) -> None:
-        copying.again(self.touched or ())
-        copying.rest()
-        found.append(self.followed)
 
     # Figures
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import ParamSpec, Protocol, TypeVar
 
-from xaqueue.core.storage.fs import Room, lasting, synced
+from xaqueue.core.storage.fs import Room, Syncing, lasting, synced
 from xaqueue.core.storage.modes import BY_UMASK, PRIVATE, Modes, give, heir_of
 from xaqueue.core.storage.mounts import MOUNTINFO, file_system_of
 from xaqueue.core.storage.regular import WRITE, open_regular, read_up_to, stat_regular
@@ -110,9 +110,7 @@ class DirectoryFileSystem:
             else:
                 self._places[path] = fd
 
-    def write_synced(
-        self, path: str, offset: int, chunks: Sequence[bytes], syncing: Callable[[], object] | None = None
-    ) -> None:
+    def write_synced(self, path: str, offset: int, chunks: Sequence[bytes], syncing: Syncing = None) -> None:
         if path != self._held:
             self._hold(path)
         if syncing is not None or not self._dsync or len(chunks) > WRITE_VECTORS:
@@ -139,9 +137,7 @@ class DirectoryFileSystem:
         self._held_fd = self._open_place(path)
         self._held = path
 
-    def _write_and_sync(
-        self, path: str, offset: int, chunks: Sequence[bytes], syncing: Callable[[], object] | None
-    ) -> None:
+    def _write_and_sync(self, path: str, offset: int, chunks: Sequence[bytes], syncing: Syncing) -> None:
         try:
             _write_all(self._held_fd, offset, chunks)
             if syncing is not None:

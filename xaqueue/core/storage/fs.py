@@ -21,6 +21,10 @@ NO_LINK = frozenset({errno.EMLINK, errno.EXDEV, errno.EPERM, errno.ENOTSUP})
 """Errors that mean that a file cannot have this name as well: it has too many, or the file system takes none."""
 
 
+Syncing = Callable[[], object] | None
+"""What is called between a write and its sync."""
+
+
 class Room(NamedTuple):
     """What is left of a file system for such as us, and how much it has in all."""
 
@@ -40,10 +44,8 @@ class FileSystem(Protocol):
     def write_at(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
         """Overwrites part of a file in place with the chunks, creating it where it is missing."""
 
-    def write_synced(
-        self, path: str, offset: int, chunks: Sequence[bytes], syncing: Callable[[], object] | None = None
-    ) -> None:
-        """``write_at`` and ``sync_data``, in one call where the system has it; syncing: called between the two. By a
+    def write_synced(self, path: str, offset: int, chunks: Sequence[bytes], syncing: Syncing = None) -> None:
+        """``write_at`` and ``sync_data``, in one call of the system where it has that and nothing is between. By a
         descriptor of its own, which hears of each write that fails, whoever else writes to this file or syncs it.
         Raises one of ``NO_ROOM`` only where nothing was synced: where the two cannot be told from each other, it is the
         sync that failed.
@@ -99,9 +101,7 @@ class FileSystem(Protocol):
     def close(self) -> None: ...
 
 
-def write_then_sync(
-    fs: FileSystem, path: str, offset: int, chunks: Sequence[bytes], syncing: Callable[[], object] | None = None
-) -> None:
+def write_then_sync(fs: FileSystem, path: str, offset: int, chunks: Sequence[bytes], syncing: Syncing = None) -> None:
     """``write_synced`` as two calls of the port, for one to which descriptors are nothing."""
     fs.write_at(path, offset, chunks)
     if syncing is not None:

@@ -91,8 +91,8 @@ class Journal:
         """Held while the following segment is made or takes over, and while the present one grows."""
         found = look(fs, directory, is_valid, used=used)
         self._segments = found.segments
-        self._present: str | None = None
-        """The path of the last of them, once it is written to."""
+        self._present = ""
+        """The path of the last of them, once it is to be written to."""
         self._following = found.following
         self._orphans = found.orphans
         self._abandoned = found.abandoned
@@ -160,8 +160,8 @@ class Journal:
         if not self._segments:
             self._name_by(self._begins)
             self._segments = [make_segment(fs, self._directory, self._segment(self.position, self._segment_bytes))]
-            self._present = None
             self.position += SECTOR_BYTES
+        self._present = self._path(self._segments[-1].name)
         if self._following is not None and self._following.size != self._segment_bytes:
             self._unlink_following()
         try:
@@ -187,7 +187,6 @@ class Journal:
         segment = self._segment(start, max(self._segment_bytes, needed), start)
         try:
             self._segments = [make_segment(fs, self._directory, segment, records)]
-            self._present = None
         except OSError as error:
             if error.errno not in NO_ROOM or is_shared:
                 raise
@@ -339,11 +338,9 @@ class Journal:
         self, segment: Segment, end: int, chunks: Sequence[bytes], syncing: Callable[[int], None] | None = None
     ) -> None:
         """With records up to this LSN, and an end behind them."""
-        offset, path = self.position - segment.start, self._present
-        if path is None:
-            path = self._present = self._path(segment.name)
+        between = None if syncing is None else partial(syncing, end)
         try:
-            self._fs.write_synced(path, offset, chunks, None if syncing is None else partial(syncing, end))
+            self._fs.write_synced(self._present, self.position - segment.start, chunks, between)
         except OSError:
             self._epoch += 1  # what was written of it all the same is not to stand behind what is written next
             raise
@@ -444,7 +441,7 @@ class Journal:
             self._write_own(SWITCH, following.start)
             with self._guard:
                 self._segments.append(following)
-                self._present = None
+                self._present = self._path(following.name)
                 self._following = None
             self.position = following.start + SECTOR_BYTES
         self.switches += 1

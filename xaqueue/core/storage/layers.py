@@ -17,7 +17,7 @@ from threading import get_ident
 from time import monotonic
 from typing import Any, NoReturn
 
-from xaqueue.core.storage.fs import FileSystem
+from xaqueue.core.storage.fs import FileSystem, Syncing
 from xaqueue.core.storage.reserve import FULL, PIECE_BYTES, Reserve
 
 SYNC_STEPS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -61,6 +61,8 @@ class OwnerFileSystem(Layer):
         super().__init__(fs)
         self.set_modified_ns = fs.set_modified_ns
         self.remove_dir = fs.remove_dir
+        self.rename = partial(self._watched, "rename")
+        self.unlink = partial(self._watched, "unlink")
         self.sync_file = partial(self._watched_sync, "sync_file")
         self.sync_data = partial(self._watched_sync, "sync_data")
         self.sync_dir = partial(self._watched_sync, "sync_dir")
@@ -107,23 +109,13 @@ class OwnerFileSystem(Layer):
         finally:
             self.running.pop(me, None)
 
-    def rename(self, source: str, target: str) -> None:
+    def _watched(self, call: str, *paths: str) -> None:
         me = get_ident()
         try:
-            self.running[me] = monotonic(), "rename", target
-            self._fs.rename(source, target)
+            self.running[me] = monotonic(), call, paths[-1]
+            getattr(self._fs, call)(*paths)
         except OSError as error:
-            self._again(error, self._fs.rename, source, target)
-        finally:
-            self.running.pop(me, None)
-
-    def unlink(self, path: str) -> None:
-        me = get_ident()
-        try:
-            self.running[me] = monotonic(), "unlink", path
-            self._fs.unlink(path)
-        except OSError as error:
-            self._again(error, self._fs.unlink, path)
+            self._again(error, getattr(self._fs, call), *paths)
         finally:
             self.running.pop(me, None)
 
@@ -133,9 +125,7 @@ class OwnerFileSystem(Layer):
         except OSError as error:
             self._again(error, self._fs.make_dir, path)
 
-    def write_synced(
-        self, path: str, offset: int, chunks: Sequence[bytes], syncing: Callable[[], object] | None = None
-    ) -> None:
+    def write_synced(self, path: str, offset: int, chunks: Sequence[bytes], syncing: Syncing = None) -> None:
         if syncing is not None:
             syncing = partial(self._begin_sync, path, syncing)
         syncs = self.syncs

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
 
-from xaqueue.core.storage.fs import FileSystem, synced
+from xaqueue.core.storage.fs import FileSystem, Syncing, synced
 from xaqueue.core.storage.layers import Layer
 
 OWN = ".owner-"
@@ -93,9 +93,7 @@ class PairFileSystem(Layer):
         synced(self._fs.sync_data, own)
         self._give(own, path)
 
-    def write_synced(
-        self, path: str, offset: int, chunks: Sequence[bytes], syncing: Callable[[], object] | None = None
-    ) -> None:
+    def write_synced(self, path: str, offset: int, chunks: Sequence[bytes], syncing: Syncing = None) -> None:
         self.check()
         if self._is_in_place(path):
             self._fs.write_synced(path, offset, chunks, syncing)
