@@ -27,11 +27,9 @@ if TYPE_CHECKING:
     from xaqueue.core.engine.plain import WholeSession
     from xaqueue.rpc.server.peer import Caller
 
-PREPARE, COMMIT = "prepare", "commit"
-ENDINGS = {PREPARE: [], COMMIT: [Flag.ONEPHASE.value]}
+ENDINGS = {"prepare": [], "commit": [Flag.ONEPHASE.value]}
 """With what follows their xid."""
-
-PLAIN_ENDINGS = {None: Ending.OPEN, PREPARE: Ending.PREPARE, COMMIT: Ending.ONE_PHASE}
+PLAIN_ENDINGS = {None: Ending.OPEN, "prepare": Ending.PREPARE, "commit": Ending.ONE_PHASE}
 
 NamedCall = tuple[str, list[Any]]
 

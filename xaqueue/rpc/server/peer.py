@@ -97,6 +97,11 @@ class Caller:
         """Whether there is anything that the peer may do."""
         return self._current().refusal == ""
 
+    @property
+    def is_unlimited(self) -> bool:
+        """Whether it may do everything."""
+        return self._current().everything
+
     def show(self, token: object) -> None:
         """The peer shows a token. Raises InvalidArgument for what is none."""
         self.identity = self.identity.with_token(token, trusted=self._trust.trusts(token))
@@ -105,9 +110,7 @@ class Caller:
 
     def check(self, method: str, need: Need, params: Sequence[Any]) -> None:
         """Raises AccessDenied, InvalidArgument: see ``Rights.check``."""
-        rights = self._rights if self.session.space.definitions.access is self._policy else self._current()
-        if not rights.everything:
-            rights.check(method, need, params)
+        self._current().check(method, need, params)
 
     def check_adding(self, queue: str) -> None:
         """Raises AccessDenied where the peer may not add to this queue."""

@@ -137,10 +137,8 @@ class Scheduler(Threads):
     def tell(self, one: Awaiting) -> None:
         """From any thread: have it go on. Those of one round do so one behind the other."""
         self._told.append(one)
-        if not self.is_here():
-            self.loop.call_soon_threadsafe(self._go_on)
-        elif not self._is_leading:
-            self.loop.call_soon(self._go_on)
+        if not (self._is_leading and self.is_here()):  # else they go on behind the round
+            self.call_soon(self._go_on)
 
     def _lead(self, one: Awaiting) -> None:
         self._is_leading = True
