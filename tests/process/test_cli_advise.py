@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import sqlite3
-import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import partial
@@ -17,7 +16,7 @@ import pytest
 
 import xaqueue
 from support.doubtful import run
-from support.served import ServerThread
+from support.served import serving
 from support.tm_left import CONFIG, Left, leave
 from xaqueue.cli import parameters
 from xaqueue.cli.exit_codes import ExitCode
@@ -45,13 +44,8 @@ def contents(root: Path) -> dict[str, bytes]:
 @contextmanager
 def served(space: Path) -> Iterator[str]:
     """The URL of a server of this space."""
-    short = Path(tempfile.mkdtemp(prefix="xaq-"))  # a socket's path has 107 bytes at most
-    thread = ServerThread(space, short / "socket")
-    try:
+    with serving(space) as thread:
         yield thread.url
-    finally:
-        thread.stop()
-        shutil.rmtree(short)
 
 
 def by_hand(left: Left, participant: str, *, commit: bool, forgotten: bool = False) -> None:

@@ -20,7 +20,7 @@ import pytest
 
 import xaqueue
 from support import ROOT
-from support.doubtful import RUN, run
+from support.doubtful import RUN, named_space, run
 from xaqueue.cli.exit_codes import ExitCode
 
 PATIENCE_S = 60.0
@@ -28,15 +28,7 @@ PATIENCE_S = 60.0
 
 @pytest.fixture
 def space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A space with the queues orders (fifo) and urgent (priority), named by the environment."""
-    root = tmp_path / "space"
-    for name in ("XAQUEUE_SPACE", "XAQUEUE_FLAGS"):
-        monkeypatch.delenv(name, raising=False)
-    run("init", root, "--sync", "NONE")
-    run("define", "orders", "--space", root)
-    run("define", "urgent", "--order", "priority", "--description", "at once", "--space", root)
-    monkeypatch.setenv("XAQUEUE_SPACE", str(root))
-    return root
+    return named_space(tmp_path / "space", monkeypatch)
 
 
 def process(words: Sequence[object], **options: Any) -> subprocess.Popen[bytes]:

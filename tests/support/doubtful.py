@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from typer.testing import CliRunner
 
 import xaqueue
@@ -42,6 +43,17 @@ def fails(*words: object, code: int, stdin: bytes | str | None = None) -> str:
     assert result.stderr.startswith("xaqueue: ")
     assert result.stderr.count("\n") == 1
     return result.stderr
+
+
+def named_space(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A space with the queues orders (fifo) and urgent (priority), named by the environment."""
+    for name in ("XAQUEUE_SPACE", "XAQUEUE_FLAGS"):
+        monkeypatch.delenv(name, raising=False)
+    run("init", root, "--sync", "NONE")
+    run("define", "orders", "--space", root)
+    run("define", "urgent", "--order", "priority", "--description", "at once", "--space", root)
+    monkeypatch.setenv("XAQUEUE_SPACE", str(root))
+    return root
 
 
 def listed(*words: object) -> list[dict[str, Any]]:

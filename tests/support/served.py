@@ -6,8 +6,10 @@ import asyncio
 import os
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -142,6 +144,17 @@ class ServerThread:
 
 CONNECT_S = 1.0
 """For how long a killed server is looked for."""
+
+
+@contextmanager
+def serving(root: Path) -> Iterator[ServerThread]:
+    """A server of this space until the end of the block, at a short path: a socket's has 107 bytes at most."""
+    with tempfile.TemporaryDirectory(prefix="xaq-") as short:
+        thread = ServerThread(root, Path(short) / "socket")
+        try:
+            yield thread
+        finally:
+            thread.stop()
 
 
 class RemoteHost:

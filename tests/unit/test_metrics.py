@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import stat
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +16,7 @@ from typer.testing import CliRunner
 import xaqueue
 from support.bare_space import BareSpace, bare_space
 from support.journal_of import journal_log
-from support.served import ServerThread
+from support.served import serving
 from xaqueue import metrics
 from xaqueue.cli.main import app
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
@@ -218,15 +216,13 @@ def test_a_server_that_does_not_answer_holds_no_scrape_up(tmp_path: Path, monkey
         settimeout(plain, limit_s)
 
     xaqueue.connect(tmp_path / "s", create=True).close()
-    short = Path(tempfile.mkdtemp(prefix="xaq-"))
-    server = ServerThread(tmp_path / "s", short / "socket")
-    try:
-        with xaqueue.connect(server.url) as connection, monkeypatch.context() as watched:
-            watched.setattr(link.PlainSocket, "settimeout", noted)
-            assert [scrape(of)["xaqueue_up",] for of in (connection, server.url)] == [1, 1]
-    finally:
-        server.stop()
-        shutil.rmtree(short)
+    with (
+        serving(tmp_path / "s") as server,
+        xaqueue.connect(server.url) as connection,
+        monkeypatch.context() as watched,
+    ):
+        watched.setattr(link.PlainSocket, "settimeout", noted)
+        assert [scrape(of)["xaqueue_up",] for of in (connection, server.url)] == [1, 1]
     assert set(limits) == {metrics.ANSWER_S}
 
 

@@ -20,7 +20,7 @@ import typer
 from typer.testing import CliRunner
 
 import xaqueue
-from support.doubtful import fails, run
+from support.doubtful import fails, named_space, run
 from xaqueue.cli import exit_codes, messages, parameters
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.location import SPACE_VARIABLE
@@ -35,15 +35,7 @@ PATIENCE_S = 60.0
 
 @pytest.fixture
 def space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A space with the queues orders (fifo) and urgent (priority), named by the environment."""
-    root = tmp_path / "space"
-    for name in ("XAQUEUE_SPACE", "XAQUEUE_FLAGS"):
-        monkeypatch.delenv(name, raising=False)
-    run("init", root, "--sync", "NONE")
-    run("define", "orders", "--space", root)
-    run("define", "urgent", "--order", "priority", "--description", "at once", "--space", root)
-    monkeypatch.setenv("XAQUEUE_SPACE", str(root))
-    return root
+    return named_space(tmp_path / "space", monkeypatch)
 
 
 def lines(text: str) -> list[Any]:

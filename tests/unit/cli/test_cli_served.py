@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
-import shutil
 import socket
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,7 +15,7 @@ import pytest
 
 import xaqueue
 from support.doubtful import XID, bodies, fails, leave_in_doubt, listed, run
-from support.served import ServerThread
+from support.served import ServerThread, serving
 from xaqueue.cli import location
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.core.engine.operator_log import forgotten
@@ -43,14 +41,8 @@ PATIENCE_S = 60.0
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ServerThread]:
     """Serves a space with a branch in doubt; the directory says where."""
-    short = Path(tempfile.mkdtemp(prefix="xaq-"))  # a socket's path has 107 bytes at most
-    root = leave_in_doubt(tmp_path / "space", sync="JOURNAL")
-    thread = ServerThread(root, short / "socket")
-    try:
+    with serving(leave_in_doubt(tmp_path / "space", sync="JOURNAL")) as thread:
         yield thread
-    finally:
-        thread.stop()
-        shutil.rmtree(short)
 
 
 @pytest.fixture(params=["url", "directory"])
@@ -316,9 +308,7 @@ def test_one_queue_is_repaired_while_it_is_served(tmp_path: Path, *, by_url: boo
     with xaqueue.connect(root) as connection:
         for body in (b"first", b"second"):
             connection.enqueue("orders", body)
-    short = Path(tempfile.mkdtemp(prefix="xaq-"))
-    server = ServerThread(root, short / "socket")
-    try:
+    with serving(root) as server:
         space = ["--space", server.url if by_url else str(root)]
         paths = (root / layout.queue_path("orders")).glob("range=*/*")
         held, first = ((path, path.write_bytes(b"X"))[0] for path in sorted(paths)[:2])
@@ -329,9 +319,6 @@ def test_one_queue_is_repaired_while_it_is_served(tmp_path: Path, *, by_url: boo
         assert str(held.relative_to(root)) in left
         assert [one["path"] for one in shown["findings"]] == ([] if by_url else [str(held.relative_to(root))])
         assert run("get", "orders", *space) == "second"
-    finally:
-        server.stop()
-        shutil.rmtree(short)
 
 
 def test_a_definition_by_the_directory_is_in_force_when_it_returns(

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +14,7 @@ import pytest
 
 import xaqueue
 from support.doubtful import XID, fails, leave_in_doubt, listed, run
-from support.served import ServerThread
+from support.served import ServerThread, serving
 from xaqueue.cli import output
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.core.owner.definitions_file import write_definitions
@@ -38,13 +36,8 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(root: Path) -> Iterator[ServerThread]:
-    short = Path(tempfile.mkdtemp(prefix="xaq-"))  # a socket's path has 107 bytes at most
-    thread = ServerThread(root, short / "socket")
-    try:
+    with serving(root) as thread:
         yield thread
-    finally:
-        thread.stop()
-        shutil.rmtree(short)
 
 
 def test_why_nothing_is_given(root: Path, server: ServerThread) -> None:
