@@ -15,7 +15,6 @@ It is written over the ResourceManager protocol: it neither knows nor cares wher
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 import warnings
@@ -33,7 +32,7 @@ from xaqueue.message import (
     check_queue_name,
 )
 from xaqueue.message_calls import MessageCalls
-from xaqueue.one_call import alone
+from xaqueue.one_call import Process, alone
 from xaqueue.times import FOREVER_S, check_seconds
 from xaqueue.transaction import Phase
 from xaqueue.xa import Flag, Outcome
@@ -173,7 +172,7 @@ class Connection(MessageCalls):
 
         timeout_s: a branch that is not prepared by then is rolled back, and its next call is told so.
         """
-        if self._pid != os.getpid() or not self._entered.acquire(False):
+        if self._pid != Process.pid or not self._entered.acquire(False):
             raise self._refused()
         try:
             if self._transaction.phase is not Phase.NONE:
@@ -205,7 +204,7 @@ class Connection(MessageCalls):
 
         Called again after OutcomeUnknown it asks what became of the first call, and answers that.
         """
-        if self._pid != os.getpid() or not self._entered.acquire(False):
+        if self._pid != Process.pid or not self._entered.acquire(False):
             raise self._refused()
         try:
             return self._transaction.prepare()
@@ -274,7 +273,7 @@ class Connection(MessageCalls):
         leaves it prepared. At level JOURNAL; the others do not wait. Raises UnknownXid where it is finished,
         HeuristicOutcome where an operator decided, RetryLater where it stays in doubt.
         """
-        if self._pid != os.getpid() or not self._entered.acquire(False):
+        if self._pid != Process.pid or not self._entered.acquire(False):
             raise self._refused()
         try:
             if xid is not None:
@@ -373,7 +372,7 @@ class Connection(MessageCalls):
         transaction = getattr(self, "_transaction", None)
         if transaction is None or transaction.phase is Phase.CLOSED:
             return
-        uncommitted = transaction.is_uncommitted and self._pid == os.getpid()
+        uncommitted = transaction.is_uncommitted and self._pid == Process.pid
         if self._manager.drop() and uncommitted:
             self._warn("never closed, with work undone")
 
@@ -391,7 +390,7 @@ class Connection(MessageCalls):
         """Returns whether work was undone by it. In a forked child there is nothing to be ended."""
         if self._transaction.phase is Phase.CLOSED:
             return False
-        if self._pid != os.getpid():
+        if self._pid != Process.pid:
             self._transaction.phase = Phase.CLOSED
             self._manager.drop()
             return False

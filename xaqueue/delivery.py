@@ -98,6 +98,8 @@ def checked_count(max_messages: Any) -> int:
 
 def checked_lease_s(lease_s: Any) -> float:
     """Raises InvalidArgument."""
+    if type(lease_s) is float and 0 < lease_s <= LONGEST_S:
+        return lease_s
     seconds = check_seconds("lease_s", lease_s)
     if not 0 < seconds <= LONGEST_S:
         raise InvalidArgument(f"lease_s {lease_s!r} is refused: seconds above 0, and a day at most, are wanted")

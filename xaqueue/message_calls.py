@@ -3,7 +3,6 @@ define queues and topics: durably, at once, and in no transaction."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -22,7 +21,7 @@ from xaqueue.message import (
     id_of,
     options_of,
 )
-from xaqueue.one_call import OneCall, alone
+from xaqueue.one_call import OneCall, Process, alone
 from xaqueue.snapshot import SnapshotStatus
 from xaqueue.times import FOREVER_S, check_seconds
 
@@ -37,7 +36,7 @@ class MessageCalls(OneCall):
         Raises UnknownQueue, MessageTooLarge, InvalidArgument (and nothing has changed), QueueFull, DiskLow (nothing has
         changed either; there may be room later), any other DiskFull (the transaction can only be rolled back).
         """
-        if self._pid != os.getpid() or not self._entered.acquire(False):
+        if self._pid != Process.pid or not self._entered.acquire(False):
             raise self._refused()
         try:
             if type(body) is not bytes:
@@ -67,7 +66,7 @@ class MessageCalls(OneCall):
         Messages that other transactions hold are passed over. message_id: 16 bytes or 32 hex digits.
         Raises UnknownQueue, QueueReserved, InvalidArgument.
         """
-        if self._pid != os.getpid() or not self._entered.acquire(False):
+        if self._pid != Process.pid or not self._entered.acquire(False):
             raise self._refused()
         try:
             if type(queue) is not str:

@@ -19,6 +19,19 @@ T = TypeVar("T")
 S = TypeVar("S", bound="OneCall")
 
 
+class Process:
+    """This one; a forked child is another, and is told so: each call asks."""
+
+    pid = os.getpid()
+
+
+def _in_child() -> None:
+    Process.pid = os.getpid()
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
 def alone(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
     """The method, for one thread at a time of the process that connected. Raises InterfaceError, ResourceFailed.
 
@@ -27,7 +40,7 @@ def alone(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P],
 
     @wraps(method)
     def alone_in(self: S, *arguments: P.args, **options: P.kwargs) -> T:
-        if self._pid != os.getpid() or not self._entered.acquire(False):
+        if self._pid != Process.pid or not self._entered.acquire(False):
             raise self._refused()
         try:
             return method(self, *arguments, **options)
@@ -44,12 +57,12 @@ class OneCall:
         """``make_id``: 16 unique bytes for the xid of a local transaction."""
         self._manager = manager
         self._transaction = Transaction(manager, make_id)
-        self._pid = os.getpid()
+        self._pid = Process.pid
         self._entered = threading.Lock()
         """Held by who is in a call."""
 
     def _refused(self) -> Error:
-        if self._pid != os.getpid():
+        if self._pid != Process.pid:
             return ResourceFailed("the connection belongs to the parent of this forked process: connect again")
         return InterfaceError("the connection is in a call already, perhaps of another thread: open one for each")
 

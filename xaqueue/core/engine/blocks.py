@@ -15,7 +15,6 @@ from xaqueue.core.model.block import (
     encode_with_checksum,
     pack_list,
 )
-from xaqueue.core.model.block_files import dequeue_block
 from xaqueue.core.model.branch import Branch, State, Written
 from xaqueue.core.model.layout import PREPARED
 from xaqueue.core.storage.fs import NO_ROOM
@@ -23,7 +22,7 @@ from xaqueue.errors import DiskFull
 from xaqueue.message import Properties
 
 
-def _add(space: Space, branch: Branch, written: Written, head: bytes, body: bytes = b"") -> None:
+def add(space: Space, branch: Branch, written: Written, head: bytes, body: bytes = b"") -> None:
     """Adds a block that ends a branch: the reserve may be used for it. Raises what ``without_room`` says."""
     try:
         try:
@@ -73,13 +72,8 @@ def _is_kept(branch: Branch) -> bool:
     )
 
 
-def add_dequeue(space: Space, branch: Branch, written: Written) -> None:
-    """Adds the block of a dequeue that has none yet. Raises as ``_add`` does."""
-    _add(space, branch, written, dequeue_block(written, space.epoch))
-
-
 def add_branch_block(space: Space, branch: Branch) -> None:
-    """Adds the branch block, which lists all others. Raises as ``_add`` does."""
+    """Adds the branch block, which lists all others. Raises as ``add`` does."""
     if branch.branch_block is not None:  # a commit in one phase found no room
         space.discard([branch.branch_block.path])
         branch.branch_block = None
@@ -89,7 +83,7 @@ def add_branch_block(space: Space, branch: Branch) -> None:
     block = Block(Kind.BRANCH, NO_MESSAGE, Properties(""), pack_list(list_of(branch)), space.epoch)
     head, checksum = encode_with_checksum(block, body_limit_bytes=UNLIMITED)
     written = Written(0, Kind.BRANCH, "", NO_MESSAGE, checksum)
-    _add(space, branch, written, head, block.body)
+    add(space, branch, written, head, block.body)
     branch.branch_block = written
 
 

@@ -24,10 +24,11 @@ from functools import partial
 from typing import Any
 
 from xaqueue.core.engine import quarantine
-from xaqueue.core.engine.blocks import add_branch_block, add_dequeue
+from xaqueue.core.engine.blocks import add, add_branch_block
 from xaqueue.core.engine.log import HELD_BYTES, STEP_FILES, CommitPending
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.block import Kind
+from xaqueue.core.model.block_files import dequeue_block
 from xaqueue.core.model.branch import Branch, State, Written
 from xaqueue.core.model.change import DROP, MOVE, PUT, Change, Op
 from xaqueue.core.model.change import Kind as Step
@@ -58,7 +59,7 @@ def prepare(space: Space, branch: Branch, perform: Callable[..., object] | None 
     blocks, suffix = branch.blocks, FIRST
     for written in blocks:
         if written.content is None and not written.path:
-            add_dequeue(space, branch, written)
+            add(space, branch, written, dequeue_block(written, space.epoch))
     if len(blocks) > 1 or blocks[0].shared is not None or (branch.riders and branch.needs_list):
         add_branch_block(space, branch)
         blocks, suffix = branch.all_blocks, ""
@@ -139,7 +140,7 @@ def _complete(space: Space, branch: Branch) -> None:
     """Adds the blocks by which recovery finds all of a branch that was never prepared."""
     for written in branch.blocks:
         if not written.path:
-            add_dequeue(space, branch, written)
+            add(space, branch, written, dequeue_block(written, space.epoch))
     add_branch_block(space, branch)
 
 

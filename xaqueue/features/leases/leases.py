@@ -125,14 +125,8 @@ def _(caller: Caller, queue: str, options: Any = None) -> list[tuple[bytes, Any]
 def settle(self: Session, queue: str, lease: bytes, how: str, detail: Detail = None) -> None:
     """how: ``ack``, ``nack`` or ``reject``. detail: microseconds, or None, of a nack, or both these and its reason;
     the reason of a reject."""
-    xid, reason = _xid_of(lease), ""
-    delay_us: Any = detail
-    if how == REJECT:
-        delay_us, reason = None, checked_reason(detail)
-    elif how == NACK and isinstance(detail, list | tuple) and len(detail) == 2:
-        delay_us, reason = detail[0], checked_reason(detail[1])
-    if how not in (ACK, NACK, REJECT) or not (delay_us is None or (how == NACK and _is_delay(delay_us))):
-        raise InvalidArgument(f"settle {str(how)[:60]!r} with {str(detail)[:60]!r} is refused: see xaqueue(5)")
+    xid = _xid_of(lease)
+    delay_us, reason = (None, "") if how == ACK and detail is None else _said(how, detail)
     space, taken = self.space, None
     try:
         with space.lock:
@@ -220,7 +214,8 @@ def adopt(self: Session, lost: bytes) -> None:
 def _lend(self: Session, queue: str, lease_s: float, wait_s: float) -> tuple[Branch, Message] | None:
     space, message = self.space, None
     with space.lock:
-        space.check()
+        if space.log.failure is not None:
+            space.check()
         branch = self._begin_locked(Xid.local(fresh_id(), BQUAL), None)
         branch.riders = (Lent(self.identity),)
     self._receiving, self._awaits = branch, queue if wait_s else ""
@@ -246,8 +241,9 @@ def _return_all(self: Session, branches: Sequence[Branch]) -> None:
 
 def _held_locked(self: Session, queue: str, xid: Xid, how: str = "") -> Branch:
     """The branch of a lease that has not ended. Raises LeaseExpired."""
-    self._check_open()
-    self.space.check()
+    if self._closed or self.space.log.failure is not None:
+        self._check_open()
+        self.space.check()
     branch = self.space.branches.get(xid)
     if branch is not None and branch.busy:
         branch = self._settled_locked(xid)
@@ -291,8 +287,17 @@ def _hand_over_locked(self: Session, given: Branch, branch: Branch) -> None:
     space.queue(written.queue).index.pass_on(entry, branch)
 
 
-def _is_delay(detail: Any) -> bool:
-    return type(detail) is int and 0 <= detail < LATEST_US
+def _said(how: str, detail: Any) -> tuple[int | None, str]:
+    """The delay and the reason of how it is settled. Raises InvalidArgument."""
+    delay_us, reason = detail, ""
+    if how == REJECT:
+        delay_us, reason = None, checked_reason(detail)
+    elif how == NACK and isinstance(detail, list | tuple) and len(detail) == 2:
+        delay_us, reason = detail[0], checked_reason(detail[1])
+    is_delay = how == NACK and type(delay_us) is int and 0 <= delay_us < LATEST_US
+    if how not in (ACK, NACK, REJECT) or not (delay_us is None or is_delay):
+        raise InvalidArgument(f"settle {str(how)[:60]!r} with {str(detail)[:60]!r} is refused: see xaqueue(5)")
+    return delay_us, reason
 
 
 def _xid_of(lease: Any) -> Xid:
