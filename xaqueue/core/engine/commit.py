@@ -166,7 +166,8 @@ def commit_change(space: Space, branch: Branch, step: IntEnum) -> Change:
                 ops.append((PUT, target, *written.content, when_us))
             arrivals.append((name, seq))
         else:
-            removals.append((DROP, message_path(name, entry.seq, written.message_id, entry.tags)))
+            path = entry.path or message_path(name, entry.seq, written.message_id, entry.tags)
+            removals.append((DROP, path))
             if entry.retry is not None:
                 rest.append((DROP, retry_path(name, entry.seq, written.message_id)))
             if written.path:

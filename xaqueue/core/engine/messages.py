@@ -282,7 +282,7 @@ def take_plain(
             branch.numbers = written.number = branch.numbers + 1
             branch.blocks.append(written)
         if not entry.tries:
-            path = layout.message_path(name, entry.seq, message_id, entry.tags)
+            entry.path = path = layout.message_path(name, entry.seq, message_id, entry.tags)
             found, packed, body = split_message(space.log.read(path))
             if found == message_id:
                 answer = made(message_id, name, entry.seq, packed, body)

@@ -75,8 +75,9 @@ class Session(Association):
         return Vote.OK
 
     def commit(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
-        late = flags is not Flag.NOFLAGS and flags is not Flag.ONEPHASE and bool(flags & Flag.LATE)
-        call = Call.COMMIT if flags is Flag.NOFLAGS else call_of("commit", flags)
+        call, late = Call.COMMIT, False
+        if flags is not Flag.NOFLAGS:
+            call, late = call_of("commit", flags), flags is not Flag.ONEPHASE and bool(flags & Flag.LATE)
         space, branch = self.space, self._take(xid, call)
         try:
             try:

@@ -37,6 +37,8 @@ class Entry:
     retry: Retry | None = None
     locked = False
     queued = False
+    path = ""
+    """Of its file, once somebody has read that."""
 
     def __init__(self, seq: int, message_id: MessageId, tags: str = "", retry: Retry | None = None) -> None:
         """tags: of its file's name; see ``message_name``. retry: where a delivery of it has failed."""
