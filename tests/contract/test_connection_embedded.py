@@ -26,6 +26,7 @@ from support.contract_connection import (
 )
 from support.contract_leases import LeaseContract
 from support.contract_reasons import ReasonContract
+from support.patience import eventually
 from support.served import STRICT, EmbeddedHost
 from xaqueue.connection import Connection
 from xaqueue.core.engine.state import Space
@@ -371,10 +372,7 @@ def test_expired_messages_are_removed_and_never_delivered(host: EmbeddedHost) ->
     put(connection, b"x")
     assert drain(connection) == [b"x"]
     connection.commit()
-    until = time.monotonic() + PATIENCE_S
-    while list((host.root / "committed").rglob("*.????????????????????????????????")):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    eventually(lambda: not list((host.root / "committed").rglob("*.????????????????????????????????")))
 
 
 @pytest.mark.parametrize("close_first", [True, False])

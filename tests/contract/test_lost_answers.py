@@ -16,6 +16,7 @@ import pytest
 
 import xaqueue
 from support.cutting_proxy import Cut, CuttingProxy
+from support.patience import eventually
 from support.served import PATIENCE_S, ServerThread
 from xaqueue.connection import Connection
 from xaqueue.core.engine import memory
@@ -78,10 +79,7 @@ class Ground(NamedTuple):
 
     def quiet(self, sessions: int = 0) -> None:
         """Returns once the server has seen that all others are gone: then an outcome is final."""
-        deadline = time.monotonic() + PATIENCE_S
-        while self.server.call(lambda: len(self.server.server.sessions)) > sessions:
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        eventually(lambda: self.server.call(lambda: len(self.server.server.sessions)) <= sessions)
 
 
 UNDONE: tuple[list[bytes], list[bytes], list[Xid]] = ([b"order"], [], [])
@@ -120,9 +118,7 @@ def run(ground: Ground, connection: Connection, steps: list[Step], cut: Cut) -> 
 
 
 def hear_of_cut(connection: Connection, first: ClientSocket | None) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while stream_of(connection) is first and is_connected(connection):
-        assert time.monotonic() < deadline
+    eventually(lambda: not (stream_of(connection) is first and is_connected(connection)))
 
 
 def stream_of(connection: Connection) -> ClientSocket | None:

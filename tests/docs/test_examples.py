@@ -26,7 +26,7 @@ from support import ROOT
 from support.doubtful import RUN
 from support.doubtful import run as run_here
 from support.pair import free_ports
-from support.replicas import until
+from support.patience import eventually
 from xaqueue.core.owner.open import is_owned
 from xaqueue.core.owner.record import read_owner
 from xaqueue.errors import OperationalError
@@ -213,7 +213,7 @@ def test_a_replica_takes_over_as_the_guide_shows(tmp_path: Path) -> None:
         lambda: wait_for((1, "follows"), (0, "serving")),
         lambda: wait_for((2, "serving")),
         lambda: lasting[3].wait(60),
-        lambda: until(lambda: json.loads((orders / "replication").read_text())["role"] == "replica"),
+        lambda: eventually(lambda: json.loads((orders / "replication").read_text())["role"] == "replica"),
     ]
     try:
         for line in told.splitlines():

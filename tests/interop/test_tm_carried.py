@@ -28,8 +28,9 @@ from psycopg import IsolationLevel
 import xaqueue
 from support import SUPPORT
 from support.carried_child import TABLES, connect_to, put, take
-from support.carrying import carries, eventually, small, wait_until_it_carries
+from support.carrying import carries, small, wait_until_it_carries
 from support.doubtful import fails, run
+from support.patience import eventually
 from support.postgres import PATIENCE_S, reached
 from support.served import Process
 from xaqueue import TransactionManager

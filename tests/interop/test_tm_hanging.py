@@ -16,6 +16,7 @@ import psycopg
 import pytest
 
 from support import postgres
+from support.patience import eventually
 from support.tm_world import COMMITTED, ROLLED_BACK, Bank, World
 from xaqueue import TransactionManager
 from xaqueue.errors import Error, RolledBack
@@ -98,13 +99,6 @@ def in_thread(work: Callable[[], object]) -> threading.Thread:
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     return thread
-
-
-def eventually(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("verb", VERBS)

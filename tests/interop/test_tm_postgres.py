@@ -20,7 +20,8 @@ from psycopg import errors
 
 import xaqueue
 from support import SUPPORT
-from support.carrying import eventually, wait_until_it_carries
+from support.carrying import wait_until_it_carries
+from support.patience import eventually
 from support.postgres import PATIENCE_S, crash, prepared, reached, terminate
 from support.tm_postgres_child import ways
 from xaqueue.errors import RolledBack

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 
 import xaqueue
 from support.contract_connection import block_files
+from support.patience import eventually
 from support.raw_client import PATIENCE_S
 from support.raw_work import Stage, Worker, judge, stock
 from support.served import ServerThread
@@ -64,7 +64,4 @@ def test_killed_and_slow_sessions_among_many(tmp_path: Path, sync: str) -> None:
 
 
 def quiet(served: ServerThread) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while served.call(lambda: len(served.server.sessions)):
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    eventually(lambda: not served.call(lambda: len(served.server.sessions)))

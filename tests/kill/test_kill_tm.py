@@ -20,6 +20,7 @@ import pytest
 
 import xaqueue
 from support import SUPPORT
+from support.patience import eventually
 from support.tm_child import SYNC, Doom, manager
 from xaqueue.tm import last_resource
 from xaqueue.tm.log_directory import view_log
@@ -69,9 +70,7 @@ class Place:
     def judge(self) -> None:
         """After the last start, and whatever recovery did by itself."""
         with manager(self.path, Doom("")) as tm:
-            deadline = time.monotonic() + PATIENCE_S
-            while tm.in_doubt() or not tm.recover(PATIENCE_S).complete or self.rows():
-                assert time.monotonic() < deadline
+            eventually(lambda: not (tm.in_doubt() or not tm.recover(PATIENCE_S).complete or self.rows()))
         assert view_log(self.path / "log").open == []
         found = {name: self.messages(name) for name in "ab"}
         assert found["a"] == found["b"]

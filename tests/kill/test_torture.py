@@ -18,6 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from support.forgetful import Survivors
+from support.patience import eventually
 from support.torn import TornContent
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
@@ -290,10 +291,7 @@ def test_one_that_is_ended_leaves_nothing(tmp_path: Path, number: int) -> None:
     script = "from xaqueue.cli.main import main; main()"
     command = [sys.executable, "-c", script, "torture", str(tmp_path), "--seconds", "60"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as torturing:
-        deadline = time.monotonic() + 60
-        while not list(tmp_path.glob("*/kills/space/committed/*")):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        eventually(lambda: list(tmp_path.glob("*/kills/space/committed/*")))
         os.kill(torturing.pid, number)
         assert torturing.wait(60) in (128 + number, ExitCode.INTERRUPTED, ExitCode.NOTHING)
     assert list(tmp_path.iterdir()) == []

@@ -25,6 +25,7 @@ import pytest
 
 import xaqueue
 from support.contract_connection import PATIENCE_S, bodies, drain, put
+from support.patience import eventually
 from support.served import ServerThread
 from xaqueue import errors
 from xaqueue.connection import Connection
@@ -263,10 +264,7 @@ def test_a_space_whose_connections_are_collected_is_free_again(root: Path) -> No
         for _ in range(3):
             xaqueue.connect(root)
         gc.collect()
-    deadline = time.monotonic() + PATIENCE_S
-    while open.is_owned(root):
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    eventually(lambda: not open.is_owned(root))
 
 
 def test_an_async_connection_that_is_collected_ends_its_session(server: ServerThread) -> None:

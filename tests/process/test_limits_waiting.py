@@ -14,6 +14,7 @@ import msgpack
 import pytest
 
 import xaqueue
+from support.patience import eventually
 from support.raw_client import RawClient
 from support.served import ServerThread
 from xaqueue.core.owner import open as attach_room
@@ -47,13 +48,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
         server.stop()
 
 
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def logged(caplog: pytest.LogCaptureFixture) -> str:
     return "\n".join(record.getMessage() for record in caplog.records)
 
@@ -83,7 +77,7 @@ def test_an_idle_branch_is_rolled_back_by_the_server(start: Start, caplog: pytes
         assert idle.dequeue("q") is not None
         idle.enqueue("q", b"lost")
         idle.flush()
-        until(lambda: bodies(server) == [b"1", b"2"])
+        eventually(lambda: bodies(server) == [b"1", b"2"])
         assert "branch 1.eA. did nothing for 1 s: it is rolled back" in logged(caplog)
         with pytest.raises(RolledBack) as told:
             idle.dequeue("q")
@@ -109,7 +103,7 @@ def test_a_prepared_branch_is_never_timed_out(start: Start) -> None:
         connection.tpc_begin(idle)
         connection.enqueue("q", b"lost")
         connection.flush()
-        until(lambda: connection.outcome(idle) is Outcome.ROLLED_BACK)  # which began after them
+        eventually(lambda: connection.outcome(idle) is Outcome.ROLLED_BACK)  # which began after them
         assert {connection.outcome(xid) for xid in (X, Y)} == {Outcome.IN_DOUBT}
         connection.tpc_rollback()
 
@@ -123,7 +117,7 @@ def test_a_deadline_ends_a_waiting_dequeue(start: Start) -> None:
         with pytest.raises(RolledBack) as told:
             connection.dequeue("other", wait_s=10 * PATIENCE_S)
         assert told.value.code is Code.XA_RBTIMEOUT
-        until(lambda: bodies(server) == [b"1"])
+        eventually(lambda: bodies(server) == [b"1"])
         connection.tpc_rollback()
 
 
@@ -144,9 +138,9 @@ def test_an_idle_session_is_ended_and_its_client_connects_again(start: Start, ca
         assert isinstance(connection._manager, RemoteManager)
         stream = connection._manager._socket
         assert stream is not None
-        until(lambda: not server.server.sessions)
+        eventually(lambda: not server.server.sessions)
         assert "is ended: it has asked for nothing for 1 s" in logged(caplog)
-        until(lambda: stream.is_stale)  # the session is over before its socket is closed
+        eventually(lambda: stream.is_stale)  # the session is over before its socket is closed
         connection.enqueue("q", b"2")
         connection.commit()
     assert bodies(server) == [b"1", b"2"]
@@ -157,7 +151,7 @@ def test_an_idle_session_gives_back_what_it_held(start: Start) -> None:
     put(server, b"1")
     connection = xaqueue.connect(server.url)
     assert connection.dequeue("q") is not None
-    until(lambda: bodies(server) == [b"1"])
+    eventually(lambda: bodies(server) == [b"1"])
     with pytest.raises((ConnectionLost, RolledBack, UnknownXid)):  # as far as the client has noticed
         connection.commit()
     connection.close()
@@ -245,4 +239,4 @@ def test_requests_on_their_way_hold_so_much_together(
     assert {(number, error["error"], error["code"]) for _, number, error, _ in refused} == {
         (0, "RolledBack", int(Code.XA_RBTRANSIENT))
     }
-    until(lambda: held() == 0)
+    eventually(lambda: held() == 0)

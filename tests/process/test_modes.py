@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 import xaqueue
 from support.contract_batches import batch, prepared
+from support.patience import eventually
 from xaqueue.cli.main import app
 from xaqueue.core.engine import heuristics
 from xaqueue.core.model import layout
@@ -39,7 +40,6 @@ from xaqueue.xid import Xid
 NOBODY = 65534
 GROUP = 60
 """Any that the tests' own user does not have as its first; only root may give files to it."""
-PATIENCE_S = 60.0
 FRESH_S = 0.05
 STREAM = "query#8c1"
 BRANCH = Xid(7, b"one", b"of two phases")
@@ -104,13 +104,6 @@ class Seen:
         return {name: oct(mode) for name, mode in odd.items()}
 
 
-def until(wanted: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not wanted():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def live(root: Path, sync: str, file: int, *, full: bool = False) -> Seen:
     """A life with all that a space makes; ``file``: the rights of a foreign file. full: with a range that is full."""
     seen = Seen(root)
@@ -164,7 +157,7 @@ def _stream(session: Session, seen: Seen) -> None:
     session.reserve("bills", STREAM, 0, 1)
     session.consume("bills", STREAM, 1, archive=True)
     seen.look()
-    until(lambda: any((seen.root / layout.ARCHIVE).glob("queue=bills/range=*/*")))
+    eventually(lambda: any((seen.root / layout.ARCHIVE).glob("queue=bills/range=*/*")))
     seen.look()
 
 
@@ -290,7 +283,7 @@ def test_who_is_of_the_group_reads_and_nobody_else(place: Path, sync: str, umask
         for number in range(3):
             connection.enqueue("orders", b"%d" % number)
         connection.commit()
-        until(lambda: streamed(root) == 3)  # a journal is ahead of the directories
+        eventually(lambda: streamed(root) == 3)  # a journal is ahead of the directories
         assert as_nobody(GROUP, lambda: browsed(root)) == "[b'0', b'1', b'2']"
         assert as_nobody(GROUP, lambda: streamed(root)) == "3"
         assert as_nobody(GROUP, lambda: open.is_owned(root)) == "True"

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 import xaqueue
-from support.replicas import ReplicaThread, made, text, until
+from support.patience import eventually
+from support.replicas import ReplicaThread, made, text
 from support.served import PATIENCE_S, RUN, ServerThread
 from xaqueue.connection import Connection
 from xaqueue.core.model import format, layout, records
@@ -144,7 +145,7 @@ def test_once_it_acknowledges_all_and_its_directories_have_it(tmp_path: Path, se
     source = serve(made(tmp_path / "source", "replica", timeout_s=60), opens=False)
     for _ in range(2):
         once(tmp_path / "replica", source.url)
-        until(lambda: source.space.loaded)
+        eventually(lambda: source.space.loaded)
         status = read_status(tmp_path / "replica").replication
         assert status is not None
         assert status.lag_bytes == 0
@@ -232,10 +233,10 @@ def test_it_follows_streams_topics_and_definitions(tmp_path: Path, serve: Serve,
         manager.consume("read", "stream", 3)
     replica.wait_for(source)
     there = tmp_path / "replica"
-    until(lambda: "later" in (there / layout.QUEUES).read_text())
+    eventually(lambda: "later" in (there / layout.QUEUES).read_text())
     assert [[one.body for one in browse(there, queue)] for queue in ("one", "two")] == [[b"both"], [b"both"]]
     assert [one.body for one in browse(there, "read")] == [b"3", b"4"]
-    until(lambda: len(list((there / "committed/queue=read").glob("range=*/*"))) == 2)
+    eventually(lambda: len(list((there / "committed/queue=read").glob("range=*/*"))) == 2)
 
 
 # Where steps wait for it
@@ -255,7 +256,7 @@ def test_a_commit_waits_for_the_replica(tmp_path: Path, serve: Serve, follow: Fo
     with pytest.raises(ResourceFailed, match="waits for its replica"):
         remote_manager(taken.url, connect_s=0.1)
     write_definitions(tmp_path / "replica", text("local"))
-    until(lambda: taken.space.loaded)
+    eventually(lambda: taken.space.loaded)
     with xaqueue.connect(taken.url) as connection:
         messages = list(connection.browse("orders"))
     assert [message.body for message in messages] == [b"%d" % number for number in range(20)]
@@ -270,7 +271,7 @@ def test_without_a_replica_the_outcome_is_unknown(tmp_path: Path, serve: Serve, 
     put(source.url, b"before")
     replica.stop()
     write_definitions(root, text("replica", 0.5))
-    until(lambda: policy_of(source.space.definitions).timeout_s == 0.5)
+    eventually(lambda: policy_of(source.space.definitions).timeout_s == 0.5)
     with suppress(ResourceFailed, RolledBack), xaqueue.connect(source.url) as connection:
         connection.enqueue("orders", b"unknown")
         with pytest.raises(OutcomeUnknown, match=r"no replica has acknowledged this for 0\.5 s"):
@@ -284,7 +285,7 @@ def test_without_a_replica_the_outcome_is_unknown(tmp_path: Path, serve: Serve, 
         remote_manager(source.url, connect_s=0.1)
     assert not source.space.loaded
     replica = follow(there, source)
-    until(lambda: source.space.loaded)
+    eventually(lambda: source.space.loaded)
     with xaqueue.connect(source.url) as connection:
         assert bodies(connection) == [b"before", b"unknown"]
 
@@ -294,7 +295,7 @@ def test_an_operator_may_go_on_without_it(tmp_path: Path, serve: Serve, follow: 
     root = made(tmp_path / "source", "replica", timeout_s=50)
     source = serve(root, opens=False)
     replica = follow(tmp_path / "replica", source)
-    until(lambda: source.space.loaded)
+    eventually(lambda: source.space.loaded)
     replica.stop()
     waiting = threading.Thread(target=put, args=(source.url, b"waits"))
     waiting.start()
@@ -380,7 +381,7 @@ def test_why_a_delivery_has_failed_is_in_copies_as_well(tmp_path: Path, serve: S
         assert connection.dequeue("orders") is not None
         raise ValueError("no such customer")
     with xaqueue.connect(server.url) as connection:
-        until(lambda: [message.tries for message in connection.browse("orders")] == [1])
+        eventually(lambda: [message.tries for message in connection.browse("orders")] == [1])
         (message,) = connection.browse("orders")
         connection.snapshot()
     replica.wait_for(server)

@@ -19,7 +19,8 @@ import pytest
 
 import xaqueue
 from support.journal_of import journal_log, rounds_of
-from support.replicas import ReplicaThread, made, text, until
+from support.patience import eventually
+from support.replicas import ReplicaThread, made, text
 from support.served import RUN, Process, ServerThread
 from xaqueue.connection import Connection
 from xaqueue.core.model import layout
@@ -113,10 +114,10 @@ def test_it_stops_while_a_commit_waits(tmp_path: Path, serve: Serve, follow: Fol
     root = made(tmp_path / "source", "replica", timeout_s=3600)
     source = serve(root, opens=False, limits=Limits(stop_s=0.2))
     replica = follow(tmp_path / "replica", source.url)
-    until(lambda: source.space.loaded)
+    eventually(lambda: source.space.loaded)
     replica.stop()
     waiting = begin_put(source.url)
-    until(lambda: bool(rounds_of(source.space)._in_hand))
+    eventually(lambda: bool(rounds_of(source.space)._in_hand))
     source.stop()
     waiting.join(60)
     assert not waiting.is_alive()
@@ -127,7 +128,7 @@ def test_a_stop_acknowledges_by_the_replica(tmp_path: Path, serve: Serve, follow
     """Whose session goes last; and a message that is handed back at the end waits for nobody."""
     source = serve(made(tmp_path / "source", "replica", timeout_s=3600), opens=False)
     follow(tmp_path / "replica", source.url)
-    until(lambda: source.space.loaded)
+    eventually(lambda: source.space.loaded)
     put(source.url, *(b"taken" for _ in range(8)))
     with ExitStack() as stack:
         for _ in range(8):
@@ -146,7 +147,7 @@ def test_a_server_that_is_opened_anew_is_not_ended(
     ended: list[bool] = []
     source.server.on_stop_overdue = ended.append
     replica = follow(tmp_path / "replica", source.url)
-    until(lambda: source.space.loaded)
+    eventually(lambda: source.space.loaded)
     replica.stop()
     with pytest.raises(OutcomeUnknown):
         put(source.url, b"unknown")
@@ -160,7 +161,7 @@ def test_what_recovery_does_waits_for_nobody(tmp_path: Path, serve: Serve, follo
     root, there = made(tmp_path / "source", "replica", timeout_s=0.2), tmp_path / "replica"
     source = serve(root, opens=False)
     replica = follow(there, source.url)
-    until(lambda: source.space.loaded)
+    eventually(lambda: source.space.loaded)
     put(source.url, b"taken")
     log = journal_log(source.space)
     assert log is not None
@@ -174,7 +175,7 @@ def test_what_recovery_does_waits_for_nobody(tmp_path: Path, serve: Serve, follo
     time.sleep(0.5)
     assert source._thread.is_alive()
     follow(there, source.url)
-    until(lambda: source.space.loaded)
+    eventually(lambda: source.space.loaded)
     with xaqueue.connect(source.url) as connection:
         assert bodies(connection) == [b"taken"]
 
@@ -199,13 +200,13 @@ def test_nobody_is_told_an_outcome_before_the_replica_has_it(
         (root / "queues.toml").rename(tmp_path / "queues.toml")
         (root / "queues.toml").symlink_to(tmp_path / "queues.toml")
     source = serve(root, opens=False)
-    until(lambda: bool(refused))
+    eventually(lambda: bool(refused))
     assert "waits for its replica" in refused[0]
     if is_linked:
         (tmp_path / "queues.toml").write_text(text("local"))
     else:
         write_definitions(root, text("local"))
-    until(lambda: source.space.loaded)
+    eventually(lambda: source.space.loaded)
 
 
 # What a replica has, and what it takes
@@ -318,7 +319,7 @@ def test_it_begins_again_where_it_found_no_source(tmp_path: Path, follow: Follow
     there = tmp_path / "replica"
     for _ in range(2):
         replica = follow(there, f"xaq+unix://{tmp_path}/nobody")
-        until((there / LAG).exists)
+        eventually((there / LAG).exists)
         replica.stop()
 
 
@@ -371,7 +372,7 @@ def test_a_segment_is_found_on_its_way_to_those_that_are_kept(tmp_path: Path, se
         source.space.checkpoint()  # one that has begun before covers less
         return not (source.root / layout.JOURNAL / place.segment.name).exists()
 
-    until(is_gone)
+    eventually(is_gone)
     assert shipping._read(place, place.segment.start + SECTOR_BYTES, place.segment.end)
 
 
@@ -385,8 +386,8 @@ def test_a_copy_that_is_given_up_leaves_nothing(tmp_path: Path, serve: Serve) ->
     assert shipping is not None
     assert shipping.copying
     manager.drop()
-    until(lambda: not list((source.root / SNAPSHOTS).glob("[0-9]*")))
-    until(lambda: not shipping.copying)
+    eventually(lambda: not list((source.root / SNAPSHOTS).glob("[0-9]*")))
+    eventually(lambda: not shipping.copying)
 
 
 def test_a_replica_without_room_says_so(
@@ -434,7 +435,7 @@ def test_a_replica_whose_source_is_stopped_is_promoted(tmp_path: Path) -> None:
         source = stack.enter_context(Process(root))
         words = [*RUN, "replica", str(there), "--from", f"xaq+unix://{source.path}"]
         replica = stack.enter_context(Popen(words, stdout=DEVNULL))
-        until((there / LAG).exists)
+        eventually((there / LAG).exists)
         os.kill(source.pid, signal.SIGSTOP)
         time.sleep(0.2)
         assert promote(there, 1).url == f"xaq+unix://{source.path}"
@@ -507,7 +508,7 @@ def test_acknowledge_is_not_taken_where_nothing_is_shipped(tmp_path: Path, serve
         write_definitions(root, text("replica", 0.1))
         watch = open_room._attached[root.resolve()].watch
         assert watch is not None
-        until(lambda: "holds from the next start" in watch.complaint)
+        eventually(lambda: "holds from the next start" in watch.complaint)
         with xaqueue.connect(url) as connection:
             connection.enqueue("orders", b"a")
 

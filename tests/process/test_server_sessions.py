@@ -6,8 +6,7 @@ import select
 import signal
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 import xaqueue
 from support.contract_connection import block_files
 from support.journal_of import journal_log
+from support.patience import eventually
 from support.raw_client import MIGRATE, ONEPHASE, PATIENCE_S, SUSPEND, RawClient, UnknownXid
 from support.raw_work import Worker, judge, stock
 from support.served import Process, ServerThread
@@ -223,12 +223,6 @@ def left(connection: xaqueue.Connection) -> int:
     return count
 
 
-def eventually(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < deadline
-
-
 @pytest.mark.parametrize("sync", SYNC)
 def test_stopped_amid_the_work_of_many(tmp_path: Path, sync: str) -> None:
     """SIGTERM while 16 sessions work: what was acknowledged is there, the rest is in doubt or undone."""
@@ -276,10 +270,7 @@ def test_a_session_that_hangs_up_in_a_branch_leaves_a_line(
     with RawClient(served.path) as client:
         client.call("start", (1, b"half", b""))
         client.socket.shutdown(socket.SHUT_WR)
-        ends = time.monotonic() + PATIENCE_S
-        while "branch 1.aGFsZg., in which it was, is rolled back" not in caplog.text:
-            assert time.monotonic() < ends
-            time.sleep(0.01)
+        eventually(lambda: "branch 1.aGFsZg., in which it was, is rolled back" in caplog.text)
 
 
 @pytest.mark.parametrize("served", ["JOURNAL"], indirect=True)

@@ -8,8 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import pytest
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 
 import xaqueue
+from support.patience import eventually
 from xaqueue.core.owner import open as attach_room
 from xaqueue.core.owner import record
 from xaqueue.core.owner.open import is_owned
@@ -34,13 +34,6 @@ from xaqueue.xid import Xid
 PATIENCE_S = 60.0
 
 
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def owner_of(root: Path) -> Owner:
     found = read_owner(root)
     assert found is not None
@@ -51,7 +44,7 @@ def end(root: Path, number: int = signal.SIGTERM) -> None:
     """Ends the server of a space, if it has one."""
     if is_owned(root) and owner_of(root).pid != os.getpid():
         os.kill(owner_of(root).pid, number)
-        until(lambda: not is_owned(root))
+        eventually(lambda: not is_owned(root))
 
 
 @pytest.fixture

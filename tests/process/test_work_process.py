@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import xaqueue
 from support.contract_connection import PATIENCE_S, bodies, put
 from support.doubtful import RUN, fails, run
+from support.patience import eventually
 from support.served import ServerThread
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
@@ -79,13 +80,6 @@ def server(space: Path, tmp_path: Path) -> Iterator[ServerThread]:
 
 def started(*words: object) -> subprocess.Popen[str]:
     return subprocess.Popen([*RUN, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 def left(place: Path | str, queue: str = "orders") -> list[bytes]:

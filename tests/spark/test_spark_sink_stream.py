@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from support.patience import eventually
 from xaqueue.core.owner.open import is_owned
 from xaqueue.core.owner.record import read_owner
 from xaqueue.features.opening import create
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 WITHIN_S = 120
-PATIENCE_S = 60.0
 
 
 @pytest.fixture
@@ -38,10 +37,7 @@ def root(tmp_path: Path) -> Iterator[Path]:
     owner = read_owner(made)
     if owner is not None and is_owned(made):
         os.kill(owner.pid, signal.SIGTERM)
-    deadline = time.monotonic() + PATIENCE_S
-    while is_owned(made):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    eventually(lambda: not is_owned(made))
 
 
 def messages(root: Path, queue: str) -> list[Message]:

@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 
 import xaqueue
+from support.patience import eventually
 from support.postgres import reached
 from support.served import PATIENCE_S
 from xaqueue.errors import Error
@@ -62,10 +63,7 @@ class Booking(threading.Thread):
             self.done = number
 
     def _recover(self) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not self._tm.recover().complete:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        eventually(lambda: self._tm.recover().complete)
 
     def wait_for_work(self) -> None:
         """Two transactions are done from now on."""

@@ -39,11 +39,3 @@ def wait_until_it_carries(manager: TransactionManager, database: str = "ledger",
         with suppress(RolledBack), manager.transaction() as tx:
             work(tx)
         manager.recover(PATIENCE_S)
-
-
-def eventually(holds: Callable[[], object]) -> None:
-    """Looks until it does."""
-    until = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < until
-        time.sleep(0.01)

@@ -9,19 +9,13 @@ from datetime import timedelta
 import pytest
 
 from support.contract_connection import PATIENCE_S, Connect, Contract, Host, bodies, drain, put
+from support.patience import eventually
 from xaqueue.connection import Connection
 from xaqueue.errors import Error, InvalidArgument, LeaseExpired, ProtocolError, RolledBack
 from xaqueue.xa import Code
 from xaqueue.xid import Xid
 
 SHORT_S = 0.05
-
-
-def wait_for(what: Callable[[], object]) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not what():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 def tries(connection: Connection, queue: str = "orders") -> list[int]:
@@ -60,7 +54,7 @@ class LeaseContract(Contract):
         one, two = connect(), connect()
         put(one, b"slow", b"next")
         (late,) = one.receive("orders", lease_s=SHORT_S)
-        wait_for(lambda: tries(one) == [1, 0])
+        eventually(lambda: tries(one) == [1, 0])
         two.enqueue("replies", b"effect")
         calls: list[Callable[[], None]] = [late.ack, late.nack, late.extend, lambda: two.accept(late)]
         for call in calls:

@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 
 from support.contract_connection import Connect, Contract, Host, put
-from support.contract_leases import wait_for
+from support.patience import eventually
 from xaqueue.connection import Connection
 from xaqueue.errors import InvalidArgument
 from xaqueue.message import REASON_LIMIT, Message
@@ -74,7 +74,7 @@ WAYS: list[Way] = [in_a_block, as_a_block, in_two_phases, by_hand, by_hand_in_tw
 
 
 def dead(connection: Connection) -> Message:
-    wait_for(lambda: len(list(connection.browse("replies"))) == 1)
+    eventually(lambda: len(list(connection.browse("replies"))) == 1)
     (moved,) = connection.browse("replies")
     return moved
 
@@ -102,7 +102,7 @@ class ReasonContract(Contract):
         setup.define("orders", max_tries=5, retry_delay_s=3600, failure_queue="replies")
         put(setup, b"x")
         way(connect(), ValueError("no such customer"))
-        wait_for(lambda: [message.tries for message in setup.browse("orders")] == [1])
+        eventually(lambda: [message.tries for message in setup.browse("orders")] == [1])
         host.kill()
         again = connect()
         again.define("orders", max_tries=1, failure_queue="replies")
@@ -116,7 +116,7 @@ class ReasonContract(Contract):
         put(setup, b"x")
         in_a_block(connect(), ValueError("first"))
         consumer = connect()
-        wait_for(lambda: [message.tries for message in setup.browse("orders")] == [1])
+        eventually(lambda: [message.tries for message in setup.browse("orders")] == [1])
         (delivery,) = consumer.receive("orders")
         delivery.nack(reason=ValueError("second"))
         (delivery,) = consumer.receive("orders")
@@ -152,7 +152,7 @@ class ReasonContract(Contract):
             put(setup, b"x", headers={"h": "v" * value_bytes})
         for _ in range(2):
             in_a_block(connect(), ValueError("\U0001f4a5" * REASON_LIMIT))
-        wait_for(lambda: len(list(setup.browse("replies"))) == 2)
+        eventually(lambda: len(list(setup.browse("replies"))) == 2)
         moved = sorted(setup.browse("replies"), key=lambda message: len(message.headers["h"]))
         assert [message.origin and message.origin.reason for message in moved] == ["tries", "tries"]
         assert [len(message.origin.detail) if message.origin else None for message in moved] == [REASON_LIMIT, 0]

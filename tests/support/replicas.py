@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+from support.patience import eventually
 from support.served import PATIENCE_S, ServerThread
 from xaqueue.core.owner.definitions_file import write_definitions
 from xaqueue.features.opening import create
@@ -49,7 +48,7 @@ class ReplicaThread:
 
     def wait_for(self, server: ServerThread) -> None:
         """Until it has all that is recorded there, and its directories follow."""
-        until(lambda: self._has_all_of(server))
+        eventually(lambda: self._has_all_of(server))
 
     def _has_all_of(self, server: ServerThread) -> bool:
         if self.failure is not None:
@@ -57,13 +56,6 @@ class ReplicaThread:
         copy, shipping = self.follower._copy, shipping_of(server.space)
         assert shipping is not None
         return copy is not None and (copy.epoch, copy.lsn) >= shipping.end and not copy._pending
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def made(root: Path, acknowledge: str = "local", timeout_s: float = 10, more: str = "", space: str = "") -> Path:

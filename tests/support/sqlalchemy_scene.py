@@ -15,12 +15,12 @@ from sqlalchemy import Engine, String, create_engine, inspect, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 import xaqueue
+from support.patience import eventually
 from xaqueue.contrib.sqlalchemy import participant
 from xaqueue.tm import last_resource
 from xaqueue.tm.coordinator import TraceStep as Step
 from xaqueue.tm.log_directory import view_log
 
-PATIENCE_S = 60.0
 ROW, TWO_PHASES = "row", "two phases"
 TOLD = (Step.PREPARE, Step.PREPARED, Step.COMMIT, Step.COMMITTED)
 STEPS = {
@@ -124,7 +124,4 @@ class Shop:
         return not (prepared or doubtful or rows or view_log(self.directory / "decisions").open)
 
     def settle(self) -> None:
-        until = time.monotonic() + PATIENCE_S
-        while not self.rests():
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        eventually(self.rests)

@@ -7,8 +7,7 @@ import os
 import shutil
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import product
@@ -21,6 +20,7 @@ from typer.testing import CliRunner
 
 import xaqueue
 from support.doubtful import fails, run
+from support.patience import eventually
 from support.served import ServerThread
 from xaqueue.cli import glance, output, top
 from xaqueue.cli.exit_codes import ExitCode
@@ -247,13 +247,6 @@ def test_a_space_that_is_none(tmp_path: Path) -> None:
     assert "no server answers" in fails("top", "--space", "xaq+unix:///nowhere/socket", code=ExitCode.SPACE)
 
 
-def until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 @pytest.fixture
 def plain(root: Path) -> top.Look:
     return next(top.looks(Location(str(root))))
@@ -368,7 +361,7 @@ def test_queues_tells_of_definitions_that_are_refused(root: Path, served: bool) 
             stack.enter_context(xaqueue.connect(thread.url))
         (root / "queues.toml").write_text(f"{QUEUES}max_tires = 3\n")
         places = [str(root), thread.url] if served else [str(root)]
-        until(lambda: all(told_of([], place)[0] == ExitCode.USAGE for place in places))
+        eventually(lambda: all(told_of([], place)[0] == ExitCode.USAGE for place in places))
         for words, place in product(([], ["--json"], ["--counters"], ["--interval", "0.1"]), places):
             code, out, err = told_of(words, place)
             assert code == ExitCode.USAGE
@@ -376,7 +369,7 @@ def test_queues_tells_of_definitions_that_are_refused(root: Path, served: bool) 
             assert err.startswith("xaqueue: queues.toml is refused, and what it says is not in force: ")
             assert "max_tires" in err
         (root / "queues.toml").write_text(QUEUES)
-        until(lambda: all(told_of([], place)[0] == 0 for place in places))
+        eventually(lambda: all(told_of([], place)[0] == 0 for place in places))
 
 
 def told_of(words: list[str], place: str) -> tuple[int, str, str]:

@@ -9,7 +9,6 @@ import platform
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from contextlib import closing as closing_of
@@ -22,6 +21,7 @@ import pytest
 
 import xaqueue
 from support.certificates import Authority, Certificate, private
+from support.patience import eventually
 from support.raw_client import HungUp, RawClient, Refused
 from support.served import ServerThread
 from xaqueue.access import Identity
@@ -144,13 +144,6 @@ def logged(caplog: pytest.LogCaptureFixture) -> str:
     return "\n".join(record.getMessage() for record in caplog.records)
 
 
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def produce(connection: Connection, body: bytes = b"1") -> None:
     connection.enqueue("orders", body)
     connection.commit()
@@ -185,7 +178,7 @@ def test_a_wrong_token_is_refused_and_logged(
     for secret in (OTHER_TOKEN, other, HASH):
         assert secret not in logged(caplog)
         assert secret not in told
-    until(lambda: not server.server.sessions)
+    eventually(lambda: not server.server.sessions)
     assert contents(root) == before
 
 
@@ -348,7 +341,7 @@ def test_a_wrong_certificate_is_refused_and_logged(
             assert "the server wants a certificate: give cert= and key= in the URL" in told
         else:
             assert "the server does not trust who signed the certificate" in told
-    until(lambda: logged(caplog).count("127.0.0.1:") == 20)
+    eventually(lambda: logged(caplog).count("127.0.0.1:") == 20)
     expected = "showed no certificate" if shown == "none" else "certificate is refused: unable to get local issuer"
     assert logged(caplog).count(expected) == 20
     assert not server.server.sessions
@@ -362,7 +355,7 @@ def test_a_server_with_a_wrong_certificate_gets_no_token(
     told = refused(lambda: xaqueue.connect(url_of(server, "xaqs", token_file=token, ca=theirs.ca)))
     assert "the server's certificate is refused: unable to get local issuer certificate" in told
     assert token.name not in told
-    until(lambda: "the client does not trust who signed the certificate" in logged(caplog))
+    eventually(lambda: "the client does not trust who signed the certificate" in logged(caplog))
     assert not server.server.sessions
 
 
@@ -381,7 +374,7 @@ def test_a_port_with_tls_is_no_port_without(
         dial(parse(plain.replace("xaq:", "xaqs:") + f"?ca={ours.ca}"))
     with pytest.raises(ConnectionLost):
         RemoteManager(partial(dial, parse(secured.replace("xaqs:", "xaq:"))), connect_s=0)
-    until(lambda: "it does not speak TLS, which this port wants (xaqs:// or https://)" in logged(caplog))
+    eventually(lambda: "it does not speak TLS, which this port wants (xaqs:// or https://)" in logged(caplog))
 
 
 def test_garbage_and_silence_in_place_of_a_handshake_end_alone(
@@ -398,7 +391,7 @@ def test_garbage_and_silence_in_place_of_a_handshake_end_alone(
     closing.enter_context(socket.create_connection(place, PATIENCE_S)).sendall(os.urandom(500))
     closing.enter_context(socket.create_connection(place, PATIENCE_S))
     closing.enter_context(socket.create_connection(place, PATIENCE_S)).shutdown(socket.SHUT_WR)
-    until(lambda: logged(caplog).count("is refused") == 3)
+    eventually(lambda: logged(caplog).count("is refused") == 3)
     xaqueue.connect(url_of(server, "xaqs", token_file=token, ca=ours.ca)).close()
 
 
@@ -640,9 +633,9 @@ def test_the_table_may_change_while_sessions_are_open(
             except (AccessDenied, RolledBack):
                 return False
 
-        until(consumes)
+        eventually(consumes)
         definitions_file.write_definitions(root, QUEUES + "[access]\n")
-        until(lambda: not consumes())
+        eventually(lambda: not consumes())
     assert "member of no role" in refused(lambda: xaqueue.connect(server.url))
 
 
@@ -657,7 +650,7 @@ def test_a_stranger_is_answered_once(start: Start, closing: ExitStack) -> None:
                 client.call(method, *(["orders", b"1"] if method == "enqueue" else []))
             with pytest.raises((HungUp, OSError)):
                 client.call("echo")
-    until(lambda: not server.server.sessions)
+    eventually(lambda: not server.server.sessions)
 
 
 def stranger(server: ServerThread) -> RawClient:
@@ -686,15 +679,15 @@ def test_a_stranger_who_sends_much_is_cut_off(start: Start, caplog: pytest.LogCa
         with suppress(OSError):
             for _ in range(64):
                 client.send(b"\x94\x00\x01\xa5hello\x91\xc6\x03\x00\x00\x00" if _ == 0 else bytes(65536))
-        until(lambda: "more than 65,536 bytes before it was let in" in logged(caplog))
-    until(lambda: not server.server.sessions)
+        eventually(lambda: "more than 65,536 bytes before it was let in" in logged(caplog))
+    eventually(lambda: not server.server.sessions)
 
 
 def test_a_stranger_who_says_nothing_is_cut_off(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     server = start(limits=Limits(login_s=0.1), tcp=("127.0.0.1:0",))
     with stranger(server) as client, pytest.raises((HungUp, OSError)):
         client.answer()
-    until(lambda: "it has not shown who it is within 0.1 s" in logged(caplog))
+    eventually(lambda: "it has not shown who it is within 0.1 s" in logged(caplog))
 
 
 # Ports that nobody opened on purpose

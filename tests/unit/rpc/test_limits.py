@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import xaqueue
+from support.patience import eventually
 from support.raw_client import HungUp, RawClient, Refused
 from support.served import ServerThread
 from xaqueue.cli.exit_codes import ExitCode
@@ -42,13 +42,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
     yield begin
     for server in made:
         server.stop()
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def logged(caplog: pytest.LogCaptureFixture) -> str:
@@ -147,8 +140,8 @@ def test_a_peer_that_does_not_read_its_answers_is_cut_off(start: Start, caplog: 
         with suppress(OSError):
             for _ in range(4):
                 client.send(request)
-        until(lambda: "it has not read its answers for 0.3 s" in logged(caplog))
-        until(lambda: not server.server.sessions)
+        eventually(lambda: "it has not read its answers for 0.3 s" in logged(caplog))
+        eventually(lambda: not server.server.sessions)
     assert bodies(server) == []
 
 
@@ -210,10 +203,10 @@ def test_a_server_ends_by_itself_once_nobody_was_connected_for_long_enough(start
         connection.enqueue("orders", b"1")
         connection.commit()
         begun = server.server.loop.time()
-        until(lambda: server.server.loop.time() > begun + 0.5)
+        eventually(lambda: server.server.loop.time() > begun + 0.5)
         assert connection.dequeue("orders") is not None  # as long as somebody is there, it stays
         connection.rollback()
-    until(lambda: not attach_room.is_owned(server.root))
+    eventually(lambda: not attach_room.is_owned(server.root))
     assert not server.path.exists()
 
 
@@ -245,7 +238,7 @@ def half_a_request(server: ServerThread, size: int) -> socket.socket:
 def test_a_client_without_room_for_its_request_is_told_and_goes_on(start: Start, verb: str) -> None:
     server = start(request_bytes=4 * MIB, request_memory_bytes=4 * MIB)
     held = [half_a_request(server, MIB) for _ in range(3)]
-    until(lambda: int(server.call(lambda: sum(s.waiting_bytes for s in server.server.sessions))) == 3 * MIB)
+    eventually(lambda: int(server.call(lambda: sum(s.waiting_bytes for s in server.server.sessions))) == 3 * MIB)
     with xaqueue.connect(server.url) as connection:
         with pytest.raises((RolledBack, ConnectionLost), match="most of it"):  # noqa: PT012
             if verb == "enqueue":
@@ -256,7 +249,7 @@ def test_a_client_without_room_for_its_request_is_told_and_goes_on(start: Start,
         connection.rollback()
         for one in held:
             one.close()
-        until(lambda: len(server.server.sessions) == 1)
+        eventually(lambda: len(server.server.sessions) == 1)
         connection.enqueue("q", bytes(3 * MIB))
         connection.commit()
         assert len(list(connection.browse("q"))) == 1

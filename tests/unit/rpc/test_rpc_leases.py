@@ -10,8 +10,9 @@ import pytest
 
 import xaqueue
 from support.contract_connection import QUEUES, bodies, put
-from support.contract_leases import tries, wait_for
+from support.contract_leases import tries
 from support.cutting_proxy import Cut, CuttingProxy
+from support.patience import eventually
 from support.served import ServerThread
 from xaqueue.connection import Connection
 from xaqueue.delivery import Delivery
@@ -65,7 +66,7 @@ def test_a_lost_connection_ends_no_lease(server: ServerThread, user: Connection)
     client = xaqueue.connect(server.url)
     first, second = client.receive("orders", 2, lease_s=600)
     cut(client)
-    wait_for(lambda: len(server.server.sessions) == 1)
+    eventually(lambda: len(server.server.sessions) == 1)
     assert not user.receive("orders", wait_s=0.3)
     first.extend(600)
     first.ack()
@@ -112,7 +113,7 @@ def test_what_was_received_by_nobody_is_back_in_time(proxy: CuttingProxy, user: 
     client = xaqueue.connect(proxy.url)
     with pytest.raises(ConnectionLost):
         client.receive("orders", lease_s=0.05)
-    wait_for(lambda: tries(user) == [1, 0])
+    eventually(lambda: tries(user) == [1, 0])
     client.close()
 
 
@@ -122,7 +123,7 @@ def test_an_accept_whose_answer_is_lost_is_undone(proxy: CuttingProxy, user: Con
     client = xaqueue.connect(proxy.url)
     with pytest.raises(ConnectionLost):
         client.accept(held)
-    wait_for(lambda: tries(user) == [1, 0])
+    eventually(lambda: tries(user) == [1, 0])
     client.close()
     with pytest.raises(LeaseExpired):
         held.ack()
@@ -133,12 +134,12 @@ def test_a_session_that_waits_and_is_lost_takes_nothing(server: ServerThread, us
     client = xaqueue.connect(server.url)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(client.receive, "replies", wait_s=60.0)
-        wait_for(lambda: "replies" in server.space.queues and server.space.queues["replies"].waiters)
+        eventually(lambda: "replies" in server.space.queues and server.space.queues["replies"].waiters)
         (session,) = set(server.server.sessions) - before
         server.call(session.cut)
         with pytest.raises(ConnectionLost):
             waiting.result(60.0)
-    wait_for(lambda: not server.space.branches)
+    eventually(lambda: not server.space.branches)
     put(user, b"reply", queue="replies")
     assert [delivery.body for delivery in user.receive("replies")] == [b"reply"]
 

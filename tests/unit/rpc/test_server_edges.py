@@ -6,7 +6,6 @@ import asyncio
 import errno
 import select
 import socket
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 
 import xaqueue
 from support.certificates import Authority
+from support.patience import eventually
 from support.served import PATIENCE_S, ServerThread
 from xaqueue.access import Identity
 from xaqueue.connection import Connection
@@ -150,11 +150,9 @@ def test_a_server_that_is_full_says_so_to_a_client_that_is_late(tmp_path: Path) 
 
     def late() -> ClientSocket:
         stream = dial(parse(server.url))
-        assert isinstance(stream._socket, socket.socket)
-        deadline = time.monotonic() + PATIENCE_S
-        while not is_hung_up(stream._socket):
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        below = stream._socket
+        assert isinstance(below, socket.socket)
+        eventually(lambda: is_hung_up(below))
         return stream
 
     try:

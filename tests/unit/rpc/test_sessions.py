@@ -12,6 +12,7 @@ import pytest
 
 import xaqueue
 from support.contract_connection import PATIENCE_S, QUEUES, put
+from support.patience import eventually
 from support.served import ServerThread
 from xaqueue.access import Identity
 from xaqueue.connection import Connection
@@ -182,8 +183,6 @@ def test_a_session_that_has_said_goodbye_is_not_called_lost(
     manager.drop()
     with pytest.raises(UnknownQueue), xaqueue.connect(server.url) as connection:
         connection.enqueue("odrers", b"x")
-    deadline = time.monotonic() + PATIENCE_S
-    while len(operator.sessions()) > 1:
-        assert time.monotonic() < deadline
+    eventually(lambda: len(operator.sessions()) <= 1)
     (told,) = [record.getMessage() for record in caplog.records if "[session-lost]" in record.getMessage()]
     assert str(Xid(1, b"lost", b"")) in told

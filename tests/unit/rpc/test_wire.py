@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import logging
 import socket
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,7 @@ import pytest
 
 import xaqueue
 from support import raw_client
+from support.patience import eventually
 from support.raw_client import (
     ENDRSCAN,
     FAIL,
@@ -111,13 +111,6 @@ def refusal(call: Callable[[], object]) -> Refused:
 
 def told_in(log: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in log.records if record.name == "xaqueue.server"]
-
-
-def eventually(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def test_the_client_knows_nothing_of_xaqueue() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 import random
-import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -23,8 +22,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import xaqueue
+from support.patience import eventually
 from support.raw_client import JOIN, ONEPHASE, STARTRSCAN, SUCCESS, SUSPEND, HungUp, RawClient, UnknownXid
-from support.served import PATIENCE_S, ServerThread
+from support.served import ServerThread
 from xaqueue.batch import MANY_SPACES, ONE_SPACE
 from xaqueue.features.counters.values import COUNTERS
 from xaqueue.rpc import wire
@@ -244,10 +244,7 @@ class Target:
 
     def left(self, xid: tuple[int, bytes, bytes]) -> None:
         """Once the sessions are over nothing of them is left; an idle branch is nobody's, and rolled back by name."""
-        deadline = time.monotonic() + PATIENCE_S
-        while self.server.call(lambda: len(self.server.server.sessions)) > 1:
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        eventually(lambda: self.server.call(lambda: len(self.server.server.sessions)) <= 1)
         with suppress(UnknownXid):
             self.bystander.call("rollback", xid)
         assert self.look() == self.before

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import re
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from math import inf
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 import xaqueue
+from support.patience import eventually
 from support.spark_space import FabricatedSpace, keep
 from xaqueue.connection import Connection
 from xaqueue.core.model import layout
@@ -553,12 +553,5 @@ def test_archived_messages_are_kept_beside_the_queue(root: Path, shop: Connectio
     files = {path.name for path in root.glob("committed/queue=orders/range=*/*")}
     assert numbers(Query(stream(root, consume="archive")).all()) == list(range(1, 11))
     assert list(shop.browse("orders")) == []
-    until(lambda: {path.name for path in root.glob("archive/queue=orders/range=*/*")} == files)
+    eventually(lambda: {path.name for path in root.glob("archive/queue=orders/range=*/*")} == files)
     assert len(files) == 10
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

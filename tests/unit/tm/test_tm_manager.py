@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import xaqueue
+from support.patience import eventually
 from support.tm_world import COMMITTED, PREPARED, ROLLED_BACK, Bank, World
 from xaqueue import Connection, TransactionManager
 from xaqueue.core.engine import heuristics
@@ -36,13 +37,6 @@ from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
 
 PATIENCE_S = 60.0
-
-
-def eventually(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 class Spaces:

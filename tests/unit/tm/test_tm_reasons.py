@@ -11,7 +11,7 @@ import pytest
 
 import xaqueue
 from support.contract_connection import bodies, put
-from support.contract_leases import wait_for
+from support.patience import eventually
 from support.served import ServerThread
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -37,7 +37,7 @@ def served(space: Path, tmp_path: Path) -> Iterator[str]:
 
 def detail(place: Path | str) -> str:
     with xaqueue.connect(place) as connection:
-        wait_for(lambda: bodies(connection, "failed") == [b"x"])
+        eventually(lambda: bodies(connection, "failed") == [b"x"])
         (moved,) = connection.browse("failed")
     assert moved.origin is not None
     return moved.origin.detail

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import xaqueue
+from support.patience import eventually
 from support.tm_both import pytest_generate_tests, way  # noqa: F401
 from support.tm_scene import Scene
 from support.tm_world import (
@@ -386,9 +387,7 @@ def test_recovery_goes_on_whatever_a_driver_raises(tmp_path: Path, error: BaseEx
 
     parties = {"a": connect, "b": Bank(World(), "b").connect}
     with TransactionManager(tmp_path / "log", parties, recovery_interval_s=0.05) as manager:
-        deadline = time.monotonic() + PATIENCE_S
-        while errors or not manager.recover(timeout_s=PATIENCE_S).complete:
-            assert time.monotonic() < deadline
+        eventually(lambda: not (errors or not manager.recover(timeout_s=PATIENCE_S).complete))
 
 
 def test_recovery_opens_a_fenced_space_again(tmp_path: Path) -> None:

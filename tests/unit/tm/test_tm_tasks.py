@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import xaqueue
+from support.patience import eventually
 from support.tm_tasks import Awaitable
 from support.tm_world import COMMITTED, PREPARED, ROLLED_BACK, Bank, World
 from xaqueue import TransactionManager
@@ -350,10 +351,7 @@ def test_a_space_of_this_process_takes_part(log_dir: Path, tmp_path: Path) -> No
 
 def test_the_transaction_manager_may_be_older_than_its_loop(log_dir: Path) -> None:
     scene = Scene(log_dir)
-    deadline = time.monotonic() + 60
-    while "its event loop does not run" not in scene.tm._recoveries["a"].report.error:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    eventually(lambda: "its event loop does not run" in scene.tm._recoveries["a"].report.error)
 
     async def main() -> None:
         async with scene.tm:

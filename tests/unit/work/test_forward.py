@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import xaqueue
 from support.contract_connection import PATIENCE_S, put
+from support.patience import eventually
 from support.served import ServerThread
 from xaqueue.connection import Connection
 from xaqueue.core.storage.ids import fresh_id
@@ -24,13 +23,6 @@ def space(tmp_path: Path) -> Path:
     root = tmp_path / "space"
     xaqueue.connect(root, create=True, sync="NONE").close()
     return root
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < until
-        time.sleep(0.005)
 
 
 def forwarded(space: Path, *, until_empty: bool = True) -> Forwarder:

@@ -6,9 +6,7 @@ import errno
 import gc
 import logging
 import threading
-import time
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ import pytest
 import xaqueue
 from support.bare_space import DURABLE, FaultyFileSystem, bare_space
 from support.contract_connection import PATIENCE_S, bodies, put
+from support.patience import eventually
 from support.served import ServerThread
 from xaqueue.connection import Connection
 from xaqueue.core.model import layout
@@ -46,13 +45,6 @@ def fill(space: Path, *bodies: bytes) -> None:
 def left(space: Path, queue: str = "orders") -> list[bytes]:
     with xaqueue.connect(space) as connection:
         return bodies(connection, queue)
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < until
-        time.sleep(0.005)
 
 
 def pack(message: xaqueue.Message, tx: Any) -> None:

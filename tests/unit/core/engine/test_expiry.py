@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from support.bare_space import DURABLE, BareSpace, bare_space
+from support.patience import eventually
 from xaqueue.core.engine import commit as steps
 from xaqueue.core.engine import heuristics
 from xaqueue.core.engine.timeouts import expire
@@ -94,13 +95,6 @@ def in_thread(call: Callable[[], object]) -> tuple[threading.Thread, list[object
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     return thread, heard
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 # Who is told what
@@ -272,7 +266,7 @@ def test_a_commit_that_was_refused_is_progress(
 def test_a_dequeue_that_waits_is_not_idle(bare: BareSpace, session: Session, clock: Clock) -> None:
     session.start(X)
     thread, heard = in_thread(lambda: session.dequeue("later", wait_s=PATIENCE_S))
-    until(lambda: bool(bare.space.branches[X].working))
+    eventually(lambda: bool(bare.space.branches[X].working))
     assert passes(bare, clock, 100 * IDLE_S) == 0
     bare.put("later", b"it comes")
     thread.join(PATIENCE_S)
@@ -298,7 +292,7 @@ def test_a_deadline_ends_a_dequeue_that_waits(bare: BareSpace, session: Session,
     session.start(X, timeout_s=5.0)
     assert session.dequeue("q") is not None
     thread, heard = in_thread(lambda: session.dequeue("later", wait_s=100 * PATIENCE_S))
-    until(lambda: bool(bare.space.branches[X].working))
+    eventually(lambda: bool(bare.space.branches[X].working))
     assert passes(bare, clock, 6) == 0
     thread.join(PATIENCE_S)
     assert not thread.is_alive()
@@ -482,7 +476,7 @@ def test_a_session_that_closes_meanwhile_gives_back_once(
     expiring, _ = in_thread(lambda: expire(bare.space, clock.now, IDLE_S))
     assert entered.wait(PATIENCE_S)
     ending, heard = in_thread(session.close)
-    until(lambda: session._closed)
+    eventually(lambda: session._closed)
     assert heard == []
     leave.set()
     for thread in (expiring, ending):

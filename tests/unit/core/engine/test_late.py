@@ -18,6 +18,7 @@ from support.crash_level import LAGGING, NONE, STRICT, Level, open_space
 from support.crash_story import EMPTY, body_of, message_id
 from support.forgetful import ForgetfulFileSystem
 from support.journal_of import journal_log, journal_of
+from support.patience import eventually
 from support.served import ServerThread
 from xaqueue.core.engine.journal_log import LAG_S
 from xaqueue.core.engine.state import Space
@@ -185,10 +186,7 @@ def test_what_is_shown_is_read_while_its_record_is_being_written(
         one.tpc_begin(one.xid(1, "x", ""))
         one.enqueue("a", b"1")
         one.tpc_prepare()
-        deadline = time.monotonic() + PATIENCE_S
-        while not list((tmp_path / "prepared").iterdir()):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        eventually(lambda: list((tmp_path / "prepared").iterdir()))
         time.sleep(2 * LAG_S)
         monkeypatch.setattr(Journal, "_overwrite", wait)
         one.tpc_commit(late=True)

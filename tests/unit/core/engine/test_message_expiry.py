@@ -13,6 +13,7 @@ import pytest
 import xaqueue
 from support.bare_space import BareSpace, bare_space, wall_clock
 from support.crash_level import NOON_US
+from support.patience import eventually
 from support.served import ServerThread
 from support.woken import Woken
 from xaqueue.core.model import layout
@@ -29,13 +30,6 @@ from xaqueue.xid import Xid
 PATIENCE_S = 60.0
 LEVELS = ["NONE", "FDATASYNC", "FSYNC;DSYNC", "JOURNAL"]
 SOON_US = 300_000
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < until
-        time.sleep(0.02)
 
 
 def files(root: Path) -> list[str]:

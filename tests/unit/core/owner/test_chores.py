@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from support.bare_space import BareSpace, bare_space
+from support.patience import eventually
 from xaqueue.core.engine.state import Space
 from xaqueue.core.owner import chores as room
 from xaqueue.core.owner.chores import NEVER, Chore, Chores, begin
@@ -54,13 +54,6 @@ class Other(Told):
     thread = "other"
 
 
-def wait_for(what: Callable[[], object]) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not what():
-        assert time.monotonic() < until
-        time.sleep(0.005)
-
-
 def test_a_thread_begins_with_the_first_that_is_due(space: Space) -> None:
     chore = Told(space)
     chores = Chores(space, [chore])
@@ -84,7 +77,7 @@ def test_those_of_one_name_share_a_thread_and_others_do_not_wait_for_it(space: S
     threads = begin(space, [first, other, second])
     assert len(threads) == 2
     first.tell()
-    wait_for(lambda: first.runs)
+    eventually(lambda: first.runs)
     second.tell()
     other.tell()
     assert other.ran.wait(PATIENCE_S)
@@ -193,7 +186,7 @@ def test_a_thread_ends_with_a_space_that_is_given_up(tmp_path: Path) -> None:
     with bare_space(tmp_path / "space") as bare:
         chores = chores_of(bare, Always)
         bare.space.closed = True
-        wait_for(lambda: not any(one.name == "xaqueue-chores" for one in threading.enumerate()))
+        eventually(lambda: not any(one.name == "xaqueue-chores" for one in threading.enumerate()))
         bare.space.closed = False
         chores.stop()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from support.bare_space import ANY_QUEUE, DURABLE, BareSpace, bare_space
+from support.patience import eventually
 from xaqueue.connection import Connection
 from xaqueue.core.engine import timeouts
 from xaqueue.core.engine.state import Space
@@ -49,13 +49,6 @@ def keeping_time(bare: BareSpace) -> Iterator[Chores]:
     made.stop()
 
 
-def wait_for(what: Callable[[], object]) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not what():
-        assert time.monotonic() < until
-        time.sleep(0.005)
-
-
 def threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name == "xaqueue-timeouts"]
 
@@ -70,7 +63,7 @@ def test_a_deadline_holds_without_a_call(bare: BareSpace) -> None:
     session.start(X, timeout_s=SHORT_S)
     assert session.dequeue("q") is not None
     other.start(Y)
-    wait_for(is_back(other))
+    eventually(is_back(other))
     with pytest.raises(RolledBack) as told:
         session.end(X)
     assert told.value.code is Code.XA_RBTIMEOUT
@@ -81,9 +74,9 @@ def test_a_deadline_holds_without_a_call(bare: BareSpace) -> None:
 def test_an_earlier_deadline_wakes_who_sleeps(bare: BareSpace) -> None:
     sessions = [Session(bare.space) for _ in range(2)]
     sessions[0].start(X, timeout_s=3600)
-    wait_for(lambda: bare.space.looks_at < float("inf"))
+    eventually(lambda: bare.space.looks_at < float("inf"))
     sessions[1].start(Y, timeout_s=SHORT_S)
-    wait_for(lambda: bare.space.branches[Y].base is State.UNDONE)
+    eventually(lambda: bare.space.branches[Y].base is State.UNDONE)
     assert bare.space.branches[X].base is State.ACTIVE
 
 
@@ -113,7 +106,7 @@ def test_it_sleeps_where_nothing_becomes_late(bare: BareSpace, monkeypatch: pyte
         session.start(X, timeout_s=SHORT_S)
         session.end(X)
         session.rollback(X)
-        wait_for(lambda: bare.space.looks_at == float("inf"))
+        eventually(lambda: bare.space.looks_at == float("inf"))
         before = len(looks)
         session.start(Y)
         session.dequeue("q")
@@ -133,7 +126,7 @@ def test_idle_branches_end_where_a_limit_is_set(bare: BareSpace) -> None:
     other.rollback(Y)
     bare.space.branches[X].progress -= 1
     bare.space.redefine(replace(ANY_QUEUE, branch_idle_s=1))
-    wait_for(lambda: bare.space.branches[X].base is State.UNDONE)
+    eventually(lambda: bare.space.branches[X].base is State.UNDONE)
     bare.space.redefine(ANY_QUEUE)
     other.start(Y)
     assert is_back(other)()
@@ -151,7 +144,7 @@ def test_what_is_past_its_commit_point_is_completed(bare: BareSpace, monkeypatch
         with pytest.raises(RetryLater):
             user.commit()
         bare.fs.faults.clear()
-        wait_for(lambda: not bare.space.branches)
+        eventually(lambda: not bare.space.branches)
         user.commit()
         assert not user.in_transaction
     assert bare.take("out") == [b"1", b"2"]
@@ -161,5 +154,5 @@ def test_an_open_space_keeps_its_own_time(tmp_path: Path) -> None:
     with closing(attach(tmp_path / "space", create_missing=True, sync="NONE")) as session:
         session.start(X, timeout_s=SHORT_S)
         session.enqueue("q", b"never")
-        wait_for(lambda: session.space.branches[X].base is State.UNDONE)
+        eventually(lambda: session.space.branches[X].base is State.UNDONE)
     assert threads() == []

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import errno
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from support.bare_space import ANY_QUEUE, DURABLE, BareSpace, bare_space, wall_clock
-from support.contract_batches import PATIENCE_S, SCAN, batch, prepared
+from support.contract_batches import SCAN, batch, prepared
+from support.patience import eventually
 from support.served import ServerThread
 from xaqueue.batch import MANY_SPACES, ONE_SPACE, Batch, Plan
 from xaqueue.core.model import layout
@@ -195,10 +195,3 @@ def test_a_server_sweeps_now_and_then(tmp_path: Path, monkeypatch: pytest.Monkey
         manager.close()
     finally:
         server.stop()
-
-
-def eventually(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 from support.bare_space import DURABLE, BareSpace, bare_space
 from support.batch_scene import three
 from support.contract_batches import PATIENCE_S, SCAN, batch, bodies, prepared
+from support.patience import eventually
 from xaqueue.batch import ONE_SPACE, BatchDecision
 from xaqueue.core.engine import commit, heuristics
 from xaqueue.core.engine.state import Space
@@ -36,13 +36,6 @@ def bare(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[BareSpace]:
 @pytest.fixture
 def session(bare: BareSpace) -> Session:
     return Session(bare.space)
-
-
-def eventually(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 class Held:

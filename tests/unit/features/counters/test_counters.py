@@ -5,14 +5,14 @@ from __future__ import annotations
 import errno
 import logging
 import shutil
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import xaqueue
 from support.bare_space import DURABLE, BareSpace, bare_space
+from support.patience import eventually
 from support.served import ServerThread
 from xaqueue.core.engine import heuristics, journal_log
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
@@ -35,7 +35,6 @@ SECOND_US = 1_000_000
 WORK = QueueDefinition(options={"max_tries": 2, "failure_queue": "failed"})
 LATE = QueueDefinition(options={"expiry_queue": "late"})
 DEFINED = Definitions({"work": WORK, "kept": LATE}, QueueDefinition())
-PATIENCE_S = 60.0
 
 
 class Clock:
@@ -264,13 +263,6 @@ def test_an_owner_at_work_writes_them(tmp_path: Path, sync: str, monkeypatch: py
         connection.enqueue("plain", b"1")
         connection.commit()
         eventually(lambda: kept(root) == Counters(enqueued=1))
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < until
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("sync", LEVELS)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from support.bare_space import DURABLE, BareSpace, bare_space
+from support.patience import eventually
 from xaqueue.connection import Connection
 from xaqueue.core.engine import messages
 from xaqueue.core.engine.timeouts import expire
@@ -250,10 +251,7 @@ def test_a_message_that_is_handed_back_is_taken_by_who_waits(bare: BareSpace, us
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    until = time.monotonic() + 30
-    while not bare.space.queues["plain"].waiters:
-        assert time.monotonic() < until
-        time.sleep(0.001)
+    eventually(lambda: bare.space.queues["plain"].waiters)
     held.nack(0)
     waiting.join(30)
     assert found == [b"next"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import xaqueue
+from support.patience import eventually
 from xaqueue.core.model import layout
 from xaqueue.core.owner.definitions_file import write_definitions
 from xaqueue.core.owner.record import read_owner
@@ -67,13 +67,6 @@ def is_silent() -> bool:
     return not any(thread.name == "xaqueue-heartbeat" for thread in threading.enumerate())
 
 
-def wait_for(happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 def own(root: Path) -> Session:
     """One of a pair."""
     return attach(root, watch=False, lock=standby.wait(root))
@@ -98,7 +91,7 @@ def test_an_owner_that_is_well_is_waited_for(root: Path, clock: Clock) -> None:
 
     def look() -> None:
         before = (root / layout.HEARTBEAT).read_bytes()
-        wait_for(lambda: (root / layout.HEARTBEAT).read_bytes() != before)
+        eventually(lambda: (root / layout.HEARTBEAT).read_bytes() != before)
         clock.until(50)()
 
     with pytest.raises(Stopped):
@@ -118,7 +111,7 @@ def test_an_owner_in_no_pair_is_waited_for_however_silent(root: Path, clock: Clo
 def test_one_that_is_silent_is_not_taken_over_unasked(root: Path, clock: Clock) -> None:
     session = own(root)
     session.space.fence(OSError("its disk"))
-    wait_for(is_silent)
+    eventually(is_silent)
     with pytest.raises(Stopped):
         standby.wait(root, look=clock.until(50))
     session.close()
@@ -128,7 +121,7 @@ def test_one_that_is_fenced_is_silent(root: Path, clock: Clock) -> None:
     session = own(root)
     first = xaqueue.connect(root)
     session.space.fence(OSError("its disk"))
-    wait_for(is_silent)
+    eventually(is_silent)
     lock = standby.wait(root, takeover_s=10)
     assert 10 <= clock.now <= 12
     with pytest.raises(ResourceFailed):
@@ -153,7 +146,7 @@ def test_one_that_is_stopped_and_continued_fences_itself(root: Path, clock: Cloc
     assert stopped.wait(60)
     lock = standby.wait(root, takeover_s=10)
     go.set()
-    wait_for(lambda: session.space.failure is not None)
+    eventually(lambda: session.space.failure is not None)
     assert "owns it no more" in str(session.space.failure)
     session.close()
     lock.release()
@@ -202,9 +195,9 @@ def test_a_heartbeat_that_cannot_be_written_is_said_once(
 ) -> None:
     (root / layout.HEARTBEAT).mkdir()
     session = own(root)
-    wait_for(lambda: "[heartbeat-unwritten]" in caplog.text)
+    eventually(lambda: "[heartbeat-unwritten]" in caplog.text)
     session.close()
-    wait_for(is_silent)
+    eventually(is_silent)
     assert len([record for record in caplog.records if "[heartbeat-unwritten]" in record.getMessage()]) == 1
 
 

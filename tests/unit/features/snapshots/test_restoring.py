@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 import xaqueue
+from support.patience import eventually
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.core.model.format import read_format
@@ -47,10 +48,7 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     with xaqueue.connect(path, create=True, sync=request.param) as connection:
         defined = DEFINED + f'[space]\nsync = "{request.param}"\n'
         (path / "queues.toml").write_text(defined)
-        deadline = time.monotonic() + PATIENCE_S
-        while (path / "queues.toml.good").read_text() != defined:  # once the watch has taken it
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        eventually(lambda: (path / "queues.toml.good").read_text() == defined)
         for body in (b"1", b"2"):
             connection.enqueue("orders", body)
         connection.commit()

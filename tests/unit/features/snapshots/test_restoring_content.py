@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 import xaqueue
-from support.carrying import eventually
+from support.patience import eventually
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.core.model.format import read_format

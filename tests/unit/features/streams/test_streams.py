@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from shutil import rmtree
 
@@ -13,6 +13,7 @@ import pytest
 import xaqueue
 from support.bare_space import ANY_QUEUE
 from support.forgetful import Tree
+from support.patience import eventually
 from support.served import ServerThread
 from xaqueue.connection import Connection
 from xaqueue.core.model import layout
@@ -99,13 +100,6 @@ def on(*hosts: tuple[str, bool]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("host", hosts, indirect=True, ids=str)
 
 
-def until(wanted: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not wanted():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_a_stream_reserves_and_consumes(host: Host) -> None:
     host.put(*range(10))
     begun = host.streams.reserve("orders", STREAM, 0, 4)
@@ -117,7 +111,7 @@ def test_a_stream_reserves_and_consumes(host: Host) -> None:
     told = host.streams.consume("orders", STREAM, 4)
     assert (told.consumed, told.in_flight, told.lag, told.archive) == (4, None, 6, False)
     assert host.left() == list(range(5, 11))
-    until(lambda: host.files() == list(range(5, 11)))
+    eventually(lambda: host.files() == list(range(5, 11)))
     host.restart()
     assert host.left() == list(range(5, 11))
     assert [(one.stream, one.consumed, one.latest) for one in host.streams.reservations()] == [(STREAM, 4, 10)]
@@ -143,9 +137,9 @@ def test_what_is_kept_is_in_the_archive(host: Host) -> None:
     host.streams.reserve("orders", STREAM, 0, 9)
     host.streams.consume("orders", STREAM, 2)
     assert host.streams.consume("orders", STREAM, 5, archive=True).archive
-    until(lambda: host.files(layout.ARCHIVE) == [3, 4, 5] and host.files() == [6, 7, 8, 9, 10])
+    eventually(lambda: host.files(layout.ARCHIVE) == [3, 4, 5] and host.files() == [6, 7, 8, 9, 10])
     assert not host.streams.consume("orders", STREAM, 7).archive
-    until(lambda: host.files() == [8, 9, 10])
+    eventually(lambda: host.files() == [8, 9, 10])
     assert host.files(layout.ARCHIVE) == [3, 4, 5]
     assert [finding for finding in check(host.root) if finding.severity is Severity.DAMAGE] == []
 
@@ -163,7 +157,7 @@ def test_what_is_in_the_way_of_the_archive_is_set_aside(host: Host, place: str) 
     foreign.parent.mkdir(parents=True, exist_ok=True)
     foreign.write_text("foreign")
     host.streams.consume("orders", STREAM, 3, archive=True)
-    until(lambda: host.files(layout.ARCHIVE) == [1, 2, 3] and host.files() == [4, 5])
+    eventually(lambda: host.files(layout.ARCHIVE) == [1, 2, 3] and host.files() == [4, 5])
     aside = host.root / layout.QUARANTINE / f"foreign.{place.replace('/', '.')}"
     assert aside.read_text() == "foreign"
     host.put(6)
@@ -175,13 +169,13 @@ def test_a_space_opens_with_something_in_the_way_of_the_archive(host: Host, plac
     host.put(*range(5))
     host.streams.reserve("orders", STREAM, 0, 4)
     host.streams.consume("orders", STREAM, 3, archive=True)
-    until(lambda: host.files(layout.ARCHIVE) == [1, 2, 3] and host.files() == [4, 5])
+    eventually(lambda: host.files(layout.ARCHIVE) == [1, 2, 3] and host.files() == [4, 5])
     host.stop()
     rmtree(host.root / place)
     (host.root / place).write_text("foreign")
     host._start()
     host.streams.consume("orders", STREAM, 4, archive=True)
-    until(lambda: host.files(layout.ARCHIVE) == [4] and host.files() == [5])
+    eventually(lambda: host.files(layout.ARCHIVE) == [4] and host.files() == [5])
     assert host.left() == [5]
 
 
@@ -342,13 +336,13 @@ def test_what_is_refused(host: Host) -> None:
 def test_a_reader_of_the_directory_takes_nothing_that_is_consumed(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     host.put(*range(10))
     reader = QueueReader(host.root, "orders", even_behind=True)
-    until(lambda: [seq for seq, _, _ in reader.read(0, 10)] == list(range(1, 11)))
+    eventually(lambda: [seq for seq, _, _ in reader.read(0, 10)] == list(range(1, 11)))
     monkeypatch.setattr(cleanup, "_clear_files", lambda *_: None)
     assert reader.consumed() == 0
     host.streams.reserve("orders", STREAM, 0, 10)
     host.streams.consume("orders", STREAM, 7)
     assert host.files() == list(range(1, 11))
-    until(lambda: reader.consumed() == 7)
+    eventually(lambda: reader.consumed() == 7)
     assert [seq for seq, _, _ in reader.read(0, 10)] == [8, 9, 10]
     assert [seq for seq, _, _ in reader.read(8, 10)] == [9, 10]
     assert [(number, [seq for seq, _ in found]) for number, found in reader.names(0, 10)] == [(0, [8, 9, 10])]
@@ -375,13 +369,13 @@ def test_range_directories_go_with_their_messages(host: Host) -> None:
     host.streams.consume("orders", STREAM, RANGE_SIZE - 1)
     directory = host.root / layout.queue_path("orders")
     names = [layout.range_path("orders", number * RANGE_SIZE).rpartition("/")[2] for number in range(3)]
-    until(lambda: sorted(path.name for path in directory.glob("range=*")) == names[1:])
+    eventually(lambda: sorted(path.name for path in directory.glob("range=*")) == names[1:])
     host.streams.consume("orders", STREAM, RANGE_SIZE + 5)
     host.restart()  # which leaves perhaps some files of what is consumed
     assert host.left() == list(range(RANGE_SIZE + 6, 2 * RANGE_SIZE + 11))
     host.streams.consume("orders", STREAM, 2 * RANGE_SIZE + 5)
-    until(lambda: host.files() == list(range(2 * RANGE_SIZE + 6, 2 * RANGE_SIZE + 11)))
-    until(lambda: sorted(path.name for path in directory.glob("range=*")) == names[2:])
+    eventually(lambda: host.files() == list(range(2 * RANGE_SIZE + 6, 2 * RANGE_SIZE + 11)))
+    eventually(lambda: sorted(path.name for path in directory.glob("range=*")) == names[2:])
     assert len(host.left()) == 5
 
 
