@@ -10,15 +10,7 @@ from typing import cast
 import pytest
 
 from support.awaited import Facade, LoopThread
-from support.contract_connection import (
-    BlockContract,
-    ConcurrencyContract,
-    KillContract,
-    MessagesContract,
-    TwoPhaseContract,
-)
-from support.contract_leases import LeaseContract
-from support.contract_reasons import ReasonContract
+from support.contract_whole import WholeContract
 from support.served import RemoteHost
 from xaqueue.connection import Connection
 from xaqueue.rpc.client.asyncio import AsyncConnection
@@ -48,40 +40,12 @@ class AsyncHost(RemoteHost):
         self.thread.stop()
 
 
-class AtBothLevels:
+class TestConnection(WholeContract):
     @pytest.fixture(params=["FDATASYNC;DSYNC", "JOURNAL"])
     def host(self, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[AsyncHost]:
         made = AsyncHost(tmp_path / "space", request.param)
         yield made
         made.end()
-
-
-class TestTwoPhase(AtBothLevels, TwoPhaseContract):
-    pass
-
-
-class TestBlocks(AtBothLevels, BlockContract):
-    pass
-
-
-class TestMessages(AtBothLevels, MessagesContract):
-    pass
-
-
-class TestKill(AtBothLevels, KillContract):
-    pass
-
-
-class TestLeases(AtBothLevels, LeaseContract):
-    pass
-
-
-class TestReasons(AtBothLevels, ReasonContract):
-    pass
-
-
-class TestConcurrency(AtBothLevels, ConcurrencyContract):
-    pass
 
 
 def test_it_has_the_names_and_parameters_of_the_other_connection() -> None:

@@ -14,18 +14,12 @@ import pytest
 
 from support.contract_connection import (
     PATIENCE_S,
-    BlockContract,
-    ConcurrencyContract,
-    KillContract,
-    MessagesContract,
-    TwoPhaseContract,
     block_files,
     bodies,
     drain,
     put,
 )
-from support.contract_leases import LeaseContract
-from support.contract_reasons import ReasonContract
+from support.contract_whole import WholeContract
 from support.patience import eventually
 from support.served import STRICT, EmbeddedHost
 from xaqueue.connection import Connection
@@ -42,40 +36,12 @@ def host(tmp_path: Path) -> Iterator[EmbeddedHost]:
     made.restart()
 
 
-class AtBothLevels:
+class TestConnection(WholeContract):
     @pytest.fixture(params=[STRICT, "JOURNAL"])
     def host(self, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[EmbeddedHost]:
         made = EmbeddedHost(tmp_path / "space", request.param)
         yield made
         made.restart()
-
-
-class TestTwoPhase(AtBothLevels, TwoPhaseContract):
-    pass
-
-
-class TestBlocks(AtBothLevels, BlockContract):
-    pass
-
-
-class TestMessages(AtBothLevels, MessagesContract):
-    pass
-
-
-class TestKill(AtBothLevels, KillContract):
-    pass
-
-
-class TestLeases(AtBothLevels, LeaseContract):
-    pass
-
-
-class TestReasons(AtBothLevels, ReasonContract):
-    pass
-
-
-class TestConcurrency(AtBothLevels, ConcurrencyContract):
-    pass
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch, space: Space, call: str, code: int, into: str = "") -> None:

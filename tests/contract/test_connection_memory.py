@@ -10,14 +10,8 @@ import pytest
 
 from support.contract_connection import (
     QUEUES,
-    BlockContract,
-    ConcurrencyContract,
-    KillContract,
-    MessagesContract,
-    TwoPhaseContract,
 )
-from support.contract_leases import LeaseContract
-from support.contract_reasons import ReasonContract
+from support.contract_whole import WholeContract
 from xaqueue.connection import Connection
 from xaqueue.core.engine import heuristics
 from xaqueue.errors import NotSupportedError
@@ -61,7 +55,7 @@ class MemoryHost:
         heuristics.decide(self.space._engine, xid, commit, "test")
 
 
-class InMemory:
+class TestConnection(WholeContract):
     @pytest.fixture
     def host(self, tmp_path: Path) -> Iterator[MemoryHost]:
         made = MemoryHost(tmp_path / "laid out")
@@ -69,33 +63,9 @@ class InMemory:
             yield made
             made.restart()
 
+    test_foreign_files_are_kept_and_the_rest_serves = None  # type: ignore[assignment]  # nobody puts any there
 
-class TestTwoPhase(InMemory, TwoPhaseContract):
     def test_a_snapshot_has_what_is_committed(self, connection: Connection) -> None:  # type: ignore[override]
         """There is none."""
         with pytest.raises(NotSupportedError, match="in a directory"):
             connection.snapshot()
-
-
-class TestBlocks(InMemory, BlockContract):
-    pass
-
-
-class TestMessages(InMemory, MessagesContract):
-    pass
-
-
-class TestKill(InMemory, KillContract):
-    test_foreign_files_are_kept_and_the_rest_serves = None  # type: ignore[assignment]  # nobody puts any there
-
-
-class TestLeases(InMemory, LeaseContract):
-    pass
-
-
-class TestReasons(InMemory, ReasonContract):
-    pass
-
-
-class TestConcurrency(InMemory, ConcurrencyContract):
-    pass
