@@ -121,7 +121,7 @@ def records(*made: Made) -> list[Record]:
 
 
 def commit(source: str, target: str, when_us: int = 0) -> Made:
-    made = Made(change.Kind.COMMIT, "x")
+    made = Made(change.CoreStep.COMMIT, "x")
     made.move(source, target, when_us)
     return made
 
@@ -181,7 +181,7 @@ def test_what_others_took_from_the_archive_is_no_loss() -> None:
 
 
 def test_a_torn_file_is_made_anew() -> None:
-    made = Made(change.Kind.PREPARE, "x")
+    made = Made(change.CoreStep.PREPARE, "x")
     made.put(prepared(1), *block(1, size=100))
     fs = at((prepared(1), (block(1)[0], b""))).open()
     replay(fs, records(made))
@@ -189,7 +189,7 @@ def test_a_torn_file_is_made_anew() -> None:
 
 
 def test_another_block_gives_way() -> None:
-    made = Made(change.Kind.PREPARE, "x")
+    made = Made(change.CoreStep.PREPARE, "x")
     made.put(prepared(1), *block(1))
     made.put(path_of(2, 1), *block(2))
     fs = at((prepared(1), block(9)), (path_of(2, 1), block(8))).open()
@@ -198,7 +198,7 @@ def test_another_block_gives_way() -> None:
 
 
 def test_times_are_set_wherever_the_file_stood() -> None:
-    made = Made(change.Kind.ONE_PHASE, "x")
+    made = Made(change.CoreStep.ONE_PHASE, "x")
     made.put(path_of(2, 2), *block(2), 7_000_000)
     fs = at((prepared(1), block(1))).open()
     replay(fs, records(commit(prepared(1), path_of(1, 1), 5_000_000), made))
@@ -207,7 +207,7 @@ def test_times_are_set_wherever_the_file_stood() -> None:
 
 
 def test_the_last_record_of_a_path_counts() -> None:
-    made = [Made(change.Kind.PREPARE, "x") for _ in range(3)]
+    made = [Made(change.CoreStep.PREPARE, "x") for _ in range(3)]
     made[0].put(prepared(1), *block(1))
     made[1].drop(prepared(1))
     made[2].put(prepared(1), *block(2))
@@ -240,7 +240,7 @@ def test_what_stands_for_a_directory_is_kept_aside_whatever_crash_comes(place: s
 
 
 def arrival(seq: int) -> Made:
-    made = Made(change.Kind.ONE_PHASE, "x")
+    made = Made(change.CoreStep.ONE_PHASE, "x")
     made.put(path_of(seq, seq), *block(seq))
     return made
 
@@ -266,7 +266,7 @@ def test_no_number_that_was_given_out_is_given_out_again() -> None:
 
 
 def test_a_removal_tells_nothing_of_the_numbers_that_were_given_out() -> None:
-    taken = Made(change.Kind.COMMIT, "x")
+    taken = Made(change.CoreStep.COMMIT, "x")
     taken.drop(path_of(2, 2))
     for lost in (with_watermark(b""), EMPTY):
         assert watermark(lost, taken) == b""
@@ -280,7 +280,7 @@ def test_a_damaged_watermark_is_left_for_those_who_quarantine_it() -> None:
 
 
 def test_a_record_tells_its_branch_and_its_paths() -> None:
-    made = Made(change.Kind.COMMIT, "1.abc.")
+    made = Made(change.CoreStep.COMMIT, "1.abc.")
     made.put(prepared(1), *block(1))
     made.move("a", "b")
     made.drop("c")
@@ -290,7 +290,7 @@ def test_a_record_tells_its_branch_and_its_paths() -> None:
 
 
 def test_bodies_are_checked_each_with_its_own_checksum() -> None:
-    made = Made(change.Kind.PREPARE, "x")
+    made = Made(change.CoreStep.PREPARE, "x")
     for number in (1, 2, 3):
         made.put(prepared(number), *block(number, size=number - 1))
     entry = made.entry()

@@ -98,7 +98,7 @@ class Scene:
     def trees_after_kill(self) -> tuple[Tree, Tree]:
         """Of the space and of the log."""
         space, log = self.space_fs.tree_after_kill(), self.log_fs.tree_after_kill()
-        return Tree(space.nodes, space.twins), Tree(log.nodes, log.twins)
+        return Tree(space.nodes, space.links), Tree(log.nodes, log.links)
 
     # A life
 

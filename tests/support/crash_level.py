@@ -16,9 +16,8 @@ from unittest import mock
 from support.forgetful import ForgetfulFileSystem, LastingFileSystem, Tree
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
-from xaqueue.core.model.block import Block, encode
-from xaqueue.core.model.block import Kind as BlockKind
-from xaqueue.core.model.change import PUT, Change, Kind, entry_of, is_valid
+from xaqueue.core.model.block import Block, Kind, encode
+from xaqueue.core.model.change import PUT, Change, CoreStep, entry_of, is_valid
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.core.storage import journal as journal_of
 from xaqueue.core.storage.hardening import Hardening
@@ -221,7 +220,7 @@ def _fill(fs: ForgetfulFileSystem, level: Level, left_bytes: int) -> None:
 def ghost(padding: int = 0) -> Entry:
     """A record that puts a message."""
     message_id = MessageId(b"ghost".ljust(16))
-    block = Block(BlockKind.ENQUEUE, message_id, Properties("a"), b"boo")
+    block = Block(Kind.ENQUEUE, message_id, Properties("a"), b"boo")
     head, body = encode(block)
     path = layout.message_path("a", 1 << 40, message_id)
-    return entry_of(Change(Kind.ONE_PHASE, "x" * padding, [(PUT, path, head, body, 0)]))
+    return entry_of(Change(CoreStep.ONE_PHASE, "x" * padding, [(PUT, path, head, body, 0)]))

@@ -257,4 +257,4 @@ def _torn(file: FileContent | None) -> TornContent:
 
 
 def _ours(tree: forgetful.Tree) -> Tree:
-    return Tree(tree.nodes, tree.twins, tree.times_ns)
+    return Tree(tree.nodes, tree.links, tree.times_ns)

@@ -14,7 +14,7 @@ import pytest
 
 from support.log_owner import LogOwner
 from xaqueue.core.engine.directory_log import DirectoryLog
-from xaqueue.core.model.change import MOVE, PUT, Change, Kind
+from xaqueue.core.model.change import MOVE, PUT, Change, CoreStep
 from xaqueue.core.model.definitions import UNDEFINED
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
@@ -157,7 +157,7 @@ def change(name: str, target: str = "committed", source: str = "prepared", **fie
         return None
     path = f"{target}/{name}"
     return Change(
-        Kind.COMMIT, name, [(MOVE, f"{source}/{name}", path, 0) if source else (PUT, path, b"", b"", 0)], **fields
+        CoreStep.COMMIT, name, [(MOVE, f"{source}/{name}", path, 0) if source else (PUT, path, b"", b"", 0)], **fields
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from support.forgetful import ForgetfulFileSystem, Tree
 from support.log_owner import LogOwner
 from xaqueue.core.engine.journal_log import JournalLog
-from xaqueue.core.model.change import Change, Kind, Op
+from xaqueue.core.model.change import Change, CoreStep, Op
 from xaqueue.core.model.definitions import UNDEFINED
 from xaqueue.core.model.layout import Watermark
 from xaqueue.core.model.queue import Queue
@@ -41,7 +41,7 @@ class LoggedDirectories(JournalLog):
 
     def do(self, *ops: Op, rest: Sequence[Op] = ()) -> None:
         """One step."""
-        self.perform(Change(Kind.COMMIT, "branch", ops, rest=rest))
+        self.perform(Change(CoreStep.COMMIT, "branch", ops, rest=rest))
 
     def publish(self, published: int, *ops: Op) -> None:
         """One step behind which the queue is published so far."""

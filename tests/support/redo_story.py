@@ -101,13 +101,13 @@ class Story:
         xid = which % 3
         if prepared(xid) in self.wanted:
             return
-        made = Made(change.Kind.PREPARE, str(xid))
+        made = Made(change.CoreStep.PREPARE, str(xid))
         self._put(made, active(xid, 1), prepared(xid))
 
     def prepare_large(self, which: int) -> None:
         """The block stands on disk and the record moves it."""
         xid = 101 + self.numbers
-        made = Made(change.Kind.PREPARE, str(xid))
+        made = Made(change.CoreStep.PREPARE, str(xid))
         self._move_large(made, active(xid, 1), prepared(xid))
 
     def commit(self, which: int) -> None:
@@ -116,7 +116,7 @@ class Story:
             return
         number = self.wanted[source]
         target = self._place(number)
-        made = Made(change.Kind.COMMIT, "x")
+        made = Made(change.CoreStep.COMMIT, "x")
         made.move(source, target, self.seq)
         made.drop(source.replace(".000", ".commit"))
         self._record(made)
@@ -125,17 +125,17 @@ class Story:
 
     def one_phase(self, which: int) -> None:
         number = self.numbers + 1
-        self._put(Made(change.Kind.ONE_PHASE, "x"), active(which % 3, 1), self._place(number), self.seq)
+        self._put(Made(change.CoreStep.ONE_PHASE, "x"), active(which % 3, 1), self._place(number), self.seq)
 
     def one_phase_large(self, which: int) -> None:
         number = self.numbers + 1
-        self._move_large(Made(change.Kind.ONE_PHASE, "x"), active(100 + number, 1), self._place(number))
+        self._move_large(Made(change.CoreStep.ONE_PHASE, "x"), active(100 + number, 1), self._place(number))
 
     def rollback(self, which: int) -> None:
-        self._drop(change.Kind.ROLLBACK, self._pick(layout.PREPARED, which))
+        self._drop(change.CoreStep.ROLLBACK, self._pick(layout.PREPARED, which))
 
     def take(self, which: int) -> None:
-        self._drop(change.Kind.COMMIT, self._pick(layout.COMMITTED, which))
+        self._drop(change.CoreStep.COMMIT, self._pick(layout.COMMITTED, which))
 
     def count_a_try(self, which: int) -> None:
         """What stands beside a message is put again, with another content."""
@@ -145,7 +145,7 @@ class Story:
                 self.fs.make_dir(directory)
         self.numbers += 1
         content, making = block(self.numbers), active(200, self.numbers)
-        made = Made(change.Kind.ROLLBACK, "x")
+        made = Made(change.CoreStep.ROLLBACK, "x")
         made.put(path, *content)
         self._record(made)
         self.wanted[path] = self.numbers
@@ -195,7 +195,7 @@ class Story:
         self.wanted[target] = self.numbers
         self._do(lambda: self.fs.rename(source, target))
 
-    def _drop(self, kind: change.Kind, path: str | None) -> None:
+    def _drop(self, kind: change.CoreStep, path: str | None) -> None:
         if path is not None:
             made = Made(kind, "x")
             made.drop(path)

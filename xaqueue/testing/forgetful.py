@@ -39,7 +39,7 @@ class Tree:
     """A file system at rest: the content of each file, None for a directory, by path."""
 
     nodes: Mapping[str, bytes | None]
-    twins: Mapping[str, str] = field(default_factory=dict)
+    links: Mapping[str, str] = field(default_factory=dict)
     """Of a file with several names: by each but the first, the first."""
     times_ns: Mapping[str, int] = field(default_factory=dict)
     """When each was changed that has such a time."""
@@ -245,12 +245,12 @@ class ForgetfulFileSystem:
     def _tree(self, world: Mapping[str, int], contents: Mapping[int, bytes]) -> Tree:
         """These paths, each with the content of its node: as it is now, where nothing else is said."""
         now = {path: contents.get(number, self._nodes[number].now) for path, number in world.items()}
-        twins: dict[str, str] = {}
+        links: dict[str, str] = {}
         if len(set(world.values())) < len(world):
             first: dict[int, str] = {}
-            twins = {path: other for path, number in world.items() if (other := first.setdefault(number, path)) != path}
+            links = {path: other for path, number in world.items() if (other := first.setdefault(number, path)) != path}
         times_ns = {path: when_ns for path, number in world.items() if (when_ns := self._nodes[number].modified_ns)}
-        return Tree(now, twins, times_ns)
+        return Tree(now, links, times_ns)
 
     # Within
 
@@ -286,8 +286,8 @@ class ForgetfulFileSystem:
     def _settle(self, path: str, tree: Tree) -> None:
         directory, name = self._place(path)
         content = tree.nodes[path]
-        if path in tree.twins:
-            number = self._number(tree.twins[path])
+        if path in tree.links:
+            number = self._number(tree.links[path])
         else:
             file = None if content is None else self.content.durable(content)
             number = self._new(Node(file, tree.times_ns.get(path, 0)))

@@ -14,7 +14,7 @@ from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout, options
 from xaqueue.core.model.block import NO_MESSAGE, Block, Kind, decode, encode
 from xaqueue.core.model.block_files import listed, read_checked
-from xaqueue.core.model.change import Kind as Step
+from xaqueue.core.model.change import CoreStep
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.core.model.format import read_format, signs_of
 from xaqueue.core.model.record_kinds import Advice, Looking, Opening, RecordKind
@@ -87,7 +87,7 @@ def content(text: str) -> tuple[bytes, bytes]:
 
 
 def write(space: Space, name: str, text: str) -> None:
-    space.put(Step.EXPIRY, name, f"{NOTES}/{name}", *content(text))
+    space.put(CoreStep.EXPIRY, name, f"{NOTES}/{name}", *content(text))
 
 
 @pytest.fixture

@@ -30,8 +30,7 @@ from xaqueue.core.engine.state import Space
 from xaqueue.core.model.block import Kind
 from xaqueue.core.model.block_files import dequeue_block
 from xaqueue.core.model.branch import Branch, State, Written
-from xaqueue.core.model.change import DROP, MOVE, PUT, Change, Op
-from xaqueue.core.model.change import Kind as Step
+from xaqueue.core.model.change import DROP, MOVE, PUT, Change, CoreStep, Op
 from xaqueue.core.model.layout import (
     COMMIT,
     FIRST,
@@ -73,7 +72,7 @@ def prepare(space: Space, branch: Branch, perform: Callable[..., object] | None 
         else:
             assert written.content is not None
             ops.append((PUT, target, *written.content, 0))
-    change = Change(Step.PREPARE, branch.name, ops)
+    change = Change(CoreStep.PREPARE, branch.name, ops)
     try:
         if len(ops) > STEP_FILES:
             change = space.log.ahead(branch, change)
@@ -102,9 +101,9 @@ def commit(space: Space, branch: Branch, *, late: bool = False, perform: Callabl
     perform: as of ``prepare``. late: one that has voted before may be hardened behind its publication. RetryLater:
     nothing was lost, commit again later.
     """
-    step = Step.COMMIT
+    step = CoreStep.COMMIT
     if branch.base is not _PREPARED and branch.base is not State.COMMITTING:
-        step = Step.ONE_PHASE
+        step = CoreStep.ONE_PHASE
         space.log.harden_unprepared(branch, partial(_complete, space, branch))
     for rider in branch.riders:
         if rider.acts:
@@ -246,7 +245,7 @@ def undo(space: Space, branch: Branch) -> None:
     else:
         if records:
             with suppress(RetryLater):
-                space.log.perform(Change(Step.ROLLBACK, branch.name, records), nothing, branch)
+                space.log.perform(Change(CoreStep.ROLLBACK, branch.name, records), nothing, branch)
         space.discard(_files(branch))
     release(space, branch, back)
 
@@ -257,7 +256,7 @@ def rollback_change(branch: Branch, records: Sequence[Op]) -> Change:
     What is recorded comes before: of a branch in doubt recovery goes by its blocks, whatever that says.
     """
     first, *others = _files(branch) or [block_path(PREPARED, branch.name, FIRST)]
-    return Change(Step.ROLLBACK, branch.name, [*records, (DROP, first)], rest=[(DROP, path) for path in others])
+    return Change(CoreStep.ROLLBACK, branch.name, [*records, (DROP, first)], rest=[(DROP, path) for path in others])
 
 
 def _files(branch: Branch) -> list[str]:

@@ -26,7 +26,7 @@ from typing import NamedTuple
 from xaqueue.core.engine.log import NEVER, STEP_FILES, CommitPending, Copying, Owner, Register
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import Kind
-from xaqueue.core.model.block_files import dequeue_block, make_twin, read_block
+from xaqueue.core.model.block_files import dequeue_block, make_shared, read_block
 from xaqueue.core.model.branch import Branch, Written
 from xaqueue.core.model.change import DROP, MOVE, PUT, Change, Op
 from xaqueue.core.model.layout import ACTIVE, COMMITTED, PREPARED, RANGE_BITS
@@ -112,7 +112,7 @@ class DirectoryLog(GroupCommit):
         if written.shared is None:
             self.fs.create(path, chunks)
         else:
-            make_twin(self.fs, written, path, chunks)
+            make_shared(self.fs, written, path, chunks)
         written.path = path
         branch.to_harden = self._hardens
 

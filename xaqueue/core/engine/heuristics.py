@@ -17,8 +17,7 @@ from xaqueue.core.model import layout
 from xaqueue.core.model.block import NO_MESSAGE, Block, Kind, decode, encode, pack_list
 from xaqueue.core.model.block_files import listed, read_checked
 from xaqueue.core.model.branch import HEURISTICS, Branch, Decided, State
-from xaqueue.core.model.change import DROP, Change
-from xaqueue.core.model.change import Kind as Step
+from xaqueue.core.model.change import DROP, Change, CoreStep
 from xaqueue.core.model.layout import HEURISTIC
 from xaqueue.core.model.record_kinds import Looking, Opening, RecordKind
 from xaqueue.core.storage.fs import FileSystem
@@ -137,7 +136,7 @@ def complete(space: Space, xid: Xid, decision: Decision) -> None:
 def forget(space: Space, branch: Branch) -> None:
     """The record goes; the xid is known as finished for a while yet."""
     outcome = Outcome.ROLLED_BACK if branch.base is State.HEURISTIC_ROLLBACK else Outcome.COMMITTED
-    change = Change(Step.FORGET, branch.name, [(DROP, f"{HEURISTIC}/{branch.xid}")])
+    change = Change(CoreStep.FORGET, branch.name, [(DROP, f"{HEURISTIC}/{branch.xid}")])
     space.log.perform(change, lambda: space.finish_locked(branch, outcome))
 
 
@@ -168,7 +167,7 @@ def _record(space: Space, branch: Branch, decision: Decision) -> None:
     properties = Properties("", enqueued_at=decision.at, headers=headers)
     listed = pack_list(blocks.list_of(branch) if branch.blocks else [])
     head, *body = encode(Block(Kind.BRANCH, NO_MESSAGE, properties, listed, space.epoch))
-    space.put(Step.DECISION, branch.name, f"{HEURISTIC}/{branch.xid}", head, b"".join(body))
+    space.put(CoreStep.DECISION, branch.name, f"{HEURISTIC}/{branch.xid}", head, b"".join(body))
 
 
 class DecisionKind(RecordKind):

@@ -31,7 +31,7 @@ from xaqueue.core.engine.disk_space import refusal
 from xaqueue.core.engine.log import BLOCK_BYTES, HELD_BYTES, Copying, Owner, Register
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import Kind, split_block
-from xaqueue.core.model.block_files import make_twin, read_block
+from xaqueue.core.model.block_files import make_shared, read_block
 from xaqueue.core.model.branch import Branch, Written
 from xaqueue.core.model.change import DROP, MOVE, PUT, Change, Moved, Op, entry_of, final_states
 from xaqueue.core.model.layout import ACTIVE, Watermark, block_path, numbered
@@ -124,11 +124,11 @@ class JournalLog(DeferringCommit):
     def add(self, branch: Branch, written: Written, head: bytes, body: bytes) -> None:
         if written.kind is Kind.ENQUEUE and self.adds_late:
             self.settle()  # whoever adds waits for the directories, and needs room in them; what ends a branch does not
-        twin = written.shared
-        if twin is written:
-            twin = None
-        size = BLOCK_BYTES if twin is not None else len(head) + len(body) + BLOCK_BYTES
-        if twin is None or not twin.path:
+        original = written.shared
+        if original is written:
+            original = None
+        size = BLOCK_BYTES if original is not None else len(head) + len(body) + BLOCK_BYTES
+        if original is None or not original.path:
             kept, count = branch.kept
             kept += size
             self._kept_left -= size
@@ -136,8 +136,8 @@ class JournalLog(DeferringCommit):
                 branch.kept, written.content = (kept, count + 1), (head, body)
                 return
         self._end_earlier(branch)
-        if twin is not None and not twin.path:  # with those that have a place, so that there is one file
-            self._spill(branch, [one for one in branch.blocks if one.shared is twin])
+        if original is not None and not original.path:  # with those that have a place, so that there is one file
+            self._spill(branch, [one for one in branch.blocks if one.shared is original])
         self._write(branch, written, head, body)
 
     def _has_left(self, size: int) -> bool:
@@ -155,7 +155,7 @@ class JournalLog(DeferringCommit):
     def _write(self, branch: Branch, written: Written, head: bytes, body: bytes) -> None:
         path = block_path(ACTIVE, branch.name, numbered(written.number))
         chunks = [head, body] if body else [head]
-        make = partial(make_twin, self.fs, written) if written.twin is not None else self.fs.create
+        make = partial(make_shared, self.fs, written) if written.original is not None else self.fs.create
         try:
             make(path, chunks)
         except FileExistsError:  # a block of an earlier branch of this name, which is over and has not moved yet
@@ -176,7 +176,7 @@ class JournalLog(DeferringCommit):
                         head, body = written.content
                         self._write(branch, written, head, body)
                         size, count = branch.kept
-                        size -= BLOCK_BYTES if written.twin is not None else len(head) + len(body) + BLOCK_BYTES
+                        size -= BLOCK_BYTES if written.original is not None else len(head) + len(body) + BLOCK_BYTES
                         branch.kept = size, count - 1
 
     def take(self, branch: Branch, taken: Sequence[Written], epoch: int) -> None:

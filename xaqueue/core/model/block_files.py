@@ -56,7 +56,7 @@ def _packed(queue: str, tries: int, is_try: bool) -> bytes:
     return pack_properties(Properties(queue, tries=tries, unknown={} if is_try else {NO_TRY: True}))
 
 
-def make_twin(fs: FileSystem, written: Written, path: str, chunks: Sequence[bytes]) -> None:
+def make_shared(fs: FileSystem, written: Written, path: str, chunks: Sequence[bytes]) -> None:
     """The file of a block whose content others of its branch have: another name of the file that has it, or a file of
     its own where there is none, or links end. Raises OSError."""
     if (first := written.shared) is not None and first.path:

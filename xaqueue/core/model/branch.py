@@ -244,7 +244,7 @@ class Written:
         self.entry = entry
 
     @property
-    def twin(self) -> Written | None:
+    def original(self) -> Written | None:
         """The other block whose file this one's is only another name of."""
         return self.shared if self.shared is not self else None
 

@@ -43,9 +43,9 @@ _pack: Callable[[object], bytes] = msgpack.Packer().pack
 """A new one for each record takes twice as long."""
 
 
-class Kind(IntEnum):
-    """Which step a record is of; for those who look at a journal, since a replay reads the operations. Features have
-    more; see ``RecordKind.steps``."""
+class CoreStep(IntEnum):
+    """Which step of the core a record is of; for those who look at a journal, since a replay reads the operations.
+    Features have more; see ``RecordKind.steps``."""
 
     PREPARE = 1
     COMMIT = 2
@@ -72,7 +72,7 @@ class Change(NamedTuple):
 
 def step_name(kind: int) -> str:
     """What the step of a record of this kind is called."""
-    known = chain(Kind, *(one.steps for one in options.everything().kinds()))
+    known = chain(CoreStep, *(one.steps for one in options.everything().kinds()))
     return next((one.name.lower() for one in known if one == kind), str(kind))
 
 

@@ -24,8 +24,7 @@ from xaqueue.core.engine.state import Space
 from xaqueue.core.model import change, layout
 from xaqueue.core.model.block_files import listed, ranges_in
 from xaqueue.core.model.branch import Branch, Damaged, State
-from xaqueue.core.model.change import Kind as Step
-from xaqueue.core.model.change import highest_numbers
+from xaqueue.core.model.change import CoreStep, highest_numbers
 from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.model.message_name import parse_seq
 from xaqueue.core.model.record_kinds import Opening, RecordKinds
@@ -43,9 +42,9 @@ from xaqueue.message import MessageId
 from xaqueue.xa import Outcome
 
 _RECORDED: dict[int, Outcome] = {
-    Step.COMMIT: Outcome.COMMITTED,
-    Step.ONE_PHASE: Outcome.COMMITTED,
-    Step.ROLLBACK: Outcome.ROLLED_BACK,
+    CoreStep.COMMIT: Outcome.COMMITTED,
+    CoreStep.ONE_PHASE: Outcome.COMMITTED,
+    CoreStep.ROLLBACK: Outcome.ROLLED_BACK,
 }
 log = logging.getLogger("xaqueue")
 
@@ -118,7 +117,7 @@ def remember(space: Space, records: Sequence[Record]) -> None:
 
 def _is_local(record: Record) -> bool:
     """Such a branch has no other life, as one has whose name somebody chose: what became of it is true for good."""
-    if record.kind != Step.ONE_PHASE:
+    if record.kind != CoreStep.ONE_PHASE:
         return False
     xid = layout.parse_xid(change.name_of(record))
     return xid is not None and xid.is_local

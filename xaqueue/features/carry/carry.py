@@ -24,8 +24,7 @@ from xaqueue.core.engine import commit
 from xaqueue.core.engine.state import Busy, Space
 from xaqueue.core.model.block import Kind, decode_head
 from xaqueue.core.model.branch import Branch, Call, Rider, State, Written
-from xaqueue.core.model.change import Change, Op
-from xaqueue.core.model.change import Kind as Step
+from xaqueue.core.model.change import Change, CoreStep, Op
 from xaqueue.core.model.entry import Entry
 from xaqueue.core.model.message_name import tags_of
 from xaqueue.errors import InvalidArgument, ProtocolError, RetryLater, RolledBack, SpaceError
@@ -167,7 +166,9 @@ def _follows_prepared(space: Space, branch: Branch) -> bool:
     }
     if not taken:
         return False
-    return any(step.planned.kind is Step.COMMIT and not taken.isdisjoint(step.planned.arrivals) for step in deferred)
+    return any(
+        step.planned.kind is CoreStep.COMMIT and not taken.isdisjoint(step.planned.arrivals) for step in deferred
+    )
 
 
 def _note(space: Space, carrier: Carrier, state: CarrierState, queues: Iterable[str] = ()) -> None:

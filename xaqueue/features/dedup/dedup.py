@@ -28,8 +28,7 @@ from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout, records
 from xaqueue.core.model.block import Block, Head, Kind, encode_with_checksum
 from xaqueue.core.model.branch import Branch, Call, Rider, State, Written
-from xaqueue.core.model.change import DROP, PUT, Change, Op
-from xaqueue.core.model.change import Kind as Step
+from xaqueue.core.model.change import DROP, PUT, Change, CoreStep, Op
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.errors import RetryLater, RolledBack
@@ -271,7 +270,7 @@ def restore(space: Space, queue: Queue, key: bytes, head: Head, when_us: int) ->
         return
     seen = Seen(until_us, key, head.message_id)
     _, path, content, body, _ = _put_of(space, queue.name, seen)
-    space.put(Step.EXPIRY, queue.name, path, content, body, partial(_publish_locked, space, queue.name, seen))
+    space.put(CoreStep.EXPIRY, queue.name, path, content, body, partial(_publish_locked, space, queue.name, seen))
 
 
 def clear(space: Space, stopped: Callable[[], bool]) -> bool:
@@ -289,7 +288,7 @@ def _clear_piece(space: Space, queue: Queue) -> bool:
     try:
         if over:
             drops = [(DROP, key_path(queue.name, *seen)) for seen in over]
-            space.log.perform(Change(Step.EXPIRY, queue.name, (), rest=drops))
+            space.log.perform(Change(CoreStep.EXPIRY, queue.name, (), rest=drops))
     except RetryLater:
         with space.lock:
             for seen in over:

@@ -18,8 +18,7 @@ from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import Block, Kind, encode_with_checksum
 from xaqueue.core.model.branch import Branch, Explained
-from xaqueue.core.model.change import DROP, PUT, Change, Op
-from xaqueue.core.model.change import Kind as Step
+from xaqueue.core.model.change import DROP, PUT, Change, CoreStep, Op
 from xaqueue.core.model.definitions import UNDEFINED
 from xaqueue.core.model.entry import Entry, Retry
 from xaqueue.core.storage.fs import NO_ROOM
@@ -105,7 +104,7 @@ def return_untried(space: Space, branch: Branch, delay_us: int | None, reason: s
             space.queue(queue).arrived.notify_all()
 
     if ops:
-        space.log.perform(Change(Step.ROLLBACK, branch.name, ops), publish_back)
+        space.log.perform(Change(CoreStep.ROLLBACK, branch.name, ops), publish_back)
     with space.lock:
         if not ops:
             publish_back()
@@ -161,7 +160,7 @@ def count(space: Space, name: str, held: Sequence[Held]) -> None:
     """Counts a try of each of these, which an earlier owner had begun. Raises RetryLater, ResourceFailed."""
     if held:
         failed = _failed(space, held, KILLED)
-        space.log.perform(Change(Step.ROLLBACK, name, records_of(space, failed)), partial(publish, space, failed))
+        space.log.perform(Change(CoreStep.ROLLBACK, name, records_of(space, failed)), partial(publish, space, failed))
 
 
 def count_killed(space: Space, set_aside: Callable[[str, str], object]) -> None:

@@ -19,8 +19,7 @@ from functools import partial
 from xaqueue.core.engine.redo import make_dirs
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
-from xaqueue.core.model.change import DROP, MOVE, Change
-from xaqueue.core.model.change import Kind as Step
+from xaqueue.core.model.change import DROP, MOVE, Change, CoreStep
 from xaqueue.core.model.entry import Entry
 from xaqueue.core.model.layout import RANGE_BITS
 from xaqueue.core.model.queue import Queue
@@ -121,7 +120,7 @@ def _remove_expired(space: Space, queue: Queue, piece: Sequence[Entry]) -> None:
     """
     paths = [path for entry in piece for path in files_of(queue.name, entry)]
 
-    change = Change(Step.EXPIRY, queue.name, (), rest=[(DROP, path) for path in paths])
+    change = Change(CoreStep.EXPIRY, queue.name, (), rest=[(DROP, path) for path in paths])
     try:
         space.log.perform(change)
         if not space.log.is_atomic:

@@ -220,8 +220,8 @@ def laid_out(tree: Tree, place: Path) -> Iterator[Path]:
     """A new directory that holds this."""
     with made(place):
         for path, content in tree.nodes.items():
-            if path in tree.twins:
-                os.link(place / tree.twins[path], place / path)
+            if path in tree.links:
+                os.link(place / tree.links[path], place / path)
             elif content is None:
                 (place / path).mkdir()
             else:

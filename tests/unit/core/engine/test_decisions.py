@@ -14,7 +14,7 @@ from xaqueue.core.engine import heuristics
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import decode, encode
 from xaqueue.core.model.branch import State
-from xaqueue.core.model.change import Kind
+from xaqueue.core.model.change import CoreStep
 from xaqueue.core.storage.journal import Journal
 from xaqueue.core.storage.journal_format import Entry
 from xaqueue.errors import DuplicateXid, Error, HeuristicOutcome, ProtocolError, RetryLater
@@ -114,7 +114,7 @@ def test_a_decision_that_only_the_journal_has_holds_as_well(
     def write_decisions(
         journal: Journal, entries: Sequence[Entry], syncing: Callable[[int], None] | None = None
     ) -> int:
-        if any(entry.kind != Kind.DECISION for entry in entries):
+        if any(entry.kind != CoreStep.DECISION for entry in entries):
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(journal, entries, syncing)
 

@@ -64,7 +64,7 @@ def test_a_shared_block_is_of_the_first_until_it_has_a_file_of_its_own() -> None
     first, second = written(1), written(2)
     first.shared = second.shared = first
     shared = Branch(XID, str(XID), [first, second])
-    assert (first.twin, second.twin) == (None, first)
+    assert (first.original, second.original) == (None, first)
     first.path, second.path = "active/x.001", "active/x.002"
     assert shared.contents == ["active/x.001"]
     second.shared = second

@@ -42,7 +42,7 @@ HERE = BLOCKS / "journal"
 VECTORS: dict[str, Any] = json.loads((HERE / "journal.json").read_text("utf-8"))
 RECORDS: list[dict[str, Any]] = VECTORS["records"]
 HEADERS: list[dict[str, Any]] = VECTORS["headers"]
-STEPS = [*change.Kind, *(step for kind in KINDS for step in kind.steps)]
+STEPS = [*change.CoreStep, *(step for kind in KINDS for step in kind.steps)]
 OWN = {"CHECKPOINT": CHECKPOINT, "SWITCH": SWITCH}
 
 
