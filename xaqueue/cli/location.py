@@ -117,13 +117,6 @@ def served_at(location: Location) -> str:
     return location.url or reach.served_at(location.directory)
 
 
-@contextmanager
-def owned(directory: str, *, watch: bool = False) -> Iterator[Session]:
-    """A session with the space, which this process owns until the end. Raises SpaceInUse, SpaceError."""
-    with closing(_opened(directory, watch=watch)) as session:
-        yield session
-
-
 def _opened(directory: str, *, watch: bool) -> Session:
     with progress_bar("reading messages") as bar:
         return attach(directory, watch=watch, progress=bar)

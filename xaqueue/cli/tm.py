@@ -167,10 +167,8 @@ def _json(log: LogView, found: list[_Waiting]) -> dict[str, object]:
 
 
 def _row(one: _Waiting) -> tuple[object, ...]:
-    oldest, note = output.age(one.since) if one.since else "", one.note
-    if one.error:
-        note = f"{one.error}; {note}".rstrip("; ")
-    return one.name, one.kind, one.in_doubt, oldest, one.decisions, one.carried, note
+    note = f"{one.error}; {one.note}".rstrip("; ") if one.error else one.note
+    return one.name, one.kind, one.in_doubt, output.age(one.since), one.decisions, one.carried, note
 
 
 def _ask(node: str, participant: ParticipantConfig) -> _Waiting:

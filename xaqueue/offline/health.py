@@ -17,7 +17,6 @@ KINDS = (
 BAD = KINDS[:3]
 """It does not work."""
 IN_DOUBT_S, LAG_S = 600.0, 60.0
-US = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
