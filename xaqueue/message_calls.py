@@ -24,6 +24,7 @@ from xaqueue.message import (
 from xaqueue.one_call import OneCall, Process, alone
 from xaqueue.snapshot import SnapshotStatus
 from xaqueue.times import FOREVER_S, check_seconds
+from xaqueue.transaction import Phase
 
 
 class MessageCalls(OneCall):
@@ -89,8 +90,57 @@ class MessageCalls(OneCall):
 
         Commit, or roll back, after each one: what is not ended then goes on with the next. The loop ends where none
         comes within ``wait_s`` seconds, by default never.
+
+        With a server the commit brings the next message along, of a transaction that this loop has begun. It is held
+        for the next turn: back in its queue, without a try, as soon as anything else is asked of this connection, or
+        the loop is over.
         """
+        if hasattr(self._manager, "take_ahead"):
+            return self._consume_ahead(queue, wait_s)
         return iter(partial(self.dequeue, queue, wait_s=wait_s), None)
+
+    def _consume_ahead(self, queue: str, wait_s: float | None) -> Iterator[Message]:
+        try:
+            while (message := self._next(queue, wait_s)) is not None:
+                yield message
+        finally:
+            self._end_ahead(queue)
+
+    def _next(self, queue: str, wait_s: float | None) -> Message | None:
+        """As ``dequeue``; the commit of a transaction that it has begun asks for what comes next."""
+        manager: Any = self._manager
+        is_own = self._transaction.phase is Phase.NONE
+        message = (self._take_ahead(queue) if is_own else None) or self.dequeue(queue, wait_s=wait_s)
+        if is_own and message is not None:
+            manager.want_ahead(queue)
+        return message
+
+    @alone
+    def _take_ahead(self, queue: str) -> Message | None:
+        """The message that came with the last commit. Where it has brought none, the transaction is begun already."""
+        manager: Any = self._manager
+        xid, is_in = manager.begin_ahead(queue), False
+        message: Message | None = None
+        if xid is None:
+            return None
+        self._transaction.enter(Phase.LOCAL, xid)
+        try:
+            is_in, message = manager.take_ahead()
+        finally:
+            if not is_in:
+                self._transaction.leave()
+        if message is not None:
+            self._transaction.uncommitted = 1
+        return message
+
+    def _end_ahead(self, queue: str) -> None:
+        """Perhaps by the collector, anywhere: where the connection is in a call, the next one sees to it."""
+        manager: Any = self._manager
+        if self._pid == os.getpid() and self._entered.acquire(False):
+            try:
+                manager.end_ahead(queue)
+            finally:
+                self._entered.release()
 
     @alone
     def enqueue_many(

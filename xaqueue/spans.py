@@ -303,6 +303,7 @@ class TracedConnection(Connection):
         return made
 
     dequeue = _taking(Connection.dequeue)
+    _take_ahead = _taking(Connection._take_ahead)  # noqa: SLF001
     dequeue_many = _taking(Connection.dequeue_many)
     receive = _taking(Connection.receive, on_lease=True)
 

@@ -142,6 +142,8 @@ def one_phase(connection: Connection) -> Iterator[Verb]:
 
     yield Verb("enqueue, commit", partial(through, lambda: connection.enqueue("put", BODY)))
     yield Verb("dequeue, commit", partial(through, lambda: connection.dequeue("taken")))
+    consumer = connection.consume("taken")
+    yield Verb("consume, commit", partial(through, lambda: next(consumer)))
     yield Verb("receive, ack", lease)
     yield Verb("publish to 2 queues, commit", partial(through, lambda: connection.publish("events", BODY)))
     bodies = [BODY] * BATCH

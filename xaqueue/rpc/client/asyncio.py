@@ -166,8 +166,12 @@ class AsyncConnection:
 
     async def consume(self, queue: str, *, wait_s: float | None = None) -> AsyncGenerator[Message, None]:
         """As ``Connection.consume``, for ``async for``: not awaited itself."""
-        while (message := await self.dequeue(queue, wait_s=wait_s)) is not None:
-            yield message
+        try:
+            while (message := await self._work(lambda connection: connection._next(queue, wait_s))) is not None:  # noqa: SLF001
+                yield message
+        finally:
+            async with self._lock:
+                await self._run(self._main, lambda connection: connection._end_ahead(queue))  # noqa: SLF001
 
     async def browse(
         self, queue: str, limit: int | None = None, *, message_id: bytes | str | None = None

@@ -103,6 +103,8 @@ class RemoteBranch:
     ends: bool = False
     size_bytes: int = 0
     """Of its works."""
+    next_queue: str = ""
+    """Of which the next message is asked for with its commit; see ``xaqueue.rpc.client.ahead``."""
 
     def __init__(
         self,

@@ -33,9 +33,11 @@ from xaqueue.errors import (
     RolledBack,
 )
 from xaqueue.rpc import wire
+from xaqueue.rpc.client.ahead import Ahead, ask_ahead, give_back
 from xaqueue.rpc.client.branch import RemoteBranch, Work
 from xaqueue.rpc.credentials import explain, is_refusal
 from xaqueue.rpc.wire import MalformedFrame, enqueue_of
+from xaqueue.xa import Flag
 
 PIPELINED_BYTES = 64 * 1024
 """What is pipelined is sent before its request when there is more of it."""
@@ -48,6 +50,8 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.25
 """Between two tries to connect."""
 CONNECT_S = 10.0
 """For how long it is tried."""
+ONE_PHASE = ("commit",)
+"""How a local branch ends."""
 MOST_WORKS = 1000
 """Deferred ones of a branch; a server takes no longer lists than 1024."""
 
@@ -133,6 +137,11 @@ class ClientSocket:
         self._poll: select.poll | None = None
         self.requests = 0
         """How many it has sent, as far as they are counted: modulo 2**32."""
+        self._behind: tuple[str, Sequence[Any]] | None = None
+        """What goes out behind the next request."""
+        self._owed: int | None = None
+        """The request of which nobody has heard the answer yet."""
+        self._heard: tuple[Any, Any] | None = None
 
     def hurry(self, answer_s: float) -> None:
         """No answer may take longer than this."""
@@ -161,12 +170,37 @@ class ClientSocket:
 
         Raises ConnectionLost: whether it was done is unknown.
         """
+        if self._owed is not None:  # answers come in order
+            self._heard, self._owed = self._answer_to(self._owed), None
         self.requests = number = (self.requests + 1) % wire.ID_LIMIT
         self.unsent += self._pack((wire.REQUEST, number, method, params))
+        if self._behind is not None:
+            self.requests = self._owed = (number + 1) % wire.ID_LIMIT
+            self.unsent += self._pack((wire.REQUEST, self._owed, *self._behind))
+            self._behind = self._heard = None
         try:
             self._send(hears=True)
-            _, answered, error, result = self._receive(waits_s)
+            return self._answer_to(number, waits_s)
         except BaseException:  # interrupted, perhaps: the answer may come yet, and is none to what is asked next
+            self.close()
+            raise
+
+    def ask_behind(self, method: str, params: Sequence[Any]) -> None:
+        """Sends this right behind the next request, and does not wait for it: ``hear`` does."""
+        self._behind = method, params
+
+    def hear(self) -> tuple[Any, Any]:
+        """The answer to what was asked so. Raises ConnectionLost."""
+        if self._owed is not None:
+            self._heard, self._owed = self._answer_to(self._owed), None
+        if self._heard is None:
+            raise self._lost("what was asked has no answer")
+        return self._heard
+
+    def _answer_to(self, number: int, waits_s: float = 0.0) -> tuple[Any, Any]:
+        try:
+            _, answered, error, result = self._receive(waits_s)
+        except BaseException:
             self.close()
             raise
         if answered not in (number, 0):
@@ -186,6 +220,7 @@ class ClientSocket:
         return bool(asked.poll(0))  # it never speaks unasked
 
     def close(self) -> None:
+        self._owed = self._heard = None
         with suppress(OSError):
             self._socket.close()
 
@@ -299,10 +334,15 @@ class Link:
         self.is_unreached = False
         """The last time that it was to connect, no server took it."""
         self._branch = RemoteBranch()
+        self._ahead: Ahead | None = None
+        self._ahead_later = 0
+        """So many commits go without asking ahead."""
         self.has_received = False
         """There may be messages on lease to be given back when it is closed."""
         self.space: dict[str, Any] = {}
         """What the server said of itself and its space."""
+        self.takes_work = False
+        """It knows ``work``, and ``return``; an older one takes each call in a frame of its own."""
         self._connect()
 
     def call(self, method: str, *params: Any, waits_s: float = 0.0) -> Any:
@@ -310,7 +350,7 @@ class Link:
 
         waits_s: how long it may wait there.
         """
-        if self._socket is None or self._socket.is_stale:
+        if not self._is_live():
             self._reconnect()
         before = self._branch.why
         try:
@@ -374,8 +414,13 @@ class Link:
 
     def _work(self, branch: RemoteBranch, *last: Any) -> Any:
         """What is deferred and this, in one frame. last: a dequeue's queue; or, behind its end, how the branch ends."""
+        if not self.takes_work:
+            endings = {"prepare": (branch.xid,), "commit": (branch.xid, Flag.ONEPHASE)}
+            return self._ask(last[0], *endings[last[0]]) if branch.ends else self._ask("dequeue", *last)
         begins, works, ends = branch.take_deferred()
         if ends:
+            if branch.next_queue and last == ONE_PHASE:
+                ask_ahead(self, branch.next_queue)
             return self._request("work", (branch.xid, begins, works, *last))
         works.append(last)
         return self._request("work", (branch.xid, begins, works))
@@ -445,6 +490,12 @@ class Link:
 
     # The connection
 
+    def _is_live(self) -> bool:
+        """Whether the server has not hung up, for what belongs to no branch on its way, or ends one."""
+        if self._ahead is not None:
+            give_back(self)
+        return self._socket is not None and not self._socket.is_stale
+
     def _reconnect(self) -> None:
         """Outside a branch a lost connection is made again; a branch that it was in is lost with it."""
         self._check_open()
@@ -458,6 +509,7 @@ class Link:
 
     def _lose(self, lost: Error) -> None:
         self._branch.disconnect(lost)
+        self._ahead = None
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -492,7 +544,7 @@ class Link:
                 known = {"protocol": wire.PROTOCOL, "session": key, "instead_of": self._key}
                 said = self._request("hello", [{**known, **self._hello()}])
                 self._check_epoch(said)
-                self.space = said
+                self.space, self.takes_work = said, said.get("work") is True
             except (ConnectionLost, ResourceFailed) as error:  # not there, or it takes no sessions now
                 self._lose(error)
                 if is_refusal(error.__cause__):

@@ -22,6 +22,7 @@ from typing import Any
 from xaqueue.endpoint import Endpoint, Scheme, parse
 from xaqueue.errors import AccessDenied, ConnectionLost, ProtocolError, ResourceFailed, RolledBack, UnknownXid
 from xaqueue.features.session import Verbs
+from xaqueue.rpc.client import ahead
 from xaqueue.rpc.client.branch import BranchProgress
 from xaqueue.rpc.client.link import CONNECT_S, ClientSocket, Connected, Link, PlainSocket, keep_alive
 from xaqueue.rpc.credentials import client_context, explain, is_refusal, read_token
@@ -60,6 +61,11 @@ class RemoteManager(Verbs, Link, half="ask"):
     restore = messages.restore
     browse = messages.browse
 
+    begin_ahead = ahead.begin
+    take_ahead = ahead.take
+    want_ahead = ahead.want
+    end_ahead = ahead.end
+
     define = branches.define
     undefine = branches.undefine
 
@@ -96,7 +102,7 @@ class RemoteManager(Verbs, Link, half="ask"):
             return
         try:
             has_work = self._branch.xid is not None or self.has_received
-            if self._socket is not None and not self._socket.is_stale and has_work:
+            if self._is_live() and has_work:
                 self._end_session(left)
         except ConnectionLost:
             return  # then it does so by itself

@@ -62,7 +62,7 @@ def _(caller: Caller, queue: str, settings: Any, is_topic: Any = False) -> None:
 @verb_of(TRANSACT_OR_LOCAL, Session.start)
 def start(self: Link, xid: Xid, flags: Flag = Flag.NOFLAGS, timeout_s: float | None = None) -> None:
     """Deferred; with flags it is asked, since there is something to find."""
-    if self._socket is None or self._socket.is_stale:
+    if not self._is_live():
         self._reconnect()
     if self._branch.is_deferred:
         self._pipeline_deferred(self._branch)
@@ -134,7 +134,7 @@ def _decide(self: Link, verb: BranchCall, xid: Xid, flags: Flag, *, undone: bool
             return _ask_outcome(self, verb, xid, flags)
         if action is Action.REFUSE:
             raise branch.refusal()
-    if self._socket is None or self._socket.is_stale:
+    if not self._is_live():
         _connect_again(self, branch if own else None)
     before = asked = branch.progress
     if own:

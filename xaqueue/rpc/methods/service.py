@@ -98,6 +98,7 @@ def hello(caller: Caller, said: Any = None) -> dict[str, Any]:
         "queues": sorted(definitions.queues),
         "any_queue": definitions.default is not None,
         "max_body_bytes": definitions.max_body_bytes,
+        "work": True,
     }
 
 

@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-from xaqueue.access import NOTHING
+from xaqueue.access import NOTHING, TRANSACT_OR_LOCAL
+from xaqueue.core.engine import messages
 from xaqueue.core.engine.log import HELD_BYTES
 from xaqueue.core.engine.plain import Ending, Put, Take, Taken, Whole, Work
-from xaqueue.errors import InvalidArgument
-from xaqueue.rpc.verb import methods
+from xaqueue.core.engine.session import Session
+from xaqueue.core.model.block import Kind
+from xaqueue.errors import InvalidArgument, ProtocolError
+from xaqueue.rpc.verb import method, methods
 from xaqueue.rpc.wire import RESPONSE, check_depth, enqueue_of, xid_of
 from xaqueue.xa import Flag, Vote
 from xaqueue.xid import Xid
@@ -112,5 +115,18 @@ _PARAMS = {(list, bool, list), (list, bool, list, type(None)), (list, bool, list
 _PUT, _TAKE = [str, bytes, bytes], [str]
 _ENDED = {Ending.PREPARE: Vote.OK.value, Ending.ONE_PHASE: None, None: None}
 
-WORK_METHODS = methods(NOTHING, work)
-"""Each of the calls asks for its own right."""
+def return_unseen(self: Session, xid: Xid) -> None:
+    """Of the branch that the session is in, to which nobody has added anything, and of which nobody has seen a message:
+    they are back, without a try, and it is over. Raises ProtocolError in no branch, and in another one."""
+    with self._work() as branch:
+        if branch.xid != xid:
+            raise ProtocolError(f"the session is in branch {branch.xid}: it has nothing of {xid} to be returned")
+        for written in branch.blocks[::-1]:
+            if written.kind is Kind.DEQUEUE:
+                messages.return_last(self.space, branch, [written])
+    self.end(xid)
+    self.rollback(xid)
+
+
+WORK_METHODS = (*methods(NOTHING, work), method(TRANSACT_OR_LOCAL, return_unseen, "return"))
+"""Each of the calls of a work asks for its own right."""
