@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Unpack
 
 from xaqueue.delivery import LEASE_S, Delivery, Detail, checked_lease_s
-from xaqueue.errors import InvalidArgument
+from xaqueue.errors import InterfaceError, InvalidArgument, ResourceFailed
 from xaqueue.message import (
     EnqueueOptions,
     Message,
@@ -100,11 +101,13 @@ class MessageCalls(OneCall):
         return iter(partial(self.dequeue, queue, wait_s=wait_s), None)
 
     def _consume_ahead(self, queue: str, wait_s: float | None) -> Iterator[Message]:
+        manager: Any = self._manager
         try:
             while (message := self._next(queue, wait_s)) is not None:
                 yield message
-        finally:
-            self._end_ahead(queue)
+        finally:  # perhaps by the collector, anywhere
+            with suppress(InterfaceError, ResourceFailed):  # where it is in a call, the next one sees to it
+                self._within(partial(manager.end_ahead, queue))
 
     def _next(self, queue: str, wait_s: float | None) -> Message | None:
         """As ``dequeue``; the commit of a transaction that it has begun asks for what comes next."""
@@ -119,28 +122,10 @@ class MessageCalls(OneCall):
     def _take_ahead(self, queue: str) -> Message | None:
         """The message that came with the last commit. Where it has brought none, the transaction is begun already."""
         manager: Any = self._manager
-        xid, is_in = manager.begin_ahead(queue), False
-        message: Message | None = None
-        if xid is None:
-            return None
-        self._transaction.enter(Phase.LOCAL, xid)
-        try:
-            is_in, message = manager.take_ahead()
-        finally:
-            if not is_in:
-                self._transaction.leave()
+        message: Message | None = manager.take_ahead(queue, partial(self._transaction.enter, Phase.LOCAL))
         if message is not None:
             self._transaction.uncommitted = 1
         return message
-
-    def _end_ahead(self, queue: str) -> None:
-        """Perhaps by the collector, anywhere: where the connection is in a call, the next one sees to it."""
-        manager: Any = self._manager
-        if self._pid == os.getpid() and self._entered.acquire(False):
-            try:
-                manager.end_ahead(queue)
-            finally:
-                self._entered.release()
 
     @alone
     def enqueue_many(

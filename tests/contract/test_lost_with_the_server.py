@@ -310,7 +310,7 @@ LOOKS = {
         "reservations",
     ),
     *("sessions", "status", "decision", "carriers", "indoubt_list", "indoubt_next", "indoubt_forgotten", "close"),
-    *("harden", "drain", "extend", "start", "end", "explain", "work"),
+    *("harden", "drain", "extend", "start", "end", "explain", "work", "return"),
     *("replicate", "replica_begin", "replica_next", "replica_end", "replaced", "deliver", "release_carrier"),
 }
 """What changes nothing that outlives the server; and what a replica or a transaction manager asks until it is answered,

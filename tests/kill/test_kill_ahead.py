@@ -15,7 +15,10 @@ import pytest
 
 import xaqueue
 from support.served import PATIENCE_S, Process
+from xaqueue.connection import Connection
+from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import Error
+from xaqueue.rpc.client.manager import remote_manager
 
 MESSAGES = 400
 KILLS = 6
@@ -75,14 +78,12 @@ def test_killed_servers(tmp_path: Path) -> None:
     sys.stdout.write(f"seed: XAQUEUE_KILL_SEED={seed}\n")
     for _ in range(KILLS):
         with Process(root, "--sync", "JOURNAL") as process:
-            connection = xaqueue.connect(f"xaq+unix://{process.path}")
-            wanted = rng.randint(1, 30)
+            connection = Connection(remote_manager(f"xaq+unix://{process.path}", connect_s=0.0), fresh_id)
+            wanted, kill = rng.randint(1, 30), f"sleep 0.{rng.randint(0, 20):03}; kill -9 {process.pid}"
             with suppress(Error):
                 for number, message in enumerate(connection.consume("orders")):
                     if number == wanted:
-                        killer = subprocess.Popen(
-                            ["sh", "-c", f"sleep 0.0{rng.randint(0, 20):02}; kill -9 {process.pid}"]
-                        )
+                        killer = subprocess.Popen(["sh", "-c", kill])
                     unknown.append(message.body)
                     connection.commit()
                     done.append(unknown.pop())

@@ -28,6 +28,7 @@ PARAMS: dict[str, list[Any]] = {
     "prepare": [GLOBAL],
     "commit": [GLOBAL],
     "rollback": [GLOBAL],
+    "return": [GLOBAL],
     "explain": [GLOBAL, "why"],
     "forget": [GLOBAL],
     "outcome": [GLOBAL],
@@ -56,7 +57,8 @@ PARAMS: dict[str, list[Any]] = {
 ENOUGH: dict[str, frozenset[Right] | None] = {
     **dict.fromkeys(("hello", "echo", "status", "metrics", "close", "browse_next", "browse_end", "work")),
     **dict.fromkeys(
-        ("start", "end", "prepare", "commit", "harden", "rollback", "explain", "deliver"), frozenset({Right.TRANSACT})
+        ("start", "end", "prepare", "commit", "harden", "rollback", "return", "explain", "deliver"),
+        frozenset({Right.TRANSACT}),
     ),
     **dict.fromkeys(
         ("recover", "forget", "outcome", "carriers", "indoubt_list", "indoubt_next", "indoubt_forgotten"),
@@ -161,7 +163,7 @@ def test_roles_add_up() -> None:
     assert not is_allowed(policy, WWW, "browse")
 
 
-@pytest.mark.parametrize("method", ["start", "end", "commit", "rollback", "outcome"])
+@pytest.mark.parametrize("method", ["start", "end", "commit", "rollback", "return", "outcome"])
 def test_a_local_transaction_needs_no_right_but_that_to_its_queues(method: str) -> None:
     policy = Policy((role(),))
     assert is_allowed(policy, WWW, method, [LOCAL, 0])

@@ -215,7 +215,7 @@ def test_an_answer_that_takes_too_long_loses_the_connection(served: ServerThread
     async def work() -> None:
         async with await xaqueue.connect_async(served.url) as connection:
             await connection.enqueue("orders", b"x")
-            connection._connection._manager._socket._timeout_s = 0.05  # type: ignore[attr-defined]
+            connection._connection._manager._socket.hurry(0.05)  # type: ignore[attr-defined]
             with Held(served), pytest.raises(ConnectionLost, match="no answer within"):
                 await connection.dequeue("orders")
             await connection.rollback()

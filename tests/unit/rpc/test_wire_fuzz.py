@@ -55,6 +55,7 @@ def right_calls(xid: tuple[int, bytes, bytes]) -> list[tuple[str, list[Any]]]:
         ("commit", [UNKNOWN, ONEPHASE]),
         ("commit", [UNKNOWN]),
         ("rollback", [UNKNOWN, 0]),
+        ("return", [UNKNOWN]),
         ("explain", [xid, "why"]),
         ("recover", [10, STARTRSCAN]),
         ("forget", [UNKNOWN, 0]),

@@ -12,8 +12,8 @@ Who goes on in another way than to the next message, or finds none, is not asked
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import ConnectionLost, Error, ProtocolError
@@ -23,7 +23,7 @@ from xaqueue.xid import LOCAL_FORMAT_ID, Xid
 
 if TYPE_CHECKING:
     from xaqueue.message import Message
-    from xaqueue.rpc.client.link import Link
+    from xaqueue.rpc.client.link import ClientSocket, Link
 
 KEEP_S = 5.0
 """What was asked for longer ago is given back: a server rolls back what does nothing."""
@@ -31,56 +31,53 @@ AFTER_NONE, AFTER_OTHERS = 1, 15
 """So many commits go without it, behind an empty queue and where it was not wanted."""
 
 
-@dataclass(slots=True)
-class Ahead:
+class Ahead(NamedTuple):
     """What was asked for."""
 
     xid: Xid
     queue: str
+    number: int
+    """Of the request."""
     since: float
 
 
 def want(self: Link, queue: str) -> None:
-    """With the commit of the branch that the link is in, where the server knows how."""
+    """With the commit of the branch that it is in, where the server knows how."""
     if self.takes_work:
         self._branch.next_queue = queue
 
 
-def ask_ahead(self: Link, queue: str) -> None:
+def ask_ahead(self: Link, socket: ClientSocket, queue: str) -> None:
     """With the next request, which is the commit."""
     if self._ahead_later:
         self._ahead_later -= 1
-    elif self._socket is not None:
-        self._ahead = Ahead(Xid(LOCAL_FORMAT_ID, fresh_id(), b""), queue, time.monotonic())
-        self._socket.ask_behind("work", (self._ahead.xid, True, [(queue,)]))
+        return
+    xid = Xid(LOCAL_FORMAT_ID, fresh_id(), b"")
+    self._ahead = Ahead(xid, queue, socket.ask_behind("work", (xid, True, [(queue,)])), time.monotonic())
 
 
-def begin(self: Link, queue: str) -> Xid | None:
-    """The branch in which its next message was asked for, to be entered by ``take``; None without one."""
-    ahead = self._ahead
-    if ahead is not None and (ahead.queue != queue or time.monotonic() - ahead.since > KEEP_S):
+def take(self: Link, queue: str, enter: Callable[[Xid], object]) -> Message | None:
+    """The message that came. Where there is a branch, with one or without, it is in that now, and ``enter`` was called;
+    if that is interrupted, what came is given back before anything else."""
+    ahead, socket = self._ahead, self._socket
+    if ahead is None or socket is None:
+        return None
+    if ahead.queue != queue or time.monotonic() - ahead.since > KEEP_S:
         give_back(self)
         return None
-    return None if ahead is None else ahead.xid
-
-
-def take(self: Link) -> tuple[bool, Message | None]:
-    """Whether the link is in that branch now, and the message that it has taken, if there was one."""
-    ahead, socket = self._ahead, self._socket
-    assert ahead is not None
-    assert socket is not None
     try:
-        error, found = socket.hear()
+        error, found = socket.hear(ahead.number)
     except ConnectionLost as lost:
         self._lose(lost)
-        return False, None
+        return None
     if error is not None or socket.is_stale:  # who asks again is told
         give_back(self)
-        return False, None
-    self._branch = RemoteBranch(ahead.xid, BranchProgress.OPEN, None, self._key)
+        return None
     message = None if found is None else wire.message_of(found)
+    self._branch = RemoteBranch(ahead.xid, BranchProgress.OPEN, None, self._key)
+    enter(ahead.xid)
     self._ahead, self._ahead_later = None, AFTER_NONE if found is None else 0
-    return True, message
+    return message
 
 
 def end(self: Link, queue: str) -> None:
@@ -93,14 +90,13 @@ def end(self: Link, queue: str) -> None:
 
 
 def give_back(self: Link) -> None:
-    """At once. Where the server cannot say that it is done, the session ends, and so does what it has taken."""
-    ahead, socket, self._ahead = self._ahead, self._socket, None
-    assert ahead is not None
-    assert socket is not None
+    """At once: its answer is behind that to what it has answered before. Where the server cannot say that it is done,
+    the session ends, and so does what it has taken."""
+    ahead, self._ahead = self._ahead, None
     self._ahead_later = AFTER_OTHERS
     try:
-        socket.hear()
-        self._request("return", (ahead.xid,))
+        if ahead is not None:
+            self._request("return", (ahead.xid,))
     except ProtocolError:
         pass  # it never began
     except Error as lost:

@@ -171,7 +171,7 @@ class AsyncConnection:
                 yield message
         finally:
             async with self._lock:
-                await self._run(self._main, lambda connection: connection._end_ahead(queue))  # noqa: SLF001
+                await self._run(self._main, lambda _: self._main.manager.end_ahead(queue))
 
     async def browse(
         self, queue: str, limit: int | None = None, *, message_id: bytes | str | None = None

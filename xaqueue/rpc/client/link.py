@@ -50,8 +50,6 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.25
 """Between two tries to connect."""
 CONNECT_S = 10.0
 """For how long it is tried."""
-ONE_PHASE = ("commit",)
-"""How a local branch ends."""
 MOST_WORKS = 1000
 """Deferred ones of a branch; a server takes no longer lists than 1024."""
 
@@ -77,6 +75,7 @@ class PlainSocket(socket.socket):
     """
 
     _limit_s: float | None = None
+    _limit_ms: int | None = None
     _poll: select.poll
     """select() knows numbers below 1024 only."""
 
@@ -92,10 +91,11 @@ class PlainSocket(socket.socket):
     def settimeout(self, timeout_s: float | None, /) -> None:
         """None: there is none."""
         self._limit_s = timeout_s
+        self._limit_ms = None if timeout_s is None else math.ceil(min(timeout_s, LONGEST_S) * 1000)
 
     def sendall(self, data: Any, flags: int = 0, /) -> None:
         try:
-            sent = self.send(data, flags)
+            sent = self.send(data)
         except BlockingIOError:
             sent = 0
         if sent < len(data):  # it does not read as fast
@@ -106,10 +106,13 @@ class PlainSocket(socket.socket):
                 self.setblocking(False)
 
     def recv(self, size: int, flags: int = 0, /) -> bytes:
-        limit_s = self._limit_s
-        if not self._poll.poll(None if limit_s is None else math.ceil(min(limit_s, LONGEST_S) * 1000)):
+        if not self._poll.poll(self._limit_ms):
             raise TimeoutError("timed out")
         return super().recv(size, flags)
+
+    def close(self) -> None:
+        self._limit_ms = 0  # of somebody else's socket that has its number by then
+        super().close()
 
 
 LONGEST_S = 1e6
@@ -134,24 +137,30 @@ class ClientSocket:
         self.sends = 0
         """How often anything was sent."""
         self._notifications: list[bytes] = []
-        self._poll: select.poll | None = None
+        poll = select.poll()  # select() knows numbers below 1024 only
+        if made.fileno() >= 0:
+            poll.register(made.fileno(), select.POLLIN)
+        self._poll = poll.poll
         self.requests = 0
         """How many it has sent, as far as they are counted: modulo 2**32."""
-        self._behind: tuple[str, Sequence[Any]] | None = None
+        self._behind = b""
         """What goes out behind the next request."""
         self._owed: int | None = None
-        """The request of which nobody has heard the answer yet."""
-        self._heard: tuple[Any, Any] | None = None
+        """The number of that."""
+        self._heard: dict[int, Any] = {}
+        made.settimeout(self._timeout_s)
 
     def hurry(self, answer_s: float) -> None:
         """No answer may take longer than this."""
         self._answer_s, self._timeout_s = (
             answer_s if limit_s is None else min(limit_s, answer_s) for limit_s in (self._answer_s, self._timeout_s)
         )
+        self._socket.settimeout(self._timeout_s)
 
     def greeted(self) -> None:
         """The first answer has come."""
         self._timeout_s, self._place = self._answer_s, ""
+        self._socket.settimeout(self._timeout_s)
 
     def pipeline(self, method: str, params: Sequence[Any], *, later: bool = False) -> None:
         """Sends this with the next request; it has no answer. Raises ConnectionLost.
@@ -170,86 +179,95 @@ class ClientSocket:
 
         Raises ConnectionLost: whether it was done is unknown.
         """
-        if self._owed is not None:  # answers come in order
-            self._heard, self._owed = self._answer_to(self._owed), None
         self.requests = number = (self.requests + 1) % wire.ID_LIMIT
-        self.unsent += self._pack((wire.REQUEST, number, method, params))
-        if self._behind is not None:
-            self.requests = self._owed = (number + 1) % wire.ID_LIMIT
-            self.unsent += self._pack((wire.REQUEST, self._owed, *self._behind))
-            self._behind = self._heard = None
+        packed = self._pack((wire.REQUEST, number, method, params))
+        if self.unsent or self._notifications or self._behind or len(packed) > PIPELINED_BYTES:
+            packed = self._gathered(packed)
+        self.sends += 1
         try:
-            self._send(hears=True)
-            return self._answer_to(number, waits_s)
+            try:
+                self._socket.sendall(packed)
+            except OSError as error:
+                self._check_hears(error)
+            frame = self._receive(number, waits_s)
+            if frame[1] != number:
+                frame = self._answer_to(number, frame)
         except BaseException:  # interrupted, perhaps: the answer may come yet, and is none to what is asked next
             self.close()
             raise
+        return frame[2], frame[3]
 
-    def ask_behind(self, method: str, params: Sequence[Any]) -> None:
-        """Sends this right behind the next request, and does not wait for it: ``hear`` does."""
-        self._behind = method, params
+    def ask_behind(self, method: str, params: Sequence[Any]) -> int:
+        """Sends this right behind the next request, and waits for no answer: ``hear`` does, by the number of this."""
+        number = (self.requests + 2) % wire.ID_LIMIT
+        self._behind = self._pack((wire.REQUEST, number, method, params))
+        return number
 
-    def hear(self) -> tuple[Any, Any]:
-        """The answer to what was asked so. Raises ConnectionLost."""
-        if self._owed is not None:
-            self._heard, self._owed = self._answer_to(self._owed), None
-        if self._heard is None:
-            raise self._lost("what was asked has no answer")
-        return self._heard
-
-    def _answer_to(self, number: int, waits_s: float = 0.0) -> tuple[Any, Any]:
+    def hear(self, number: int) -> tuple[Any, Any]:
+        """The answer to this, as ``request``."""
         try:
-            _, answered, error, result = self._receive(waits_s)
+            frame = self._heard.pop(number, None) or self._answer_to(number, self._receive(number))
         except BaseException:
             self.close()
             raise
-        if answered not in (number, 0):
-            raise self._lost(f"it answered request {answered} instead of {number}")
-        return error, result
+        return frame[2], frame[3]
+
+    def _answer_to(self, number: int, frame: Any) -> Any:
+        """One that was to come before it is kept for who asks for that."""
+        if frame[1] == self._owed != number:
+            self._heard[frame[1]] = frame
+            frame = self._receive(number)
+        if frame[1] not in (number, 0):
+            raise self._lost(f"it answered request {frame[1]} instead of {number}")
+        return frame
 
     @property
     def is_stale(self) -> bool:
         """Whether the server has hung up meanwhile."""
-        number = self._socket.fileno()
-        if number < 0:
-            return True
-        asked = self._poll
-        if asked is None:
-            asked = self._poll = select.poll()  # select() knows numbers below 1024 only
-            asked.register(number, select.POLLIN)
-        return bool(asked.poll(0))  # it never speaks unasked
+        return self._socket.fileno() < 0 or bool(self._poll(0))  # it never speaks unasked
 
     def close(self) -> None:
-        self._owed = self._heard = None
         with suppress(OSError):
             self._socket.close()
 
-    def _send(self, *, hears: bool = False) -> None:
-        """hears: an answer is read next."""
+    def _gathered(self, packed: bytes) -> bytes:
+        """What goes out before a request, this, and what goes out behind it."""
+        gathered, self.unsent = self.unsent, bytearray()
+        while self._notifications:
+            gathered[:0] = self._notifications.pop()
+        gathered += packed
+        if len(gathered) > PIPELINED_BYTES:
+            self._pack = msgpack.Packer().pack  # the other one keeps room for the largest that it has seen
+        if self._behind:
+            gathered += self._behind
+            self.requests = self._owed = (self.requests + 1) % wire.ID_LIMIT
+            self._behind = b""
+            self._heard.clear()
+        return bytes(gathered)
+
+    def _send(self) -> None:
+        """What is pipelined, of which no answer is read next."""
         try:
-            packed, self.unsent = self.unsent, bytearray()
             self.sends += 1
-            while self._notifications:
-                packed[:0] = self._notifications.pop()
-            if len(packed) > PIPELINED_BYTES:
-                self._pack = msgpack.Packer().pack  # the other one keeps room for the largest that it has seen
-            self._socket.settimeout(self._timeout_s)
-            self._socket.sendall(bytes(packed))
+            self._socket.sendall(self._gathered(b""))
         except OSError as error:
-            if isinstance(error, ConnectionError) and not isinstance(self._socket, ssl.SSLSocket):
-                if hears:
-                    return  # it may have said why before it hung up: that is read next
+            if self._check_hears(error):
                 raise self._lost(self._farewell() or str(error)) from error
-            said = self._parting(error)
-            raise self._lost(explain(said, "server") if isinstance(said, ssl.SSLError) else str(said)) from said
         except BaseException:  # interrupted: what was pipelined may be lost in part, and nothing may follow it
             self.close()
             raise
 
+    def _check_hears(self, error: OSError) -> bool:
+        """Nothing more can be sent; before it hung up the server may have said why, which is read next."""
+        if isinstance(error, ConnectionError) and not isinstance(self._socket, ssl.SSLSocket):
+            return True
+        said = self._parting(error)
+        raise self._lost(explain(said, "server") if isinstance(said, ssl.SSLError) else str(said)) from said
+
     def _farewell(self) -> str:
         """Why the server hung up, where it said so."""
         with suppress(ConnectionLost):
-            return str((wire.answer_of(self._receive(0.0)).error or {}).get("message", ""))
+            return str((wire.answer_of(self._receive()).error or {}).get("message", ""))
         return ""
 
     def _parting(self, error: OSError) -> OSError:
@@ -261,14 +279,17 @@ class ClientSocket:
                 return said
         return error
 
-    def _receive(self, waits_s: float) -> Any:
-        """What ``wire.answer_of`` takes."""
+    def _receive(self, number: int = 0, waits_s: float = 0.0) -> Any:
+        """What ``wire.answer_of`` takes. number: of the request whose answer is most likely."""
         try:
             if waits_s and self._timeout_s is not None:
                 self._socket.settimeout(None if math.isinf(waits_s) else self._timeout_s + waits_s)
             while True:
                 for frame in self._unpacker:
-                    wire.check_answer(frame)
+                    if waits_s:
+                        self._socket.settimeout(self._timeout_s)
+                    if frame[:3] != [wire.RESPONSE, number, None]:
+                        wire.check_answer(frame)
                     return frame
                 data = self._socket.recv(RECEIVE_BYTES)
                 if not data:
@@ -280,7 +301,7 @@ class ClientSocket:
             raise self._lost(explain(error, "server")) from error
         except OSError as error:
             raise self._lost(error.strerror or str(error)) from error
-        except (ValueError, MalformedFrame, msgpack.UnpackException) as error:
+        except (ValueError, TypeError, MalformedFrame, msgpack.UnpackException) as error:
             raise self._silent(f"it sent what is no answer: {error}") from error
 
     def _silent(self, why: str) -> ConnectionLost:
@@ -419,8 +440,8 @@ class Link:
             return self._ask(last[0], *endings[last[0]]) if branch.ends else self._ask("dequeue", *last)
         begins, works, ends = branch.take_deferred()
         if ends:
-            if branch.next_queue and last == ONE_PHASE:
-                ask_ahead(self, branch.next_queue)
+            if branch.next_queue and self._socket is not None:
+                ask_ahead(self, self._socket, branch.next_queue)
             return self._request("work", (branch.xid, begins, works, *last))
         works.append(last)
         return self._request("work", (branch.xid, begins, works))
@@ -494,7 +515,8 @@ class Link:
         """Whether the server has not hung up, for what belongs to no branch on its way, or ends one."""
         if self._ahead is not None:
             give_back(self)
-        return self._socket is not None and not self._socket.is_stale
+        socket = self._socket
+        return socket is not None and not socket.is_stale
 
     def _reconnect(self) -> None:
         """Outside a branch a lost connection is made again; a branch that it was in is lost with it."""

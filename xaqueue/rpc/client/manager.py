@@ -61,7 +61,6 @@ class RemoteManager(Verbs, Link, half="ask"):
     restore = messages.restore
     browse = messages.browse
 
-    begin_ahead = ahead.begin
     take_ahead = ahead.take
     want_ahead = ahead.want
     end_ahead = ahead.end

@@ -82,7 +82,7 @@ def end(self: Link, xid: Xid, flags: Flag = Flag.SUCCESS) -> None:
     own = xid == branch.xid
     if own and TRANSITIONS[branch.progress, BranchCall.END][0] is Action.REFUSE:
         raise branch.refusal()
-    if own and flags == Flag.SUCCESS:
+    if own and flags is Flag.SUCCESS:
         branch.ends = branch.is_deferred = True
     else:
         self._ask("end", xid, flags)
@@ -128,19 +128,18 @@ def _decide(self: Link, verb: BranchCall, xid: Xid, flags: Flag, *, undone: bool
     """
     branch = self._branch
     own = xid == branch.xid
-    if own and not undone:
-        action, _ = TRANSITIONS[branch.progress, verb]
-        if action is Action.ASK_OUTCOME:
+    before = asked = branch.progress
+    if own:
+        action, asked = TRANSITIONS[before, verb]
+        if action is Action.ASK_OUTCOME and not undone:
             return _ask_outcome(self, verb, xid, flags)
         if action is Action.REFUSE:
             raise branch.refusal()
     if not self._is_live():
         _connect_again(self, branch if own else None)
-    before = asked = branch.progress
-    if own:
-        action, asked = TRANSITIONS[before, verb]
-        if action is Action.REFUSE:  # it was found lost just now
+        if own and TRANSITIONS[branch.progress, verb][0] is Action.REFUSE:  # it was found lost just now
             raise branch.refusal()
+    if own:
         branch.progress = asked
     try:
         if own and branch.ends and flags is (Flag.NOFLAGS if verb is BranchCall.PREPARE else Flag.ONEPHASE):

@@ -85,7 +85,7 @@ def dequeue(
 ) -> Message | None:
     if self._closed or self._branch.why is not None:
         self._check_working()
-    limit_s = check_seconds("wait_s", wait_s)
+    limit_s = check_seconds("wait_s", wait_s) if wait_s else 0.0
     if limit_s or message_id is not None or correlation_id is not None:
         options = {"wait_s": limit_s, "message_id": message_id, "correlation_id": correlation_id}
         given = {name: value for name, value in options.items() if value is not None and value != 0}

@@ -115,6 +115,7 @@ _PARAMS = {(list, bool, list), (list, bool, list, type(None)), (list, bool, list
 _PUT, _TAKE = [str, bytes, bytes], [str]
 _ENDED = {Ending.PREPARE: Vote.OK.value, Ending.ONE_PHASE: None, None: None}
 
+
 def return_unseen(self: Session, xid: Xid) -> None:
     """Of the branch that the session is in, to which nobody has added anything, and of which nobody has seen a message:
     they are back, without a try, and it is over. Raises ProtocolError in no branch, and in another one."""
