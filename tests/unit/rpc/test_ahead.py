@@ -15,13 +15,14 @@ import pytest
 import xaqueue
 from support.served import PATIENCE_S, ServerThread
 from xaqueue.connection import Connection
+from xaqueue.core.engine.plain import WholeSession
 from xaqueue.core.owner import definitions_file
 from xaqueue.errors import Error, OutcomeUnknown, RolledBack
 from xaqueue.features.opening import create
 from xaqueue.rpc.client import ahead
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.rpc.methods import service
-from xaqueue.rpc.server import session
+from xaqueue.rpc.server import calls, session
 from xaqueue.xid import Xid
 
 QUEUES = "[queues.orders]\n[queues.others]\n[queues.grouped]\n"
@@ -242,7 +243,9 @@ def test_a_refused_commit_acknowledges_nothing(connection: Connection, other: Co
     assert [(one.body, one.tries) for one in other.browse("orders")] == [(b"0", 1), (b"1", 0), (b"2", 0), (b"3", 0)]
 
 
-def test_who_may_not_any_more_is_told(connection: Connection, other: Connection) -> None:
+def test_who_may_not_any_more_is_told(
+    connection: Connection, other: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for _ in connection.consume("orders"):
         other.dequeue_many("orders", 4)
         other.commit()
@@ -254,14 +257,11 @@ def test_who_may_not_any_more_is_told(connection: Connection, other: Connection)
     connection.commit()
     consumer = connection.consume("orders", wait_s=0)
     next(consumer)
-    server_side = session.METHODS["dequeue"]
-    session.METHODS["dequeue"] = server_side._replace(call=_refuse)
-    try:
-        connection.commit()
-        with pytest.raises(Error, match="refused by the test"):
-            list(consumer)
-    finally:
-        session.METHODS["dequeue"] = server_side
+    monkeypatch.setitem(calls.METHODS, "dequeue", calls.METHODS["dequeue"]._replace(call=_refuse))
+    monkeypatch.setattr(WholeSession, "try_work", lambda *_: None)
+    connection.commit()
+    with pytest.raises(Error, match="refused by the test"):
+        list(consumer)
 
 
 def _refuse(*_: Any) -> None:
@@ -346,7 +346,7 @@ def test_an_interrupt_loses_and_doubles_nothing(
 
 def test_an_older_server_gets_the_frames_that_it_knows(server: ServerThread, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    real, hello = session.perform, session.METHODS["hello"]
+    real, hello = calls.perform, calls.METHODS["hello"]
 
     def perform(caller: Any, name: str, params: list[Any]) -> Any:
         asked.append(name)
@@ -356,9 +356,9 @@ def test_an_older_server_gets_the_frames_that_it_knows(server: ServerThread, mon
         return {key: value for key, value in service.hello(caller, said).items() if key != "work"}
 
     monkeypatch.setattr(session, "perform", perform)
-    monkeypatch.setitem(session.METHODS, "hello", hello._replace(call=older))
+    monkeypatch.setitem(calls.METHODS, "hello", hello._replace(call=older))
     for name in ("work", "return"):
-        monkeypatch.delitem(session.METHODS, name)
+        monkeypatch.delitem(calls.METHODS, name)
     with xaqueue.connect(server.url) as connection:
         connection.tpc_begin(X)
         connection.enqueue("orders", b"0")
