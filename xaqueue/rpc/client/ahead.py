@@ -13,47 +13,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from xaqueue.core.storage.ids import fresh_id
-from xaqueue.errors import ConnectionLost, Error, ProtocolError
+from xaqueue.errors import ConnectionLost
 from xaqueue.rpc import wire
 from xaqueue.rpc.client.branch import BranchProgress, RemoteBranch
-from xaqueue.xid import LOCAL_FORMAT_ID, Xid
+from xaqueue.xid import Xid
 
 if TYPE_CHECKING:
     from xaqueue.message import Message
-    from xaqueue.rpc.client.link import ClientSocket, Link
+    from xaqueue.rpc.client.link import Link
 
 KEEP_S = 5.0
 """What was asked for longer ago is given back: a server rolls back what does nothing."""
-AFTER_NONE, AFTER_OTHERS = 1, 15
-"""So many commits go without it, behind an empty queue and where it was not wanted."""
-
-
-class Ahead(NamedTuple):
-    """What was asked for."""
-
-    xid: Xid
-    queue: str
-    number: int
-    """Of the request."""
-    since: float
+AFTER_NONE = 1
+"""So many commits go without it behind an empty queue."""
 
 
 def want(self: Link, queue: str) -> None:
     """With the commit of the branch that it is in, where the server knows how."""
     if self.takes_work:
         self._branch.next_queue = queue
-
-
-def ask_ahead(self: Link, socket: ClientSocket, queue: str) -> None:
-    """With the next request, which is the commit."""
-    if self._ahead_later:
-        self._ahead_later -= 1
-        return
-    xid = Xid(LOCAL_FORMAT_ID, fresh_id(), b"")
-    self._ahead = Ahead(xid, queue, socket.ask_behind("work", (xid, True, [(queue,)])), time.monotonic())
 
 
 def take(self: Link, queue: str, enter: Callable[[Xid], object]) -> Message | None:
@@ -63,7 +43,7 @@ def take(self: Link, queue: str, enter: Callable[[Xid], object]) -> Message | No
     if ahead is None or socket is None:
         return None
     if ahead.queue != queue or time.monotonic() - ahead.since > KEEP_S:
-        give_back(self)
+        self._give_back()
         return None
     try:
         error, found = socket.hear(ahead.number)
@@ -71,7 +51,7 @@ def take(self: Link, queue: str, enter: Callable[[Xid], object]) -> Message | No
         self._lose(lost)
         return None
     if error is not None or socket.is_stale:  # who asks again is told
-        give_back(self)
+        self._give_back()
         return None
     message = None if found is None else wire.message_of(found)
     self._branch = RemoteBranch(ahead.xid, BranchProgress.OPEN, None, self._key)
@@ -85,19 +65,5 @@ def end(self: Link, queue: str) -> None:
     if self._branch.next_queue == queue:
         self._branch.next_queue = ""
     if self._ahead is not None and self._ahead.queue == queue:
-        give_back(self)
+        self._give_back()
         self._ahead_later = 0
-
-
-def give_back(self: Link) -> None:
-    """At once: its answer is behind that to what it has answered before. Where the server cannot say that it is done,
-    the session ends, and so does what it has taken."""
-    ahead, self._ahead = self._ahead, None
-    self._ahead_later = AFTER_OTHERS
-    try:
-        if ahead is not None:
-            self._request("return", (ahead.xid,))
-    except ProtocolError:
-        pass  # it never began
-    except Error as lost:
-        self._lose(lost)

@@ -13,7 +13,7 @@ COMMITTING where the answer got lost; nobody knows its outcome until the same ca
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from xaqueue.errors import ConnectionLost, Error, OutcomeUnknown, ResourceFailed, RolledBack
 from xaqueue.xa import Code, TableKey
@@ -80,6 +80,16 @@ here; an error that was answered leaves it where it was before.
 """
 
 
+class Ahead(NamedTuple):
+    """A branch in which the next message of a queue is asked for; see ``xaqueue.rpc.client.ahead``."""
+
+    xid: Xid
+    queue: str
+    number: int
+    """Of the request."""
+    since: float
+
+
 Work = tuple[Any, ...]
 """In a frame ``work``."""
 
@@ -104,7 +114,7 @@ class RemoteBranch:
     size_bytes: int = 0
     """Of its works."""
     next_queue: str = ""
-    """Of which the next message is asked for with its commit; see ``xaqueue.rpc.client.ahead``."""
+    """Of which the next message is asked for with its commit."""
 
     def __init__(
         self,

@@ -29,15 +29,16 @@ from xaqueue.errors import (
     InterfaceError,
     InvalidArgument,
     MessageTooLarge,
+    ProtocolError,
     ResourceFailed,
     RolledBack,
 )
 from xaqueue.rpc import wire
-from xaqueue.rpc.client.ahead import Ahead, ask_ahead, give_back
-from xaqueue.rpc.client.branch import RemoteBranch, Work
+from xaqueue.rpc.client.branch import Ahead, RemoteBranch, Work
 from xaqueue.rpc.credentials import explain, is_refusal
 from xaqueue.rpc.wire import MalformedFrame, enqueue_of
 from xaqueue.xa import Flag
+from xaqueue.xid import LOCAL_FORMAT_ID, Xid
 
 PIPELINED_BYTES = 64 * 1024
 """What is pipelined is sent before its request when there is more of it."""
@@ -50,6 +51,8 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.25
 """Between two tries to connect."""
 CONNECT_S = 10.0
 """For how long it is tried."""
+AFTER_OTHERS = 15
+"""So many commits of a consumer do not ask ahead, where that was not wanted."""
 MOST_WORKS = 1000
 """Deferred ones of a branch; a server takes no longer lists than 1024."""
 
@@ -441,10 +444,31 @@ class Link:
         begins, works, ends = branch.take_deferred()
         if ends:
             if branch.next_queue and self._socket is not None:
-                ask_ahead(self, self._socket, branch.next_queue)
+                self._ask_ahead(self._socket, branch.next_queue)
             return self._request("work", (branch.xid, begins, works, *last))
         works.append(last)
         return self._request("work", (branch.xid, begins, works))
+
+    def _ask_ahead(self, socket: ClientSocket, queue: str) -> None:
+        """With the next request, which is the commit."""
+        if self._ahead_later:
+            self._ahead_later -= 1
+            return
+        xid = Xid(LOCAL_FORMAT_ID, fresh_id(), b"")
+        number = socket.ask_behind("work", (xid, True, [(queue,)]))
+        self._ahead = Ahead(xid, queue, number, time.monotonic())
+
+    def _give_back(self) -> None:
+        """What was asked for ahead, at once. Where the server cannot say that it is done, the session ends, and so does
+        what it has taken."""
+        ahead, self._ahead, self._ahead_later = self._ahead, None, AFTER_OTHERS
+        try:
+            if ahead is not None:
+                self._request("return", (ahead.xid,))
+        except ProtocolError:
+            pass  # it never began
+        except Error as lost:
+            self._lose(lost)
 
     def _pipeline(self, method: str, *params: Any) -> None:
         """Sends this with the next call that is asked; it has no answer of its own."""
@@ -514,7 +538,7 @@ class Link:
     def _is_live(self) -> bool:
         """Whether the server has not hung up, for what belongs to no branch on its way, or ends one."""
         if self._ahead is not None:
-            give_back(self)
+            self._give_back()
         socket = self._socket
         return socket is not None and not socket.is_stale
 
