@@ -10,6 +10,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -33,8 +34,8 @@ class Loop:
     def time(self) -> float:
         return time.monotonic()
 
-    def call_soon(self, call: Callable[[], object]) -> None:
-        self._waiting.append(call)
+    def call_soon(self, call: Callable[..., object], *arguments: object) -> None:
+        self._waiting.append(partial(call, *arguments))
 
     call_soon_threadsafe = call_soon
 
