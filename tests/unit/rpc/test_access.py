@@ -140,10 +140,6 @@ def refused(call: Callable[[], object]) -> str:
     return str(told.value)
 
 
-def logged(caplog: pytest.LogCaptureFixture) -> str:
-    return "\n".join(record.getMessage() for record in caplog.records)
-
-
 def produce(connection: Connection, body: bytes = b"1") -> None:
     connection.enqueue("orders", body)
     connection.commit()
@@ -173,10 +169,10 @@ def test_a_wrong_token_is_refused_and_logged(
     told = refused(lambda: xaqueue.connect(url_of(server, "xaqs", token_file=other_token, ca=ours.ca)))
     other = sha256(OTHER_TOKEN.encode()).hexdigest()
     assert f"access is denied to token:{other[:8]}...: it is a member of no role" in told
-    assert told in logged(caplog)
-    assert "127.0.0.1:" in logged(caplog)
+    assert told in caplog.text
+    assert "127.0.0.1:" in caplog.text
     for secret in (OTHER_TOKEN, other, HASH):
-        assert secret not in logged(caplog)
+        assert secret not in caplog.text
         assert secret not in told
     eventually(lambda: not server.server.sessions)
     assert contents(root) == before
@@ -341,9 +337,9 @@ def test_a_wrong_certificate_is_refused_and_logged(
             assert "the server wants a certificate: give cert= and key= in the URL" in told
         else:
             assert "the server does not trust who signed the certificate" in told
-    eventually(lambda: logged(caplog).count("127.0.0.1:") == 20)
+    eventually(lambda: caplog.text.count("127.0.0.1:") == 20)
     expected = "showed no certificate" if shown == "none" else "certificate is refused: unable to get local issuer"
-    assert logged(caplog).count(expected) == 20
+    assert caplog.text.count(expected) == 20
     assert not server.server.sessions
     assert contents(root) == before
 
@@ -355,7 +351,7 @@ def test_a_server_with_a_wrong_certificate_gets_no_token(
     told = refused(lambda: xaqueue.connect(url_of(server, "xaqs", token_file=token, ca=theirs.ca)))
     assert "the server's certificate is refused: unable to get local issuer certificate" in told
     assert token.name not in told
-    eventually(lambda: "the client does not trust who signed the certificate" in logged(caplog))
+    eventually(lambda: "the client does not trust who signed the certificate" in caplog.text)
     assert not server.server.sessions
 
 
@@ -374,7 +370,7 @@ def test_a_port_with_tls_is_no_port_without(
         dial(parse(plain.replace("xaq:", "xaqs:") + f"?ca={ours.ca}"))
     with pytest.raises(ConnectionLost):
         RemoteManager(partial(dial, parse(secured.replace("xaqs:", "xaq:"))), connect_s=0)
-    eventually(lambda: "it does not speak TLS, which this port wants (xaqs:// or https://)" in logged(caplog))
+    eventually(lambda: "it does not speak TLS, which this port wants (xaqs:// or https://)" in caplog.text)
 
 
 def test_garbage_and_silence_in_place_of_a_handshake_end_alone(
@@ -391,7 +387,7 @@ def test_garbage_and_silence_in_place_of_a_handshake_end_alone(
     closing.enter_context(socket.create_connection(place, PATIENCE_S)).sendall(os.urandom(500))
     closing.enter_context(socket.create_connection(place, PATIENCE_S))
     closing.enter_context(socket.create_connection(place, PATIENCE_S)).shutdown(socket.SHUT_WR)
-    eventually(lambda: logged(caplog).count("is refused") == 3)
+    eventually(lambda: caplog.text.count("is refused") == 3)
     xaqueue.connect(url_of(server, "xaqs", token_file=token, ca=ours.ca)).close()
 
 
@@ -516,7 +512,7 @@ def test_a_missing_right_is_refused_and_logged(
             assert complaint in told
             assert "which no role of user:www has" in told
             assert "Nothing was done" in told
-            assert f"(user:www) is refused: {told}" in logged(caplog)
+            assert f"(user:www) is refused: {told}" in caplog.text
             assert contents(root) == before
             www.rollback()
             produce(www, b"2")
@@ -541,7 +537,7 @@ def test_a_ride_without_the_right_rolls_its_branch_back(
         call(www)
         with pytest.raises((RolledBack, AccessDenied), match=complaint):
             www.flush()
-        assert complaint in logged(caplog)
+        assert complaint in caplog.text
         if verb == "enqueue":
             www.rollback()
         else:
@@ -614,8 +610,8 @@ def test_the_log_is_not_filled(start: Start, monkeypatch: pytest.MonkeyPatch, ca
         for _ in range(50):
             with pytest.raises(Refused):
                 www.call("dequeue", "orders")
-    assert logged(caplog).count("is refused") == 10
-    assert logged(caplog).count("no more of this session is told") == 1
+    assert caplog.text.count("is refused") == 10
+    assert caplog.text.count("no more of this session is told") == 1
 
 
 def test_the_table_may_change_while_sessions_are_open(
@@ -679,7 +675,7 @@ def test_a_stranger_who_sends_much_is_cut_off(start: Start, caplog: pytest.LogCa
         with suppress(OSError):
             for _ in range(64):
                 client.send(b"\x94\x00\x01\xa5hello\x91\xc6\x03\x00\x00\x00" if _ == 0 else bytes(65536))
-        eventually(lambda: "more than 65,536 bytes before it was let in" in logged(caplog))
+        eventually(lambda: "more than 65,536 bytes before it was let in" in caplog.text)
     eventually(lambda: not server.server.sessions)
 
 
@@ -687,7 +683,7 @@ def test_a_stranger_who_says_nothing_is_cut_off(start: Start, caplog: pytest.Log
     server = start(limits=Limits(login_s=0.1), tcp=("127.0.0.1:0",))
     with stranger(server) as client, pytest.raises((HungUp, OSError)):
         client.answer()
-    eventually(lambda: "it has not shown who it is within 0.1 s" in logged(caplog))
+    eventually(lambda: "it has not shown who it is within 0.1 s" in caplog.text)
 
 
 # Ports that nobody opened on purpose

@@ -44,10 +44,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
         server.stop()
 
 
-def logged(caplog: pytest.LogCaptureFixture) -> str:
-    return "\n".join(record.getMessage() for record in caplog.records)
-
-
 def bodies(server: ServerThread) -> list[bytes]:
     """What can be dequeued now."""
     with xaqueue.connect(server.url) as connection:
@@ -112,7 +108,7 @@ def test_so_many_sessions_are_taken(start: Start, caplog: pytest.LogCaptureFixtu
     first, second = xaqueue.connect(server.url), xaqueue.connect(server.url)
     with pytest.raises(ResourceFailed, match="2 sessions are open, which is the limit: try again later"):
         RemoteManager(lambda: dial(parse(server.url)), connect_s=0)
-    assert "is refused: 2 sessions are open" in logged(caplog)
+    assert "is refused: 2 sessions are open" in caplog.text
     first.close()
     xaqueue.connect(server.url).close()
     second.close()
@@ -127,7 +123,7 @@ def test_a_peer_that_stops_in_the_middle_of_a_request_is_cut_off(
         client.send(packed[:500])
         with pytest.raises((HungUp, OSError)):
             client.answer()
-        assert "it stopped in the middle of a request for 0.2 s" in logged(caplog)
+        assert "it stopped in the middle of a request for 0.2 s" in caplog.text
         assert other.call("echo", 1) == 1
 
 
@@ -140,7 +136,7 @@ def test_a_peer_that_does_not_read_its_answers_is_cut_off(start: Start, caplog: 
         with suppress(OSError):
             for _ in range(4):
                 client.send(request)
-        eventually(lambda: "it has not read its answers for 0.3 s" in logged(caplog))
+        eventually(lambda: "it has not read its answers for 0.3 s" in caplog.text)
         eventually(lambda: not server.server.sessions)
     assert bodies(server) == []
 
@@ -152,7 +148,7 @@ def test_a_request_over_the_limit_ends_its_session_alone(start: Start, caplog: p
             client.send(msgpack.packb([0, 1, "echo", [bytes(2 * FRAME_OVERHEAD_BYTES)]]))
         with pytest.raises((HungUp, OSError)):
             client.answer()
-        assert "is ended: it sent no frame" in logged(caplog)
+        assert "is ended: it sent no frame" in caplog.text
         assert other.call("echo", 1) == 1
 
 

@@ -141,13 +141,15 @@ def test_a_failed_sync_outside_a_step_fences(tmp_path: Path, what: str, sync: st
         assert len(bare.fs.struck) == 1
 
 
-def test_everybody_who_waits_for_a_round_that_fails_is_told(bare: BareSpace) -> None:
+@pytest.mark.parametrize(
+    ("sync", "fault"), [(DURABLE, ("sync_dir", "prepared")), ("JOURNAL", ("sync_data", "journal/"))]
+)
+def test_everybody_who_waits_for_a_round_that_fails_is_told(tmp_path: Path, sync: str, fault: tuple[str, str]) -> None:
     threads = 6
     together = threading.Barrier(threads)
     told: list[str] = []
-    bare.put("orders", b"first")
 
-    def run_one(name: int) -> None:
+    def run_one(bare: BareSpace, name: int) -> None:
         with closing(bare.connect()) as connection:
             connection.tpc_begin(Xid(1, b"%d" % name, b"b"))
             connection.enqueue("orders", b"%d" % name)
@@ -157,20 +159,22 @@ def test_everybody_who_waits_for_a_round_that_fails_is_told(bare: BareSpace) -> 
             except ResourceFailed as failed:
                 told.append(str(failed))
 
-    bare.fs.faults["sync_dir", "prepared"] = errno.EIO
-    waiting = [threading.Thread(target=run_one, args=(name,)) for name in range(threads)]
-    for thread in waiting:
-        thread.start()
-    for thread in waiting:
-        thread.join()
-    assert len(told) == threads
-    assert bare.fs.struck == [("sync_dir", "prepared")]
-    bare.fs.faults.clear()
-    bare.reopen()
-    with closing(bare.connect()) as connection:
-        for xid in connection.tpc_recover():
-            connection.tpc_rollback(xid)
-    assert bare.take("orders") == [b"first"]
+    with bare_space(tmp_path / "space", sync) as bare:
+        bare.put("orders", b"first")
+        bare.fs.faults[fault] = errno.EIO
+        waiting = [threading.Thread(target=run_one, args=(bare, name)) for name in range(threads)]
+        for thread in waiting:
+            thread.start()
+        for thread in waiting:
+            thread.join()
+        assert len(told) == threads
+        assert [call for call, _ in bare.fs.struck] == [fault[0]]
+        bare.fs.faults.clear()
+        bare.reopen()
+        with closing(bare.connect()) as connection:
+            for xid in connection.tpc_recover():
+                connection.tpc_rollback(xid)
+        assert bare.take("orders") == [b"first"]
 
 
 # Limits of a process

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import threading
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -238,38 +237,6 @@ def test_a_sync_that_fails_where_a_step_makes_room_in_the_journal_fences(tmp_pat
         bare.fs.faults.clear()
         bare.reopen()
         assert len(bare.take("orders")) == messages > 0
-
-
-def test_everybody_in_a_round_whose_record_fails_is_told(bare: BareSpace) -> None:
-    threads = 6
-    together = threading.Barrier(threads)
-    told: list[str] = []
-    bare.put("orders", b"first")
-
-    def run_one(name: int) -> None:
-        with closing(bare.connect()) as connection:
-            connection.tpc_begin(Xid(1, b"%d" % name, b"b"))
-            connection.enqueue("orders", b"%d" % name)
-            together.wait()
-            try:
-                connection.tpc_prepare()
-            except ResourceFailed as failed:
-                told.append(str(failed))
-
-    bare.fs.faults["sync_data", "journal/"] = errno.EIO
-    waiting = [threading.Thread(target=run_one, args=(name,)) for name in range(threads)]
-    for thread in waiting:
-        thread.start()
-    for thread in waiting:
-        thread.join()
-    assert len(told) == threads
-    assert len(bare.fs.struck) == 1
-    bare.fs.faults.clear()
-    bare.reopen()
-    with closing(bare.connect()) as connection:
-        for xid in connection.tpc_recover():
-            connection.tpc_rollback(xid)
-    assert bare.take("orders") == [b"first"]
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])

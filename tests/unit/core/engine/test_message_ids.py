@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
-from support.bare_space import DURABLE, BareSpace, bare_space
+from support.bare_space import BareSpace
 from support.crash_level import STRICT, open_space
 from support.crash_story import EMPTY, message_id
 from xaqueue.core.engine.state import Space
@@ -19,12 +16,6 @@ from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 
 X = Xid(1, b"x", b"")
-
-
-@pytest.fixture
-def bare(tmp_path: Path) -> Iterator[BareSpace]:
-    with bare_space(tmp_path / "space", DURABLE) as opened:
-        yield opened
 
 
 def put(session: Session, queue: str, body: bytes, given: MessageId | None = None) -> None:
@@ -48,19 +39,19 @@ def take_and_answer(session: Session) -> None:
 
 
 def test_a_given_id_used_again_syncs_the_end_of_its_earlier_life(
-    bare: BareSpace, monkeypatch: pytest.MonkeyPatch
+    strict: BareSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = Session(bare.space)
+    session = Session(strict.space)
     put(session, "in", b"first", message_id(1))
     take_and_answer(session)
     synced: list[str] = []
-    real = bare.fs.sync_dir
+    real = strict.fs.sync_dir
 
     def sync_dir(path: str) -> None:
         synced.append(path)
         real(path)
 
-    monkeypatch.setattr(bare.fs, "sync_dir", sync_dir)
+    monkeypatch.setattr(strict.fs, "sync_dir", sync_dir)
     put(session, "in", b"own id")
     assert layout.PREPARED not in synced
     put(session, "in", b"again", message_id(1))
@@ -87,10 +78,10 @@ def bodies(space: Space, queue: str) -> list[bytes]:
 
 @pytest.mark.parametrize("given", [None, MessageId(bytes(16))])
 def test_a_message_with_no_option_but_its_id_has_the_properties_of_a_plain_one(
-    bare: BareSpace, given: MessageId | None
+    strict: BareSpace, given: MessageId | None
 ) -> None:
     """A client always gives the id: that is the way of every message through a server."""
-    session = Session(bare.space)
+    session = Session(strict.space)
     session.start(X)
     made = session.enqueue("in", b"body") if given is None else session.enqueue("in", b"body", message_id=given)
     session.end(X)

@@ -14,7 +14,7 @@ from watchdog.events import FileCreatedEvent, FileModifiedEvent
 from watchdog.observers.api import EventQueue, ObservedWatch
 from watchdog.observers.inotify import InotifyEmitter
 
-from support.bare_space import DURABLE, BareSpace, bare_space
+from support.bare_space import BareSpace
 from xaqueue.core.model import definitions, layout
 from xaqueue.core.model.order import Order
 from xaqueue.core.owner import open as attach_room
@@ -201,14 +201,8 @@ def test_events_that_come_while_the_watch_stops_are_nobodys_concern(
     assert caplog.messages == []
 
 
-@pytest.fixture
-def bare(tmp_path: Path) -> Iterator[BareSpace]:
-    with bare_space(tmp_path / "space", DURABLE) as opened:
-        yield opened
-
-
-def test_an_edit_before_the_watch_starts_is_taken(bare: BareSpace) -> None:
-    (bare.root / layout.QUEUES).write_text('[queues.late]\norder = "lifo"\n')
-    watch = DefinitionsWatch(bare.root, bare.space)
+def test_an_edit_before_the_watch_starts_is_taken(strict: BareSpace) -> None:
+    (strict.root / layout.QUEUES).write_text('[queues.late]\norder = "lifo"\n')
+    watch = DefinitionsWatch(strict.root, strict.space)
     watch.stop()
-    assert list(bare.space.definitions.queues) == ["late"]
+    assert list(strict.space.definitions.queues) == ["late"]

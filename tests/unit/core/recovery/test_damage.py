@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from support.bare_space import DURABLE, BareSpace, bare_space
+from support.bare_space import BareSpace, bare_space
 from support.damages import DAMAGES, LARGE, Damage, check_set_aside, damaged, fingerprint, flip, harm
 from support.space_scan import scan
 from xaqueue.core.engine import heuristics, quarantine
@@ -321,24 +321,18 @@ def test_everything_damaged_at_once_still_starts_and_serves(bare: BareSpace) -> 
     assert [finding for finding in scan(bare.root) if not finding.startswith("quarantine")] == []
 
 
-@pytest.fixture
-def durable(tmp_path: Path) -> Iterator[BareSpace]:
-    with bare_space(tmp_path / "space", DURABLE) as opened:
-        yield opened
-
-
 def test_the_reason_of_a_quarantined_file_is_synced_and_let_go(
-    durable: BareSpace, monkeypatch: pytest.MonkeyPatch
+    strict: BareSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[str] = []
-    real = durable.fs.sync_data
+    real = strict.fs.sync_data
 
     def sync_data(path: str) -> None:
         synced.append(path)
         real(path)
 
-    monkeypatch.setattr(durable.fs, "sync_data", sync_data)
-    (durable.root / layout.PREPARED / "junk").touch()
-    target = quarantine.move(durable.fs, f"{layout.PREPARED}/junk", "no block", 0)
+    monkeypatch.setattr(strict.fs, "sync_data", sync_data)
+    (strict.root / layout.PREPARED / "junk").touch()
+    target = quarantine.move(strict.fs, f"{layout.PREPARED}/junk", "no block", 0)
     assert synced == [target + ".reason"]
-    assert list(durable.fs._unsynced) == []
+    assert list(strict.fs._unsynced) == []

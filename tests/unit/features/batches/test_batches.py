@@ -35,13 +35,6 @@ def bare(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[BareSpace]:
 
 
 @pytest.fixture
-def strict(tmp_path: Path) -> Iterator[BareSpace]:
-    """Whose steps are done in the directories at once."""
-    with bare_space(tmp_path / "space", DURABLE) as opened:
-        yield opened
-
-
-@pytest.fixture
 def session(bare: BareSpace) -> Session:
     return Session(bare.space)
 
