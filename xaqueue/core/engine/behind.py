@@ -13,19 +13,17 @@ from itertools import chain
 
 from xaqueue.core.model import layout
 from xaqueue.core.model.change import DROP, MOVE, PUT, Moved, Op, final_states
-from xaqueue.core.model.layout import Watermark
 
 _BLOCKS = layout.PREPARED, layout.COMMITTED
 """There no path that a life of the space puts first was one before it; but for names that begin with a dot."""
 
 
 class Turn:
-    """Changes that are followed together, and the watermarks behind them."""
+    """Changes that are followed together. Made without the lock: there may be many."""
 
-    def __init__(self, changes: Sequence[Sequence[Op]], marks: dict[str, Watermark], standing: set[str]) -> None:
+    def __init__(self, changes: Sequence[Sequence[Op]], standing: set[str]) -> None:
         """standing: where an earlier one may have left something in prepared/, or was interrupted."""
         self.changes = changes
-        self.marks = marks
         put: set[str] = set()
         self.final = final_states(changes, put)
         self.left = {path: want for path, want in self.final.items() if want is not None}
@@ -62,7 +60,8 @@ class Behind:
         self.files = 0
         """How many operations they have."""
         self.standing: set[str] = set()
-        """Where something may stand in prepared/ that was followed; and anywhere, of a turn that was interrupted."""
+        """Where something may stand in prepared/ that was followed; and anywhere, of a turn that was interrupted. Of
+        whoever follows alone, who needs no lock for it."""
         self.held: dict[str, Op] = {}
         """By path, the PUT of what the directories lack, with the time that it has there."""
         self.cached: OrderedDict[str, Op] = OrderedDict()

@@ -257,9 +257,9 @@ class JournalLog(DeferringCommit):
                 step.publish()
                 planned = step.planned
                 if type(planned) is Change:
-                    _, _, ops, point, rest, _, _ = planned
-                    if point or rest:
-                        ops = [*point, *ops, *rest]
+                    ops = planned.ops
+                    if planned.point or planned.rest:
+                        ops = [*planned.point, *ops, *planned.rest]
                     if not step.done:  # else it was shown when it was deferred
                         behind.show(ops)
                     is_first = not behind.changes
@@ -365,29 +365,32 @@ class JournalLog(DeferringCommit):
         """Of what is recorded."""
         with self._following:
             with self._lock:
-                turn = Turn(list(self.behind.changes), self._marks, self.behind.standing)
-                upto = self._upto
+                changes, marks, upto = list(self.behind.changes), self._marks, self._upto
                 self._marks = {}
-            if turn.changes or turn.marks:
+            if changes or marks:
                 try:
-                    self._carry_out(turn)
+                    self._carry_out(Turn(changes, self.behind.standing), marks)
                 except BaseException:
-                    self._return_turn(turn)
+                    with self._lock:
+                        self._marks = marks | self._marks
                     raise
-                self.behind.followed(turn, [])
             self.followed = upto
 
-    def _carry_out(self, turn: Turn) -> None:
-        self.check()
-        if self._lost():
-            self._check_owner()
+    def _carry_out(self, turn: Turn, marks: dict[str, Watermark]) -> None:
         try:
+            self.check()
+            if self._lost():
+                self._check_owner()
             self._do(turn)
-            for queue, watermark in turn.marks.items():
+            for queue, watermark in marks.items():
                 self._mark(queue, watermark)
             redo.apply_removals(self.fs, turn.gone, turn.left)
+        except BaseException:
+            self._return_turn(turn)
+            raise
         finally:
             self._note_touched(turn.final)
+        self.behind.followed(turn, [])
 
     def _do(self, turn: Turn) -> None:
         """What goes makes room for what comes, and there may be a reserve. The journal has both, in their order."""
@@ -415,7 +418,6 @@ class JournalLog(DeferringCommit):
         self.behind.followed(turn, [turn.rest()])
         with self._lock:
             self.behind.standing.update(turn.left)
-            self._marks = turn.marks | self._marks
 
     def exclusively(self, call: Callable[[], None]) -> None:
         """Follows, and calls this while nothing is being followed. Raises what either raises."""

@@ -75,8 +75,9 @@ def apply_ops(fs: FileSystem, ops: Sequence[Op]) -> None:
 def apply_removals(fs: FileSystem, gone: dict[str, None], keep: dict[str, Content | Moved]) -> None:
     """As ``apply``, of what is gone in the end; the places of what ``keep`` is still to move stay."""
     places = {place for want in keep.values() if isinstance(want, Moved) for place in want.places}
+    may_be_gone = suppress(FileNotFoundError)  # it never was a file, or somebody was faster
     for path in [path for path in gone if path not in places]:
-        with suppress(FileNotFoundError):  # it never was a file, or somebody was faster
+        with may_be_gone:
             fs.unlink(path)
         del gone[path]
 

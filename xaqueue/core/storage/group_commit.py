@@ -308,9 +308,9 @@ class GroupCommit:
             except BaseException as error:
                 self._end_round(group, error)
             self.rounds += 1
+            self.steps += len(group)
             for step in group:
                 step.done = True
-                self.steps += 1
             if group[-1].waiter is not None:  # else its leader was alone in it
                 self._finished = group
             with self._mutex:

@@ -23,11 +23,12 @@ from support.forgetful import ForgetfulFileSystem, Tree
 from support.journal_log_scene import DIRECTORIES, MARK, RANGE, LoggedDirectories, directories
 from support.journal_of import journal_of
 from xaqueue.core.engine import journal_log
+from xaqueue.core.engine.behind import Turn
 from xaqueue.core.engine.journal_log import KEPT_BYTES, LAG_S
 from xaqueue.core.model.block import Kind as Block
 from xaqueue.core.model.branch import Branch, Written
-from xaqueue.core.model.change import DROP, MOVE, PUT
-from xaqueue.core.model.layout import parse_watermark
+from xaqueue.core.model.change import DROP, MOVE, PUT, Op
+from xaqueue.core.model.layout import Watermark, parse_watermark
 from xaqueue.core.owner import threads
 from xaqueue.core.owner.threads import Follower
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
@@ -113,6 +114,33 @@ def test_what_comes_and_goes_never_touches_the_directories() -> None:
     log.follow()
     assert fs.tree_after_kill() == before
     assert log._made == 0
+
+
+def test_what_a_turn_comes_to_is_worked_out_while_others_have_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be many changes. Whoever is interrupted meanwhile has neither followed any nor lost a watermark."""
+    fs = directories()
+    log = LoggedDirectories(fs)
+    held, interrupted = list[bool](), [True]
+
+    def make(changes: Sequence[Sequence[Op]], standing: set[str]) -> Turn:
+        held.append(log._lock.locked())
+        if interrupted.pop():
+            raise KeyboardInterrupt
+        return Turn(changes, standing)
+
+    monkeypatch.setattr(journal_log, "Turn", make)
+    log.do((PUT, f"{RANGE}/a", b"head", b"body", 5))
+    log._marks = {"q": Watermark(1, 2)}
+    with pytest.raises(KeyboardInterrupt):
+        log.follow()
+    assert log._marks == {"q": Watermark(1, 2)}
+    assert log.read(f"{RANGE}/a") == b"headbody"
+    assert not fs.exists(f"{RANGE}/a")
+    interrupted.append(False)
+    log.follow()
+    assert held == [False, False]
+    assert fs.read(f"{RANGE}/a") == b"headbody"
+    assert parse_watermark(fs.read(MARK)) == Watermark(1, 2)
 
 
 def test_a_block_that_comes_and_goes_costs_no_call() -> None:
