@@ -32,7 +32,7 @@ from xaqueue.xa import Code, Flag
 from xaqueue.xid import Xid
 
 PROTOCOL = 2
-"""Version of the methods and values; ``hello`` settles it. Version 1 has no ``work``."""
+"""Version of the methods and values; ``hello`` settles it. Version 1 has neither ``work`` nor ``return``."""
 REQUEST, RESPONSE, NOTIFICATION = 0, 1, 2
 ID_LIMIT = 2**32
 CHUNK_BYTES = 256 * 1024
@@ -77,7 +77,7 @@ class AnswerFrame(NamedTuple):
 
 
 def response(number: int, error: Mapping[str, Any] | None, result: Any) -> bytes:
-    packed: bytes = msgpack.packb((RESPONSE, number, error, result), default=plain)
+    packed: bytes = msgpack.Packer(default=plain).pack((RESPONSE, number, error, result))  # packb is two calls
     return packed
 
 

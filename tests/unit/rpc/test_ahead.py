@@ -353,7 +353,7 @@ def test_an_older_server_gets_the_frames_that_it_knows(server: ServerThread, mon
         return real(caller, name, params)
 
     def older(caller: Any, said: Any = None) -> dict[str, Any]:
-        return {key: value for key, value in service.hello(caller, said).items() if key != "work"}
+        return service.hello(caller, {**said, "protocol": 1})
 
     monkeypatch.setattr(session, "perform", perform)
     monkeypatch.setitem(calls.METHODS, "hello", hello._replace(call=older))

@@ -590,7 +590,7 @@ class Link:
                 known = {"protocol": wire.PROTOCOL, "session": key, "instead_of": self._key}
                 said = self._request("hello", [{**known, **self._hello()}])
                 self._check_epoch(said)
-                self.space, self.takes_work = said, said.get("work") is True
+                self.space, self.takes_work = said, said["protocol"] > 1
             except (ConnectionLost, ResourceFailed) as error:  # not there, or it takes no sessions now
                 self._lose(error)
                 if is_refusal(error.__cause__):

@@ -98,7 +98,6 @@ def hello(caller: Caller, said: Any = None) -> dict[str, Any]:
         "queues": sorted(definitions.queues),
         "any_queue": definitions.default is not None,
         "max_body_bytes": definitions.max_body_bytes,
-        "work": True,
     }
 
 
