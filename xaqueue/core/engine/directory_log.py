@@ -364,8 +364,6 @@ class DirectoryLog(GroupCommit):
         """Readers learn of it; without room, with the next step."""
         marks = self._marks
         self._owner.published_locked(marks)
-        if not marks:
-            return
         try:
             for queue, watermark in marks.items():
                 self.fs.write_at(layout.watermark_path(queue), 0, [layout.format_watermark(watermark)])

@@ -187,8 +187,7 @@ class Memory:
         self.looks_at = float("inf")
         """By the monotonic clock, when somebody looks for branches that are late."""
         self.last_commit_us = 0
-        """The time of the last commit, or of a message that was found: no later one gets an earlier one, whatever the
-        clock does."""
+        """Of the last commit, or of what was found: no later one gets an earlier time, whatever the clock does."""
         self._sessions = 0
 
     def memory_of(self, kept: type[T]) -> T:
@@ -239,10 +238,6 @@ class Memory:
         if when < self.looks_at:
             self.looks_at = when
             self.wakes.late.wake()
-
-    def committed_by(self, when_us: int) -> None:
-        """A message that was found has this commit time."""
-        self.last_commit_us = max(self.last_commit_us, when_us)
 
     def kept(self) -> tuple[int, int]:
         """Bytes, about, and number of the blocks that memory has of branches that are not prepared. A prepared one

@@ -76,7 +76,7 @@ class Load:
         """The highest number in each queue, before others used what was placed."""
         for queue, ranges in self._found:
             last, when_us = _newest(space.fs, queue.name, ranges)
-            space.committed_by(when_us)
+            space.last_commit_us = max(space.last_commit_us, when_us)
             used = bool(ranges) or queue.enqueued > 0
             queue.found(ranges, last, _watermark(space, queue, used, set_aside, note))
             self._retries[queue.name] = records.read_retries(space.fs, queue.name, set_aside)

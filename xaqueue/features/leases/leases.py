@@ -190,13 +190,8 @@ def extend(self: Session, queue: str, lease: bytes, lease_s: float) -> None:
 def accept(self: Session, queue: str, lease: bytes) -> None:
     """The message is one that the associated branch has taken, and the lease is over."""
     xid = _xid_of(lease)
-    branch = self._at_work()
-    try:
-        with self.space.lock:
-            _hand_over_locked(self, _held_locked(self, queue, xid), branch)
-    finally:
-        branch.progress = time.monotonic()
-        branch.working.discard(self.number)
+    with self._work() as branch, self.space.lock:
+        _hand_over_locked(self, _held_locked(self, queue, xid), branch)
 
 
 def adopt(self: Session, lost: bytes) -> None:
