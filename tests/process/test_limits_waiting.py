@@ -14,14 +14,13 @@ import msgpack
 import pytest
 
 import xaqueue
+from support.limited import Start, bodies, half_a_request, starting
 from support.patience import eventually
 from support.raw_client import RawClient
 from support.served import ServerThread
-from xaqueue.core.owner import open as attach_room
 from xaqueue.errors import ConnectionLost, RolledBack, UnknownXid
 from xaqueue.rpc import wire
 from xaqueue.rpc.client.manager import RemoteManager
-from xaqueue.rpc.server.peer import Limits
 from xaqueue.xa import Code, Outcome
 from xaqueue.xid import Xid
 
@@ -29,23 +28,12 @@ PATIENCE_S = 60.0
 DEQUEUE_S = 10.0
 """Longer than it takes to begin all that is behind it; who leaves meanwhile holds what was sent until it is over."""
 X, Y = Xid(1, b"x", b""), Xid(1, b"y", b"")
-Start = Callable[..., ServerThread]
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    made: list[ServerThread] = []
-
-    def begin(**limits: float) -> ServerThread:
-        root = tmp_path / "space"
-        attach_room.create(root, any_queue=True)
-        given = Limits(**limits)  # type: ignore[arg-type]
-        made.append(ServerThread(root, tmp_path / "socket", sync="NONE", limits=given))
-        return made[-1]
-
-    yield begin
-    for server in made:
-        server.stop()
+    with starting(tmp_path) as begin:
+        yield begin
 
 
 def put(server: ServerThread, *bodies: bytes) -> None:
@@ -53,16 +41,6 @@ def put(server: ServerThread, *bodies: bytes) -> None:
         for body in bodies:
             connection.enqueue("q", body)
         connection.commit()
-
-
-def bodies(server: ServerThread) -> list[bytes]:
-    """What can be dequeued now."""
-    with xaqueue.connect(server.url) as connection:
-        found = []
-        while message := connection.dequeue("q"):
-            found.append(message.body)
-        connection.rollback()
-        return found
 
 
 def test_an_idle_branch_is_rolled_back_by_the_server(start: Start, caplog: pytest.LogCaptureFixture) -> None:
@@ -174,17 +152,6 @@ def test_a_peer_that_is_slow_but_goes_on_is_waited_for(start: Start) -> None:
 
 
 MIB = 1024 * 1024
-
-
-def half_a_request(server: ServerThread, size: int) -> socket.socket:
-    """A session that has sent so much of a request, and not its end."""
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    made.settimeout(PATIENCE_S)
-    made.connect(str(server.path))
-    whole: bytes = msgpack.packb([0, 1, "echo", [bytes(2 * size)]])
-    with suppress(OSError):  # it was refused in the middle
-        made.sendall(whole[:size])
-    return made
 
 
 def a_request_that_waits(server: ServerThread, size: int) -> socket.socket:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,9 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 import xaqueue
+from support.limited import Start, bodies, half_a_request, starting
 from support.patience import eventually
 from support.raw_client import HungUp, RawClient, Refused
-from support.served import ServerThread
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.core.owner import open as attach_room
@@ -25,33 +25,12 @@ from xaqueue.rpc.server.peer import FRAME_OVERHEAD_BYTES, LEAST, Limits, PeerTim
 from xaqueue.xa import Flag
 
 PATIENCE_S = 60.0
-Start = Callable[..., ServerThread]
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    made: list[ServerThread] = []
-
-    def begin(**limits: float) -> ServerThread:
-        root = tmp_path / "space"
-        attach_room.create(root, any_queue=True)
-        given = Limits(**limits)  # type: ignore[arg-type]
-        made.append(ServerThread(root, tmp_path / "socket", sync="NONE", limits=given))
-        return made[-1]
-
-    yield begin
-    for server in made:
-        server.stop()
-
-
-def bodies(server: ServerThread) -> list[bytes]:
-    """What can be dequeued now."""
-    with xaqueue.connect(server.url) as connection:
-        found = []
-        while message := connection.dequeue("q"):
-            found.append(message.body)
-        connection.rollback()
-        return found
+    with starting(tmp_path) as begin:
+        yield begin
 
 
 @pytest.mark.parametrize("name", LEAST)
@@ -217,17 +196,6 @@ def test_an_idle_exit_that_makes_no_sense_is_refused(tmp_path: Path, seconds: st
 # The memory of all together
 
 MIB = 1024 * 1024
-
-
-def half_a_request(server: ServerThread, size: int) -> socket.socket:
-    """A session that has sent so much of a request, and not its end."""
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    made.settimeout(PATIENCE_S)
-    made.connect(str(server.path))
-    whole: bytes = msgpack.packb([0, 1, "echo", [bytes(2 * size)]])
-    with suppress(OSError):  # it was refused in the middle
-        made.sendall(whole[:size])
-    return made
 
 
 @pytest.mark.parametrize("verb", ["enqueue", "commit"])

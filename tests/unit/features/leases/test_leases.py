@@ -115,23 +115,6 @@ def is_clean(bare: BareSpace) -> bool:
     return not (bare.space.branches or blocks or found)
 
 
-def test_many_are_held_and_settled_in_any_order(bare: BareSpace, user: Connection) -> None:
-    bare.put("orders", *(b"%d" % number for number in range(4)))
-    first, second, third = received(user, count=3)
-    assert [one.body for one in (first, second, third)] == [b"0", b"1", b"2"]
-    assert not user.in_transaction
-    third.ack()
-    assert bare.take("orders") == [b"3"]
-    first.ack()
-    second.nack(0)
-    assert tries(bare) == [0, 1]
-    with pytest.raises(ProtocolError, match="settled already"):
-        third.ack()
-    bare.reopen()
-    assert [message.body for message in seen(bare, "orders")] == [b"1", b"3"]
-    assert is_clean(bare)
-
-
 def test_a_lease_that_ends_counts_and_nothing_settles_it(bare: BareSpace, clock: Clock, user: Connection) -> None:
     bare.put("orders", b"slow")
     bare.put("plain", b"other")
