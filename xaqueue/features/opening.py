@@ -24,7 +24,6 @@ from xaqueue.features.batches.rule import BatchRule
 from xaqueue.features.batches.sweep import Sweep
 from xaqueue.features.carry import carry
 from xaqueue.features.counters import counters
-from xaqueue.features.counters.chores import WriteCounters
 from xaqueue.features.dedup import dedup
 from xaqueue.features.kinds import KINDS
 from xaqueue.features.pair.pair import Pair
@@ -71,7 +70,7 @@ class Whole(Features):
         yield Expire(space)
         yield Clear(space)
         yield PruneJournal(space)
-        yield WriteCounters(space)
+        yield counters.WriteCounters(space)
         if not space.waiting.is_served:  # else the server sees to it
             yield Sweep(space)
         if lasting and policy_of(space.definitions).interval_min:

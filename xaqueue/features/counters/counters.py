@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from xaqueue.core.model.queue import Queue
+from xaqueue.core.owner.chores import NEVER, Chore, Chores
 from xaqueue.core.storage.fs import FileSystem, replace_file
 from xaqueue.features.counters.values import COUNTERS, Counters, Counting, decode, encode
 
@@ -146,3 +147,14 @@ def _write_due(space: Any, found: Counted) -> None:
     space.check()
     space.check_owner()
     space.waiting.run(partial(file_of(space).write, found))
+
+
+class WriteCounters(Chore):
+    """Now and then, where no checkpoint is ever due."""
+
+    def left_s(self) -> float:
+        return NEVER if self.space.log.follows else file_of(self.space).left_s
+
+    def run(self, turn: Chores) -> float:
+        self.space.checkpoint()
+        return 0.0
