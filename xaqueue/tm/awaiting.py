@@ -274,11 +274,6 @@ def plain(connection: Any) -> Any:
     return connection.plain if isinstance(connection, ThreadedConnection) else connection
 
 
-def is_of_tasks(connection: Any) -> bool:
-    """Whether several of its kind can be called side by side without threads."""
-    return isinstance(connection, _Adapter)
-
-
 def check_usable(connection: Any, name: str) -> None:
     """Raises InvalidArgument for an async connection outside of a task."""
     if isinstance(connection, AwaitedConnection) and not is_carried():

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from xaqueue.carried import CarriedChange
+from xaqueue.carried import CarriedChange, Life
 from xaqueue.errors import ConnectionLost, Error, ProtocolError, ResourceFailed, RolledBack
 from xaqueue.tm import awaiting, driver, guard, last_resource
 from xaqueue.tm.driver import Abilities, Dialect
@@ -28,28 +28,23 @@ def enlist(source: ConnectionSource, gtrid: bytes) -> EnlistedBranch:
     """Opens a connection and begins the branch on it. Raises what the driver raises."""
     kept = source.take_idle()
     if kept is not None:
+        connection, can, cursor = kept
         try:
-            return _enlist_on(*kept, source, gtrid)
+            return (EnlistedBranch if can.has_two_phases else PlainBranch)(source, connection, gtrid, can, cursor)
         except Exception:  # it was lost while it was idle, and nothing was done on it yet
-            driver.close(kept[0])
+            driver.close(connection)
             source.drop_idle()
         except BaseException:
-            driver.close(kept[0])
+            driver.close(connection)
             raise
     connection = source.open()
     try:
-        return _enlist_on(connection, source.abilities(connection), None, source, gtrid)
+        can = source.abilities(connection)
+        cursor = connection.cursor() if can.has_dear_cursors else None
+        return (EnlistedBranch if can.has_two_phases else PlainBranch)(source, connection, gtrid, can, cursor)
     except BaseException:
         driver.close(connection)
         raise
-
-
-def _enlist_on(connection: Any, can: Abilities, cursor: Any, source: ConnectionSource, gtrid: bytes) -> EnlistedBranch:
-    if not can.is_ours:
-        awaiting.check_usable(connection, source.name)
-    if can.has_dear_cursors and cursor is None:
-        cursor = connection.cursor()
-    return (EnlistedBranch if can.has_two_phases else PlainBranch)(source, connection, gtrid, can, cursor)
 
 
 class EnlistedBranch:
@@ -88,6 +83,8 @@ class EnlistedBranch:
         self.gtrid = gtrid
         self.can = can
         self._cursor = cursor
+        if can.is_adapted:
+            awaiting.check_usable(connection, self.name)
         self._begin()
 
     def _begin(self) -> None:
@@ -96,7 +93,7 @@ class EnlistedBranch:
             return
         self.connection.tpc_begin(driver.xid_on(self.connection, self.gtrid, self.name))
         if self.can.takes_sql:
-            guard.mark(self._cursor or self.connection)
+            guard.mark(self.connection)
 
     @property
     def sort_key(self) -> str:
@@ -106,18 +103,9 @@ class EnlistedBranch:
     def is_parallel(self) -> bool:
         return self.source.is_parallel(self.can)
 
-    @property
-    def can_carry(self) -> bool:
-        """Whether it may take the work of a queue with its own."""
-        return self.can.may_decide and self.source.may_carry and self.can.dialect in last_resource.CARRYING
-
-    @property
-    def can_be_carried(self) -> bool:
-        return driver.can_be_carried(self.connection)
-
     def lend(self) -> Any:
-        """What the transaction's user works on."""
-        return driver.lent(self.connection)
+        """What the transaction's user works on: the connection, or what an adapter lends in its place."""
+        return getattr(self.connection, "lent", self.connection)
 
     @property
     def refused(self) -> ProtocolError | None:
@@ -126,7 +114,11 @@ class EnlistedBranch:
 
     def check_begun(self) -> None:
         """Raises ProtocolError where its transaction is known to be over, or can only be rolled back."""
-        if not self.can.is_ours and self.connection is not None and driver.has_ended(self.connection):
+        if not self.can.is_ours and self.connection is not None:
+            self._check_status(driver.status_of(self.connection))
+
+    def _check_status(self, status: int | None) -> None:
+        if status == driver.IDLE:
             raise TransactionEnded(self.name)
 
     def prepare(self) -> Reply:
@@ -143,7 +135,7 @@ class EnlistedBranch:
             return Reply.REFUSED
         except Exception as error:
             self._failed(error)
-            return Reply.REFUSED if isinstance(error, RolledBack) and not self._in_failed() else Reply.LOST
+            return Reply.REFUSED if isinstance(error, RolledBack) and not self._has_failed() else Reply.LOST
         if prepared is not False:
             return Reply.PREPARED
         try:
@@ -160,7 +152,7 @@ class EnlistedBranch:
 
     def defer(self) -> None:
         """Its commit is decided in a database that is asked again after a crash: it need not wait for the disk."""
-        self.is_deferred = driver.offers(self.connection, "harden")
+        self.is_deferred = self.can.hardens
 
     def explain(self, error: BaseException) -> None:
         """Why it is going to be rolled back, for a queue, whose message remembers it."""
@@ -202,16 +194,16 @@ class EnlistedBranch:
             return Reply.REFUSED
         return Reply.DONE
 
-    def commit_last(self, row: DecisionRow, check: Callable[[], None], change: CarriedChange | None = None) -> Reply:
+    def commit_last(self, row: DecisionRow, check: Callable[[], None], life: Life | None = None) -> Reply:
         """Commits it together with the row that decides for those that prepared. LOST: nobody knows, not even the
         database just now.
 
         check: raises where the log is not ours any more. Asked with the row in place, which keeps out a successor's.
-        change: it carries this for who has prepared.
+        life: of the space whose change the row carries.
         """
         try:
             self._check_whole()
-            self._insert(row, change)
+            self._insert(row, life)
             check()
         except Exception as error:
             self.refuse(error)
@@ -219,12 +211,11 @@ class EnlistedBranch:
         answer = self._commit_deciding()
         return self._read_decision() if answer is Reply.LOST else answer
 
-    def _insert(self, row: DecisionRow, change: CarriedChange | None) -> None:
-        if change is None:
+    def _insert(self, row: DecisionRow, life: Life | None) -> None:
+        if life is None:
             is_begun = last_resource.insert_row(self._cursor or self.connection, row)
         else:
-            carried = DecisionRow(row.gtrid, row.outcome, row.participants, change.encode())
-            is_begun = last_resource.insert_carried(self._cursor or self.connection, carried, change.life)
+            is_begun = last_resource.insert_carried(self._cursor or self.connection, row, life)
         if not is_begun:
             raise TransactionEnded(self.name)
 
@@ -298,8 +289,8 @@ class EnlistedBranch:
         """The transaction is over for this connection."""
         connection = self.connection
         if self._is_usable and connection is not None:
-            self.source.return_connection(connection, self.can, self._cursor)
             self.connection, self._is_usable = None, False
+            self.source.return_connection(connection, self.can, self._cursor)
         else:
             self.discard()
 
@@ -333,15 +324,17 @@ class EnlistedBranch:
         """Raises RolledBack or ProtocolError where it can only be rolled back."""
         if self.can.is_ours:
             return
-        if self._in_failed():
+        status = driver.status_of(self.connection)
+        if status == driver.IN_ERROR:
             raise RolledBack(
                 f"a statement of participant {self.name!r} failed before, and its transaction with it: roll back, "
                 "or use a savepoint around what may fail"
             )
-        self.check_begun()
+        self._check_status(status)
 
-    def _in_failed(self) -> bool:
-        return not self.can.is_ours and self.connection is not None and driver.has_failed(self.connection)
+    def _has_failed(self) -> bool:
+        """Whether a statement has, so that PostgreSQL would take a commit for a rollback."""
+        return not self.can.is_ours and driver.status_of(self.connection) == driver.IN_ERROR
 
 
 class PlainBranch(EnlistedBranch):
@@ -368,7 +361,7 @@ class PlainBranch(EnlistedBranch):
     def refused(self) -> ProtocolError | None:
         return self._guard.refused if self._guard is not None else None
 
-    def check_begun(self) -> None:
+    def _check_status(self, status: int | None) -> None:
         if self._guard is not None:
             self._guard.check()
 

@@ -59,6 +59,10 @@ OnStep = Callable[[TraceStep, bytes, str], None]
 is raised out of the step."""
 
 
+def unwatched(step: TraceStep, gtrid: bytes, participant: str) -> None:
+    """Where nobody is told of the steps."""
+
+
 class LiveTransaction(Protocol):
     """What is asked of a transaction by others than its own thread."""
 
@@ -113,12 +117,12 @@ class Coordinator:
         self.log = log
         self.loop = loop or AsyncLoop()
         self.sources = sources
-        self.step: OnStep = on_step or (lambda step, gtrid, participant: None)
+        self.step: OnStep = on_step or unwatched
         self.wake: Callable[[Iterable[str]], None] = lambda _: None
         """Tells recovery that these participants have something to finish."""
         self.deciding = DecidingDatabases(log.node)
         self.tracing = Tracing.of_process()
-        self._ready: set[str] = set()
+        self.ready: set[str] = set()
         """Participants whose databases may decide in this life: they have the table, and the log says so."""
         self._undecided: dict[bytes, Undecided] = {}
         self._deferred: set[str] = set()
@@ -224,15 +228,21 @@ class Coordinator:
                 noted.append(Heuristic(gtrid, name, decision, outcome, self.log.now_us(), details.get(name, "")))
                 self.log.note(noted[-1])
         for name, outcome in participants.items():
-            if name in deferred and outcome is ParticipantOutcome.COMMITTED:
-                self.log.committed_deferred(gtrid, name)
-                with self._mutex:
-                    self._deferred.add(name)
-            elif outcome is not ParticipantOutcome.PENDING and self.log.acknowledged(gtrid, name):
-                with self._mutex:
-                    self._remember(gtrid, decision)
-                self.step(TraceStep.DONE, gtrid, "")
+            if outcome is not ParticipantOutcome.PENDING:
+                is_deferred = name in deferred and outcome is ParticipantOutcome.COMMITTED
+                self.note_done(gtrid, decision, name, is_deferred)
         return noted
+
+    def note_done(self, gtrid: bytes, decision: Outcome, name: str, is_deferred: bool) -> None:
+        """That participant has done what was decided. is_deferred: and has not hardened that."""
+        if is_deferred:
+            self.log.committed_deferred(gtrid, name)
+            with self._mutex:
+                self._deferred.add(name)
+        elif self.log.acknowledged(gtrid, name):
+            with self._mutex:
+                self._remember(gtrid, decision)
+            self.step(TraceStep.DONE, gtrid, "")
 
     def outcome(self, gtrid: bytes) -> Outcome:
         """UNKNOWN: of somebody else, or finished too long ago; live ones are IN_DOUBT."""
@@ -246,11 +256,11 @@ class Coordinator:
 
     def make_ready(self, name: str) -> None:
         """From here on this participant's database may decide. Raises what the driver raises, DecisionLogError."""
-        if name not in self._ready:
+        if name not in self.ready:
             with self.sources[name].opened() as connection:
                 self.check_database(name, connection)
             self.loop.in_thread(partial(self.log.note_last, name))
-            self._ready.add(name)
+            self.ready.add(name)
 
     def check_database(self, name: str, connection: Any) -> None:
         """It is the one that has this log's decisions, if there are any. Raises what ``make_ready`` there raises."""

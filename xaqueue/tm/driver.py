@@ -32,8 +32,10 @@ SHARED_CONNECTIONS = 2
 """PEP 249's ``threadsafety`` from which on a connection may be handed to another thread."""
 FULL_SYNC = 2
 """SQLite's ``synchronous`` from which on a commit waits for the disk, also with the journal mode WAL."""
-IDLE, IN_ERROR = 0, 3
-"""libpq's PQTRANS_IDLE, no transaction is open, and PQTRANS_INERROR: one has failed, and can only be rolled back."""
+COMMAND_OK = 1
+"""libpq's PGRES_COMMAND_OK."""
+IDLE, IN_TRANSACTION, IN_ERROR = 0, 2, 3
+"""libpq's PQTRANS_IDLE, no transaction is open; PQTRANS_INTRANS; PQTRANS_INERROR, it can only be rolled back."""
 
 
 class Dialect(TableKey):
@@ -45,6 +47,8 @@ class Dialect(TableKey):
     OTHER = "other"
 
 
+CARRYING = frozenset((Dialect.POSTGRESQL, Dialect.SQLITE))
+"""Those that can lock a row of another one's for as long as a transaction takes, and are known to be asked so."""
 _DIALECTS = {
     **dict.fromkeys(("psycopg", "psycopg2", "pg8000"), Dialect.POSTGRESQL),
     **dict.fromkeys(("sqlite3", "aiosqlite"), Dialect.SQLITE),
@@ -74,15 +78,19 @@ def kind_of(connection: Any) -> type:
 
 
 def dialect_of(connection: Any) -> Dialect:
-    """An adapter says it; of a driver's own connection it is known by its package."""
-    named = getattr(connection, "dialect", None)
-    kind: type = type(driver_of(connection))
-    return Dialect(named) if named in _NAMED else _dialect_of(kind)
+    """Of a driver's own connection it is known by its package; an adapter says it."""
+    kind: type = type(connection)
+    return _dialect_of(kind) or _named(connection)
 
 
 @lru_cache(maxsize=256)
-def _dialect_of(kind: type) -> Dialect:
-    return next((known for name in _packages(kind) if (known := _DIALECTS.get(name))), Dialect.OTHER)
+def _dialect_of(kind: type) -> Dialect | None:
+    return next((known for name in _packages(kind) if (known := _DIALECTS.get(name))), None)
+
+
+def _named(connection: Any) -> Dialect:
+    named = getattr(connection, "dialect", None)
+    return Dialect(named) if named in _NAMED else _dialect_of(kind_of(connection)) or Dialect.OTHER
 
 
 class Abilities(NamedTuple):
@@ -92,22 +100,35 @@ class Abilities(NamedTuple):
     takes_sql: bool
     may_decide: bool
     """Whether its own commit may decide for all."""
+    may_carry: bool
+    """And take the changes of a queue with it."""
     dialect: Dialect
     is_shared: bool
+    is_at_rest: Callable[[Any], bool]
+    """Whether it may wait for the next transaction, and whether it still is as it was then."""
     is_ours: bool
+    is_adapted: bool
+    hardens: bool
+    """Whether its commits may be late, and its ``harden`` asked for behind them."""
     has_dear_cursors: bool
 
 
-def abilities_of(connection: Any, *, may_decide: bool) -> Abilities:
-    """may_decide: where a database is behind it."""
+def abilities_of(connection: Any, *, may_decide: bool, may_carry: bool) -> Abilities:
+    """may_decide, may_carry: where a database is behind it."""
+    may_decide, dialect = may_decide and takes_sql(connection), dialect_of(connection)
+    is_adapted = isinstance(connection, Adapter)
     return Abilities(
         has_two_phases(connection),
         takes_sql(connection),
-        may_decide and takes_sql(connection),
-        dialect_of(connection),
+        may_decide,
+        may_decide and may_carry and dialect in CARRYING,
+        dialect,
         is_shared(connection),
+        _is_ours_at_rest if isinstance(connection, Connection) else is_at_rest,
         isinstance(connection, Connection),
-        hasattr(connection, "pgconn") and not isinstance(connection, Adapter),  # a third of psycopg's statement
+        is_adapted,
+        offers(connection, "harden"),
+        hasattr(connection, "pgconn") and not is_adapted,  # a third of psycopg's statement
     )
 
 
@@ -123,11 +144,6 @@ def takes_deliveries(connection: Any) -> bool:
 def takes_sql(connection: Any) -> bool:
     """Whether a database is behind it, which may keep a decision as a row."""
     return not isinstance(connection, Connection) and hasattr(connection, "cursor")
-
-
-def lent(connection: Any) -> Any:
-    """What a transaction's user works on: the connection, or what an adapter lends in its place."""
-    return getattr(connection, "lent", connection)
 
 
 def close(connection: Any) -> None:
@@ -167,9 +183,16 @@ def commits_itself(connection: Any) -> bool:
 
 def is_at_rest(connection: Any) -> bool:
     """Whether it may wait for the next transaction: open, in none, and as it was opened in what matters here."""
+    pgconn = getattr(connection, "pgconn", None)
+    if pgconn is not None:  # of psycopg; one that is closed is not idle
+        return bool(pgconn.transaction_status == IDLE) and not connection.autocommit
     if getattr(connection, "closed", False) or getattr(connection, "in_transaction", False):
         return False
-    return _status(connection) in (None, IDLE) and not commits_itself(connection)
+    return status_of(connection) in (None, IDLE) and not commits_itself(connection)
+
+
+def _is_ours_at_rest(connection: Connection) -> bool:
+    return not connection.in_transaction
 
 
 def is_left(connection: Any) -> bool:
@@ -202,11 +225,6 @@ def xid_on(connection: Any, gtrid: bytes, name: str) -> Any:
     return connection.xid(FORMAT_ID, gtrid.decode("ascii"), name)
 
 
-def has_failed(connection: Any) -> bool:
-    """Whether a statement failed in the transaction, so that PostgreSQL would take a commit for a rollback."""
-    return _status(connection) == IN_ERROR
-
-
 def offers(connection: Any, method: str) -> bool:
     """Whether it has one of those that are ours: ``harden``, for commits that are late; ``outcome``, since the
     participant remembers what became of its branches; ``carriers``, since databases may have carried its changes."""
@@ -222,11 +240,6 @@ def space_of(connection: Any) -> str:
     """The id of the space that ours is with; empty for any other."""
     found = getattr(connection, "space_id", "")
     return found if isinstance(found, str) else ""
-
-
-def has_ended(connection: Any) -> bool:
-    """Whether no transaction is open any more on a connection whose driver tells, and on which a branch was begun."""
-    return _status(connection) == IDLE
 
 
 def sqlite_mode(connection: Any) -> str:
@@ -263,6 +276,17 @@ def run(connection: Any, statement: str, *parameters: tuple[Any, ...]) -> list[t
         cursor.close()
 
 
+def order(connection: Any, statement: str) -> None:
+    """Runs a statement that selects nothing, and that its server answers at once.
+
+    Of psycopg, in a transaction that is open, by libpq's call alone: what is around it takes much longer.
+    """
+    pgconn: Any = None if isinstance(connection, Adapter) else getattr(connection, "pgconn", None)
+    is_open = pgconn is not None and pgconn.transaction_status == IN_TRANSACTION
+    if not is_open or pgconn.exec_(statement.encode()).status != COMMAND_OK:
+        run(connection, statement)  # which begins one, or tells what is wrong
+
+
 def _execute(cursor: Any, statement: str, *parameters: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     cursor.execute(statement, *parameters)
     if not statement.startswith("SELECT"):
@@ -271,7 +295,8 @@ def _execute(cursor: Any, statement: str, *parameters: tuple[Any, ...]) -> list[
     return [tuple(row.values()) if isinstance(row, Mapping) else tuple(row) for row in rows]
 
 
-def _status(connection: Any) -> int | None:
+def status_of(connection: Any) -> int | None:
+    """Of its transaction, as libpq has it, where its driver tells."""
     pgconn = getattr(connection, "pgconn", None)
     if pgconn is not None:  # of psycopg, whose ``info`` makes two objects at each look
         return int(pgconn.transaction_status)

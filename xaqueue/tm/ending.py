@@ -12,10 +12,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import Enum
 from functools import partial
 
+from xaqueue.carried import CarriedChange
 from xaqueue.errors import DecisionLogError, ProtocolError, RetryLater
 from xaqueue.tm import driver, voting
 from xaqueue.tm.branch import EnlistedBranch
-from xaqueue.tm.coordinator import Coordinator, TraceStep
+from xaqueue.tm.coordinator import Coordinator, TraceStep, unwatched
 from xaqueue.tm.deciding import CarriedRow
 from xaqueue.tm.last_resource import DecisionRow, LifeOver
 from xaqueue.tm.voting import DECISION, Command, ParticipantOutcome, Replies, Reply, TransactionResult, Voting, XaVerb
@@ -51,8 +52,10 @@ class Ending:
     outcome: Outcome | None = None
     """COMMITTED or ROLLED_BACK; IN_DOUBT or UNKNOWN where commit said so; None while it is active."""
 
-    def __init__(self, coordinator: Coordinator, timeout_s: float) -> None:
+    def __init__(self, coordinator: Coordinator, names: tuple[str, ...], timeout_s: float) -> None:
+        """names: participants that join at once, when it is entered."""
         self._coordinator = coordinator
+        self._names = names
         self._timeout_s = timeout_s
         self._deadline = time.monotonic() + timeout_s
         self._mutex = threading.Lock()
@@ -119,10 +122,12 @@ class Ending:
     def _end(self) -> tuple[list[str], str | None]:
         """Nobody else may end it any more. Returns those with two phases, in the order of their keys, and the last."""
         with self._mutex:
-            self.check_active()
+            if self._phase is not Phase.ACTIVE:
+                self.check_active()
             self._phase = Phase.ENDING
-        last = self._last()
-        names = [name for name in self._branches if name != last]
+        last, names = self._last(), list(self._branches)
+        if last is not None:
+            names.remove(last)
         if len(names) > 1:
             names.sort(key=lambda name: (self._branches[name].sort_key, name))
         elif names and last is not None:
@@ -131,14 +136,17 @@ class Ending:
 
     def _last(self) -> str | None:
         """Whose own commit decides: the one without two phases, or else the only database, where there is one."""
-        may_decide = [branch for branch in self._branches.values() if branch.can.may_decide]
-        if len(may_decide) > 1:
-            may_decide = [branch for branch in may_decide if not branch.has_two_phases]
-        return may_decide[0].name if may_decide else None
+        last, is_alone = None, True
+        for name, branch in self._branches.items():
+            if branch.can.may_decide:
+                if not branch.has_two_phases:
+                    return name
+                last, is_alone = name, last is None
+        return last if is_alone else None
 
     def _let_carry(self, last: str, queue: EnlistedBranch) -> None:
         """The database takes the queue's work with its own, where it can."""
-        if queue.can_be_carried and self._branches[last].can_carry:
+        if self._branches[last].can.may_carry and driver.can_be_carried(queue.connection):
             queue.carrier = self._coordinator.carrier_for(queue.name, last)
 
     def _run(self, vote: Voting, said: Iterable[Replies] = ()) -> TransactionResult:
@@ -161,14 +169,15 @@ class Ending:
         Otherwise what they replied, up to the first that did not do so: from there on ``voting.commit`` is in charge,
         so that all that goes wrong has one place.
         """
+        branch, is_watched = self._branches[voter], self._coordinator.step is not unwatched
         try:
-            vote = self._perform_at(*_VERBS[XaVerb.PREPARE], voter)
+            vote = self._perform_at(*_VERBS[XaVerb.PREPARE], voter) if is_watched else branch.prepare()
             if vote is not Reply.PREPARED:
                 return [{voter: vote}]
             decided = self._commit_last(last, (voter,))
             if decided is not Reply.DONE:
                 return [{voter: vote}, {last: decided}]
-            done = self._perform_at(*_VERBS[XaVerb.COMMIT], voter)
+            done = self._perform_at(*_VERBS[XaVerb.COMMIT], voter) if is_watched else branch.commit()
         except BaseException:
             self._interrupted()
             raise
@@ -177,9 +186,8 @@ class Ending:
     def _end_plain(self, voter: str, last: str) -> None:
         """Both have committed."""
         self._outcomes = {last: ParticipantOutcome.COMMITTED, voter: ParticipantOutcome.COMMITTED}
-        deferred = (voter,) if self._branches[voter].is_deferred else ()
         try:
-            self._coordinator.settle(self.gtrid, Outcome.COMMITTED, {voter: ParticipantOutcome.COMMITTED}, {}, deferred)
+            self._coordinator.note_done(self.gtrid, Outcome.COMMITTED, voter, self._branches[voter].is_deferred)
         except BaseException:
             self._abandon(Outcome.COMMITTED)
             raise
@@ -249,29 +257,38 @@ class Ending:
             last.rollback()
             return Reply.REFUSED
         try:
-            coordinator.make_ready(name)
+            if name not in coordinator.ready:
+                coordinator.make_ready(name)
         except Exception as error:  # of its driver, or of the log: nothing is decided
             last.refuse(error)
             return Reply.REFUSED
         coordinator.step(TraceStep.COMMIT_LAST, gtrid, name)
-        coordinator.expect_row(gtrid, name, prepared)
-        voter = prepared[0]
-        change = self._branches[voter].carried
-        if change is None:
-            spaces = self._spaces_of(prepared)
-        else:
-            spaces = {voter: change.life.space}
-            coordinator.deciding.rows[gtrid] = CarriedRow(voter, change.carrier, change.life.space, change.number)
-        row = DecisionRow(gtrid, Outcome.COMMITTED, tuple(prepared), spaces=spaces)
-        reply = last.commit_last(row, coordinator.log.check, change)
-        if change is not None and isinstance(last.error, LifeOver):
-            coordinator.deciding.refused(voter, name)
-        coordinator.step(TraceStep.COMMITTED_LAST, gtrid, name)
-        for other in prepared:
-            self._branches[other].defer()
-        if reply is not Reply.LOST:
-            coordinator.take_row(row if reply is Reply.DONE else row._replace(outcome=Outcome.ROLLED_BACK), name)
+        change = self._branches[prepared[0]].carried
+        try:
+            row = self._row_of(prepared, change)
+            reply = last.commit_last(row, coordinator.log.check, change and change.life)
+            if isinstance(last.error, LifeOver):
+                coordinator.deciding.refused(prepared[0], name)
+            coordinator.step(TraceStep.COMMITTED_LAST, gtrid, name)
+            for other in prepared:
+                self._branches[other].defer()
+            if reply is Reply.LOST:
+                coordinator.expect_row(gtrid, name, prepared)
+            else:
+                coordinator.take_row(row if reply is Reply.DONE else row._replace(outcome=Outcome.ROLLED_BACK), name)
+        except BaseException:  # cut off: as far as is known here, it may have committed
+            if coordinator.log.decision_on(gtrid) is None:
+                coordinator.expect_row(gtrid, name, prepared)
+            raise
         return reply
+
+    def _row_of(self, prepared: Sequence[str], change: CarriedChange | None) -> DecisionRow:
+        """Which decides for these. change: of the only one, that it carries."""
+        if change is None:
+            return DecisionRow(self.gtrid, Outcome.COMMITTED, tuple(prepared), b"", self._spaces_of(prepared))
+        queue, space = prepared[0], change.life.space
+        self._coordinator.deciding.rows[self.gtrid] = CarriedRow(queue, change.carrier, space, change.number)
+        return DecisionRow(self.gtrid, Outcome.COMMITTED, (queue,), change.encode(), {queue: space})
 
     def _spaces_of(self, names: Iterable[str]) -> dict[str, str]:
         """The ids of the spaces that have voted: another one in its place has nothing to acknowledge."""
@@ -323,17 +340,17 @@ class Ending:
     def _let_go(self, outcome: Outcome, unfinished: Collection[str] = ()) -> None:
         """Gives back the connections of those that have answered."""
         self.outcome = outcome
-        left = list(self._branches.items())
         try:
-            while left:
-                name, branch = left.pop()
+            for name, branch in self._branches.items():
                 if self._outcomes.get(name) in _UNANSWERED:
                     branch.discard()
                 else:
                     branch.release()
-        finally:  # where that is cut off, too: it is over
-            for _, branch in left:
+        except BaseException:
+            for branch in self._branches.values():
                 branch.discard()
+            raise
+        finally:  # where that is cut off, too: it is over
             self._leave(outcome, unfinished)
 
     def _leave(self, outcome: Outcome, unfinished: Collection[str]) -> None:

@@ -52,7 +52,7 @@ def mark(connection: Any) -> None:
     """In the transaction that is open, or that this opens."""
     dialect = driver.dialect_of(connection)
     if dialect is Dialect.POSTGRESQL:
-        run(connection, f"SET LOCAL xaqueue.branch = '{_MARK}'")  # a SELECT would choose what the transaction sees
+        driver.order(connection, f"SET LOCAL xaqueue.branch = '{_MARK}'")  # a SELECT would choose what is seen in it
     elif dialect is Dialect.MYSQL and not driver.has_two_phases(connection):  # in an XA branch it refuses a COMMIT
         run(connection, f"SAVEPOINT {_MARK}")
 

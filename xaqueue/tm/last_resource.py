@@ -50,8 +50,6 @@ _CARRY_POSTGRESQL = (
 )
 LOCK_S = 10
 """So long the row of a space's life is waited for, while others commit what they carry; then it is tried again."""
-CARRYING = frozenset((Dialect.POSTGRESQL, Dialect.SQLITE))
-"""Those that can lock a row of another one's for as long as a transaction takes, and are known to be asked so."""
 
 
 class LifeOver(OperationalError):

@@ -163,11 +163,13 @@ class DecisionLog:
     ) -> None:
         """A row in the database of ``last`` decides to commit these; it is read again after a crash."""
         made = OpenDecision(gtrid, tuple(participants), self.now_us(), last, set(participants), spaces)
+        table = self.table
         with self.lock:
-            if gtrid not in self.table.open:
-                self.table.add(made)
-                if self.table.heuristics:
-                    made.outstanding -= {name for other, name in self.table.heuristics if other == gtrid}
+            if gtrid in table.open:
+                return
+            table.open[gtrid] = made
+            if table.heuristics or not participants:
+                made.outstanding -= {name for other, name in table.heuristics if other == gtrid}
                 self._end_locked(made)  # all of them may have answered with a heuristic, and nobody else will
 
     def take_done_rows(self, last: str) -> list[bytes]:

@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pkgutil import resolve_name
@@ -80,13 +80,12 @@ class ConnectionSource:
         self.participant = participant
         _opener(name, participant)  # refuses what opens nothing
         self.may_decide = may_decide
-        self.may_carry = may_decide and may_carry
+        self.may_carry = may_carry
         self.loop = loop or AsyncLoop()
-        self._mutex = threading.Lock()
         self._abilities: dict[tuple[type, type], Abilities] = {}
         self._idle: list[tuple[float, Any, Abilities, Any]] = []
         """Each with the time since when it is kept, by the monotonic clock, and its cursor, or None; the longest kept
-        first."""
+        first. Taken and added by calls that no other thread divides."""
         self.interruptions = threading.BoundedSemaphore(INTERRUPTIONS)
         self._limit = participant.idle
 
@@ -120,19 +119,20 @@ class ConnectionSource:
         kinds = type(connection), driver.kind_of(connection)
         found = self._abilities.get(kinds)
         if found is None:
-            found = self._abilities[kinds] = driver.abilities_of(connection, may_decide=self.may_decide)
+            found = driver.abilities_of(connection, may_decide=self.may_decide, may_carry=self.may_carry)
+            self._abilities[kinds] = found
         return found
 
     def take_idle(self) -> tuple[Any, Abilities, Any] | None:
         """One that was kept and looks usable, and its cursor where it has one; None without any."""
         while True:
-            with self._mutex:
-                if not self._idle:
-                    return None
+            try:
                 since, connection, can, cursor = self._idle.pop()
-            is_fresh = time.monotonic() - since < KEPT_S
-            if is_fresh and _is_at_rest(connection, can) and (can.is_ours or not driver.is_left(connection)):
-                if not is_carried() or awaiting.is_of_tasks(connection):
+            except IndexError:
+                return None
+            is_fresh = time.monotonic() - since < KEPT_S and can.is_at_rest(connection)
+            if is_fresh and (can.has_two_phases or not driver.is_left(connection)):  # whose begin asks the server
+                if can.is_adapted or not is_carried():
                     return connection, can, cursor
                 adapted = self.loop.adapted(connection, self.name, is_async=False)
                 return adapted, self.abilities(adapted), None
@@ -145,25 +145,22 @@ class ConnectionSource:
         SELECT that was not read to its end keeps its snapshot in them, and what one commits is lost where its file was
         replaced or deleted, or its process forked, meanwhile.
         """
-        kept = awaiting.plain(connection)
-        if can is None or kept is not connection:
-            can = self.abilities(kept)
-        if not (can.has_two_phases or can.is_shared) or not _is_at_rest(kept, can):
-            driver.close(kept)
+        if can is None or can.is_adapted:
+            connection = awaiting.plain(connection)
+            can = self.abilities(connection)
+        if not (can.has_two_phases or can.is_shared) or not can.is_at_rest(connection):
+            driver.close(connection)
             return
-        with self._mutex:
-            self._idle.append((time.monotonic(), kept, can, cursor))
-            if len(self._idle) <= self._limit:
-                return
-            _, longest, *_ = self._idle.pop(0)
-        driver.close(longest)
+        self._idle.append((time.monotonic(), connection, can, cursor))
+        if len(self._idle) > self._limit:
+            with suppress(IndexError):  # somebody has taken it meanwhile
+                driver.close(self._idle.pop(0)[1])
 
     def drop_idle(self) -> None:
         """One connection was lost: its siblings most likely are, too."""
-        with self._mutex:
-            dropped, self._idle = self._idle, []
-        for _, connection, *_ in dropped:
-            driver.close(connection)
+        with suppress(IndexError):
+            while True:
+                driver.close(self._idle.pop()[1])
 
     def close(self) -> None:
         self._limit = 0
@@ -179,11 +176,6 @@ class ConnectionSource:
         """Whether another thread may work on one while this one waits; never on one without two phases."""
         given = self.participant.parallel
         return can.has_two_phases and (can.is_shared if given is None else given)
-
-
-def _is_at_rest(connection: Any, can: Abilities) -> bool:
-    """Whether it may wait for the next transaction, and whether it still is as it was then."""
-    return not connection.in_transaction if can.is_ours else driver.is_at_rest(connection)
 
 
 def sources(

@@ -27,7 +27,7 @@ from xaqueue.errors import (
 from xaqueue.tm import driver, voting
 from xaqueue.tm.async_transaction import AsyncTransaction
 from xaqueue.tm.branch import EnlistedBranch, enlist
-from xaqueue.tm.coordinator import Coordinator, TraceStep
+from xaqueue.tm.coordinator import TraceStep
 from xaqueue.tm.ending import Ending, Phase
 from xaqueue.tm.gtrid import FORMAT_ID
 from xaqueue.tm.voting import ParticipantOutcome, Replies, TransactionResult
@@ -41,17 +41,12 @@ class Transaction(Ending):
     _async: AsyncTransaction | None = None
     """Its face in a task of asyncio."""
 
-    def __init__(self, coordinator: Coordinator, names: tuple[str, ...], timeout_s: float) -> None:
-        """names: participants that join at once, when it is entered."""
-        self._names = names
-        super().__init__(coordinator, timeout_s)
-
     def __getitem__(self, name: str) -> Any:
         """The participant's connection, begun for this transaction. Raises KeyError, RolledBack after the timeout."""
         known = self._branches.get(name)
         if self._phase is not Phase.ACTIVE:
             self.check_active()
-        if self._is_expired():
+        if time.monotonic() >= self._deadline:
             self._run_out(None)
         if known is None:
             known = self._enlist(name)
