@@ -66,6 +66,7 @@ class EnlistedBranch:
     _asked = False
     """Whether it may be prepared."""
     is_deferred = False
+    """Its commit is decided in a database that is asked again after a crash: it need not wait for the disk."""
     carrier = ""
     """The database that is to carry its work, instead of a prepare."""
     carried: CarriedChange | None = None
@@ -124,9 +125,10 @@ class EnlistedBranch:
     def prepare(self) -> Reply:
         self._asked = True
         try:
-            self._check_whole()
-            if self.can.takes_sql and not guard.is_marked(self._cursor or self.connection):
-                raise TransactionEnded(self.name)  # noqa: TRY301
+            if not self.can.is_ours:
+                self._check_whole()
+                if self.can.takes_sql and not guard.is_marked(self._cursor or self.connection):
+                    raise TransactionEnded(self.name)  # noqa: TRY301
             if self.carrier:
                 self.carried = self.connection.tpc_carry(self.carrier)
             prepared = self.carried is not None or self.connection.tpc_prepare()
@@ -135,7 +137,8 @@ class EnlistedBranch:
             return Reply.REFUSED
         except Exception as error:
             self._failed(error)
-            return Reply.REFUSED if isinstance(error, RolledBack) and not self._has_failed() else Reply.LOST
+            has_failed = driver.status_of(self.connection) == driver.IN_ERROR  # PostgreSQL took it for a rollback
+            return Reply.REFUSED if isinstance(error, RolledBack) and not has_failed else Reply.LOST
         if prepared is not False:
             return Reply.PREPARED
         try:
@@ -146,13 +149,14 @@ class EnlistedBranch:
         return Reply.READ_ONLY
 
     def commit(self) -> Reply:
-        if self.is_deferred:
-            return self._second_phase(self.connection.tpc_commit, late=True)
-        return self._second_phase(self.connection.tpc_commit)
-
-    def defer(self) -> None:
-        """Its commit is decided in a database that is asked again after a crash: it need not wait for the disk."""
-        self.is_deferred = self.can.hardens
+        try:
+            if self.is_deferred:
+                self.connection.tpc_commit(late=True)
+            else:
+                self.connection.tpc_commit()
+        except Exception as error:
+            return self._unfinished(error)
+        return Reply.DONE
 
     def explain(self, error: BaseException) -> None:
         """Why it is going to be rolled back, for a queue, whose message remembers it."""
@@ -165,15 +169,19 @@ class EnlistedBranch:
         if self._interrupted:
             self.discard()
             return Reply.DONE
-        answer = self._second_phase(self.connection.tpc_rollback)
-        if answer is Reply.PENDING and not self._asked:
+        try:
+            self.connection.tpc_rollback()
+        except Exception as error:
+            answer = self._unfinished(error)
+            if answer is not Reply.PENDING or self._asked:
+                return answer
             self.discard()  # with its session goes what was never prepared
-            return Reply.DONE
-        return answer
+        return Reply.DONE
 
     def commit_one_phase(self) -> Reply:
         try:
-            self._check_whole()
+            if not self.can.is_ours:
+                self._check_whole()
         except (RolledBack, ProtocolError) as error:
             self.refuse(error)
             return Reply.REFUSED
@@ -303,15 +311,11 @@ class EnlistedBranch:
     def _commit_at_once(self) -> None:
         self.connection.tpc_commit()
 
-    def _second_phase(self, verb: Any, **options: bool) -> Reply:
-        try:
-            verb(**options)
-        except Exception as error:
-            self._failed(error)
-            if driver.is_unknown_xid(error):
-                return Reply.UNKNOWN
-            return driver.heuristic_answer(error) or Reply.PENDING
-        return Reply.DONE
+    def _unfinished(self, error: Exception) -> Reply:
+        self._failed(error)
+        if driver.is_unknown_xid(error):
+            return Reply.UNKNOWN
+        return driver.heuristic_answer(error) or Reply.PENDING
 
     def _failed(self, error: Exception) -> None:
         if self.error is None:
@@ -321,9 +325,7 @@ class EnlistedBranch:
             self.source.drop_idle()
 
     def _check_whole(self) -> None:
-        """Raises RolledBack or ProtocolError where it can only be rolled back."""
-        if self.can.is_ours:
-            return
+        """Raises RolledBack or ProtocolError where it can only be rolled back: a database's."""
         status = driver.status_of(self.connection)
         if status == driver.IN_ERROR:
             raise RolledBack(
@@ -331,10 +333,6 @@ class EnlistedBranch:
                 "or use a savepoint around what may fail"
             )
         self._check_status(status)
-
-    def _has_failed(self) -> bool:
-        """Whether a statement has, so that PostgreSQL would take a commit for a rollback."""
-        return not self.can.is_ours and driver.status_of(self.connection) == driver.IN_ERROR
 
 
 class PlainBranch(EnlistedBranch):

@@ -266,12 +266,6 @@ class Coordinator:
         """It is the one that has this log's decisions, if there are any. Raises what ``make_ready`` there raises."""
         last_resource.make_ready(connection, self.log.node, is_known=name in self.log.table.lasts)
 
-    def carrier_for(self, queue: str, database: str) -> str:
-        """The carrier by which this database may carry the work of this queue now; empty where it has to prepare."""
-        if self.deciding.is_ready(queue, database, lambda: self.wake([queue])):
-            return self.deciding.name(database)
-        return ""
-
     def join_loop(self) -> None:
         """Async participants live in the caller's event loop. Raises InterfaceError where they do in another one."""
         if self.loop.join():
@@ -302,13 +296,13 @@ class Coordinator:
             self.log.add_row(row.gtrid, row.participants, name, row.spaces)
         else:
             self.deciding.rows.pop(row.gtrid, None)
+        undecided = self._undecided.get(row.gtrid)
+        if undecided is None:
+            return
         with self._mutex:
-            undecided = self._undecided.get(row.gtrid)
-            if undecided is None:
-                return
             undecided.unasked.discard(name)
             if is_committed or not undecided.unasked:
-                del self._undecided[row.gtrid]
+                self._undecided.pop(row.gtrid, None)
                 self._remember(row.gtrid, row.outcome)
 
     def undecided(self, name: str | None = None) -> list[bytes]:

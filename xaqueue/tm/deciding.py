@@ -91,7 +91,7 @@ class DecidingDatabases:
 
     def add_row(self, row: DecisionRow) -> None:
         """It was found committed; perhaps by another participant with the same database."""
-        if row.carried and row.outcome is Outcome.COMMITTED and row.gtrid not in self.rows:
+        if row.carried and row.outcome is Outcome.COMMITTED:
             change = decode(row.carried)
             self.rows[row.gtrid] = CarriedRow(row.participants[0], change.carrier, change.life.space, change.number)
 

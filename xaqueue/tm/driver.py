@@ -1,9 +1,9 @@
 """What is used of a participant's PEP 249 driver, and what its errors mean.
 
-Nothing is used but the two-phase methods and ``close``, cursors where its database may decide, and five things where
+Nothing is used but the two-phase methods and ``close``, cursors where its database may decide, and six things where
 a driver has them: an ``outcome`` of a branch and the forgetting of a heuristic one (ours), what interrupts a statement,
 the transaction status that tells a failed PostgreSQL transaction, which PREPARE TRANSACTION would quietly roll back,
-and the socket, on which a server takes its leave.
+the call of libpq that runs a statement, and the socket, on which a server takes its leave.
 """
 
 from __future__ import annotations
@@ -104,8 +104,6 @@ class Abilities(NamedTuple):
     """And take the changes of a queue with it."""
     dialect: Dialect
     is_shared: bool
-    is_at_rest: Callable[[Any], bool]
-    """Whether it may wait for the next transaction, and whether it still is as it was then."""
     is_ours: bool
     is_adapted: bool
     hardens: bool
@@ -124,7 +122,6 @@ def abilities_of(connection: Any, *, may_decide: bool, may_carry: bool) -> Abili
         may_decide and may_carry and dialect in CARRYING,
         dialect,
         is_shared(connection),
-        _is_ours_at_rest if isinstance(connection, Connection) else is_at_rest,
         isinstance(connection, Connection),
         is_adapted,
         offers(connection, "harden"),
@@ -183,6 +180,8 @@ def commits_itself(connection: Any) -> bool:
 
 def is_at_rest(connection: Any) -> bool:
     """Whether it may wait for the next transaction: open, in none, and as it was opened in what matters here."""
+    if isinstance(connection, Connection):
+        return not connection.in_transaction
     pgconn = getattr(connection, "pgconn", None)
     if pgconn is not None:  # of psycopg; one that is closed is not idle
         return bool(pgconn.transaction_status == IDLE) and not connection.autocommit
@@ -191,21 +190,17 @@ def is_at_rest(connection: Any) -> bool:
     return status_of(connection) in (None, IDLE) and not commits_itself(connection)
 
 
-def _is_ours_at_rest(connection: Connection) -> bool:
-    return not connection.in_transaction
-
-
-def is_left(connection: Any) -> bool:
-    """Whether its server has said something while it was idle, which is goodbye, or has gone without a word."""
+def is_usable(connection: Any) -> bool:
+    """Whether it is as it was when it was kept, and its server has not left: all that one says meanwhile is goodbye."""
     fileno = getattr(connection, "fileno", None)
-    if not callable(fileno):
-        return False
+    if not callable(fileno) or not is_at_rest(connection):
+        return is_at_rest(connection)
     try:
         poll = select.poll()
         poll.register(fileno(), select.POLLIN)
-        return bool(poll.poll(0))
+        return not poll.poll(0)
     except Exception:  # whatever a driver raises of a connection that is closed
-        return True
+        return False
 
 
 def interruption_of(connection: Any) -> Callable[[], object] | None:
@@ -229,11 +224,6 @@ def offers(connection: Any, method: str) -> bool:
     """Whether it has one of those that are ours: ``harden``, for commits that are late; ``outcome``, since the
     participant remembers what became of its branches; ``carriers``, since databases may have carried its changes."""
     return callable(getattr(connection, method, None))
-
-
-def can_be_carried(connection: Any) -> bool:
-    """Whether a database may carry what is done here: ours, with its space open in this process."""
-    return getattr(connection, "can_carry", False) is True
 
 
 def space_of(connection: Any) -> str:

@@ -146,8 +146,10 @@ class Ending:
 
     def _let_carry(self, last: str, queue: EnlistedBranch) -> None:
         """The database takes the queue's work with its own, where it can."""
-        if self._branches[last].can.may_carry and driver.can_be_carried(queue.connection):
-            queue.carrier = self._coordinator.carrier_for(queue.name, last)
+        if self._branches[last].can.may_carry and getattr(queue.connection, "can_carry", False) is True:
+            deciding = self._coordinator.deciding
+            if deciding.is_ready(queue.name, last, lambda: self._coordinator.wake([queue.name])):
+                queue.carrier = deciding.name(last)
 
     def _run(self, vote: Voting, said: Iterable[Replies] = ()) -> TransactionResult:
         try:
@@ -271,11 +273,13 @@ class Ending:
                 coordinator.deciding.refused(prepared[0], name)
             coordinator.step(TraceStep.COMMITTED_LAST, gtrid, name)
             for other in prepared:
-                self._branches[other].defer()
-            if reply is Reply.LOST:
+                self._branches[other].is_deferred = self._branches[other].can.hardens
+            if reply is Reply.DONE:
+                coordinator.log.add_row(gtrid, row.participants, name, row.spaces)
+            elif reply is Reply.LOST:
                 coordinator.expect_row(gtrid, name, prepared)
             else:
-                coordinator.take_row(row if reply is Reply.DONE else row._replace(outcome=Outcome.ROLLED_BACK), name)
+                coordinator.take_row(row._replace(outcome=Outcome.ROLLED_BACK), name)
         except BaseException:  # cut off: as far as is known here, it may have committed
             if coordinator.log.decision_on(gtrid) is None:
                 coordinator.expect_row(gtrid, name, prepared)

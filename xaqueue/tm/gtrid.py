@@ -18,7 +18,8 @@ from xaqueue.errors import InvalidArgument
 
 FORMAT_ID = 0x58415154
 """Format id ("XAQT") of the branches of a transaction manager."""
-_TEXT = re.compile(r"XAQ1([0-9a-f]{16})([0-9a-f]{8})([0-9a-f]{16})")
+TEXT = re.compile(r"XAQ1([0-9a-f]{16})([0-9a-f]{8})([0-9a-f]{16})")
+"""Of a gtrid: nothing in it means anything to a database."""
 _NODE = re.compile(r"[0-9a-f]{16}")
 _NAME = re.compile(r"[!-~]{1,64}")
 
@@ -45,7 +46,7 @@ class Gtrid:
     def parse(cls, gtrid: bytes | str) -> Gtrid | None:
         """What ``str`` or ``bytes`` made of one; None for the gtrid of anyone else."""
         text = gtrid if isinstance(gtrid, str) else gtrid.decode("latin-1")
-        match = _TEXT.fullmatch(text)
+        match = TEXT.fullmatch(text)
         if match is None or int(match[2], 16) == 0:
             return None
         return cls(match[1], int(match[2], 16), int(match[3], 16))

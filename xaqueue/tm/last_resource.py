@@ -21,7 +21,7 @@ from zlib import crc32
 from xaqueue.carried import Life, Pruned, decode
 from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.tm.driver import Dialect, dialect_of, is_a, run, sync_fully
-from xaqueue.tm.gtrid import Gtrid
+from xaqueue.tm.gtrid import TEXT, Gtrid
 from xaqueue.tm.guard import IS_MARKED, is_marked
 from xaqueue.xa import Outcome
 
@@ -338,10 +338,10 @@ def _row(gtrid: bytes, outcome: Outcome, names: str, carried: bytes) -> Decision
 
 
 def _checked(gtrid: bytes) -> str:
-    parsed = Gtrid.parse(gtrid)
-    if parsed is None:
+    text = gtrid.decode("latin-1")
+    if TEXT.fullmatch(text) is None:
         raise OperationalError(f"{gtrid!r} is no gtrid of a transaction manager: remove its row from {TABLE}")
-    return str(parsed)
+    return text
 
 
 def _check_mysql(connection: Any) -> None:

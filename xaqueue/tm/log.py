@@ -275,9 +275,8 @@ class DecisionLog:
 
     def check(self) -> None:
         """DecisionLogError once anything has failed, or after ``close``."""
-        failure = self.failure
-        if failure is not None:
-            raise failure
+        if self._commit.failure is not None:
+            raise _failed(self._commit.failure)
 
     @property
     def syncs(self) -> int:

@@ -130,8 +130,8 @@ class ConnectionSource:
                 since, connection, can, cursor = self._idle.pop()
             except IndexError:
                 return None
-            is_fresh = time.monotonic() - since < KEPT_S and can.is_at_rest(connection)
-            if is_fresh and (can.has_two_phases or not driver.is_left(connection)):  # whose begin asks the server
+            is_fresh = time.monotonic() - since < KEPT_S
+            if is_fresh and (can.has_two_phases or driver.is_usable(connection)):  # else its tpc_begin looks
                 if can.is_adapted or not is_carried():
                     return connection, can, cursor
                 adapted = self.loop.adapted(connection, self.name, is_async=False)
@@ -148,7 +148,7 @@ class ConnectionSource:
         if can is None or can.is_adapted:
             connection = awaiting.plain(connection)
             can = self.abilities(connection)
-        if not (can.has_two_phases or can.is_shared) or not can.is_at_rest(connection):
+        if not (can.has_two_phases or can.is_shared) or not driver.is_at_rest(connection):
             driver.close(connection)
             return
         self._idle.append((time.monotonic(), connection, can, cursor))

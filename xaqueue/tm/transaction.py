@@ -27,7 +27,7 @@ from xaqueue.errors import (
 from xaqueue.tm import driver, voting
 from xaqueue.tm.async_transaction import AsyncTransaction
 from xaqueue.tm.branch import EnlistedBranch, enlist
-from xaqueue.tm.coordinator import TraceStep
+from xaqueue.tm.coordinator import TraceStep, unwatched
 from xaqueue.tm.ending import Ending, Phase
 from xaqueue.tm.gtrid import FORMAT_ID
 from xaqueue.tm.voting import ParticipantOutcome, Replies, TransactionResult
@@ -142,7 +142,8 @@ class Transaction(Ending):
         source = coordinator.sources.get(name)
         if source is None:
             raise InvalidArgument(f"{name!r} is no participant: there are {sorted(coordinator.sources)}")
-        coordinator.step(TraceStep.BEGIN, self.gtrid, name)
+        if coordinator.step is not unwatched:
+            coordinator.step(TraceStep.BEGIN, self.gtrid, name)
         branch = enlist(source, self.gtrid)
         if self._phase is not Phase.ACTIVE:  # it was ended by another task meanwhile
             branch.discard()
@@ -161,13 +162,8 @@ class Transaction(Ending):
     # What its user is told
 
     def _tell(self, result: TransactionResult, wanted: Outcome) -> None:
-        self._raise_for(result, wanted, self._conclude(result))
-
-    def _raise_for(self, result: TransactionResult, wanted: Outcome, unrecorded: Exception | None) -> None:
-        """Raises what the caller has to know beside, or instead of, what was wanted: one error, which says what to do.
-
-        unrecorded: why the log does not have a heuristic yet.
-        """
+        """Raises what the caller has to know beside, or instead of, what was wanted: one error, saying what to do."""
+        unrecorded = self._conclude(result)
         cause, name = self._log_error or self._first_error(), self.gtrid.decode()
         code = voting.heuristic_code(result.outcome, result.participants)
         if code is not None:

@@ -548,6 +548,30 @@ def test_interrupted_behind_a_commit_in_one_phase_it_is_not_called_rolled_back(s
     assert tx.outcome is rig.coordinator.outcome(tx.gtrid) is Outcome.UNKNOWN
 
 
+@pytest.mark.parametrize(("at", "told"), [(Step.COMMIT_LAST, "rolled back"), (Step.COMMITTED_LAST, "in doubt")])
+def test_cut_off_around_the_commit_that_decides_it_is_told_later(scene: Scene, at: Step, told: str) -> None:
+    class Cut(BaseException):
+        pass
+
+    rig = scene.boot()
+
+    def on_step(step: Step, gtrid: bytes, name: str) -> None:
+        if step is at:
+            raise Cut
+
+    rig.coordinator.step = on_step
+    tx = rig.transaction("a", FILES).__enter__()
+    tx["a"].work()
+    tx[FILES].execute("insert into files values ('one')")
+    with pytest.raises(Cut):
+        tx.commit()
+    assert tx.outcome is rig.coordinator.outcome(tx.gtrid) is Outcome(told)
+    rig.recover()
+    decided = COMMITTED if at is Step.COMMITTED_LAST else ROLLED_BACK
+    assert (scene.states(), scene.files) == ({decided}, ["one"] if decided == COMMITTED else [])
+    assert (rig.coordinator.in_doubt(), rig.coordinator.undecided()) == ([], [])
+
+
 def side_by_side(connect: Any) -> Participant:
     return Participant(connect, parallel=True)
 
