@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import os
@@ -14,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +23,7 @@ import pytest
 import typer.testing
 from _pytest.runner import runtestprotocol
 
+from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.errors import OperationalError
 
 if TYPE_CHECKING:
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from support.bare_space import BareSpace
     from support.pair import Networks
     from support.sqlalchemy_scene import Shop
+    from xaqueue.core.storage.fs import FileSystem
 
 TESTS = Path(__file__).parent
 RINGS = ("spark", "kill", "sim", "process", "docs", "interop", "power", "crash", "contract", "unit")
@@ -156,6 +160,22 @@ def strict(tmp_path: Path) -> Iterator[BareSpace]:
 
     with bare_space(tmp_path / "space", DURABLE) as opened:
         yield opened
+
+
+@pytest.fixture(params=["real", "forgetful"])
+def fs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FileSystem]:
+    """An empty directory."""
+    from support.forgetful import Tree
+
+    opened: FileSystem = DirectoryFileSystem(tmp_path) if request.param == "real" else Tree({}).open()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
+    with asyncio.Runner(loop_factory=import_module(request.param).new_event_loop) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

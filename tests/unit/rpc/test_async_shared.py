@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
 
 import pytest
-import uvloop
 
 import xaqueue
 from support.awaited import Held, bodies
@@ -37,12 +36,6 @@ def served(tmp_path: Path) -> Iterator[ServerThread]:
     made = ServerThread(root, tmp_path / "socket", sync="NONE")
     yield made
     made.stop()
-
-
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
-    with asyncio.Runner(loop_factory=request.param) as made:
-        yield made
 
 
 async def put(url: str, queue: str, many: int = 1) -> None:

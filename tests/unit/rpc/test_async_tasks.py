@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import uvloop
 
 import xaqueue
 from support.awaited import Held, bodies
@@ -34,12 +33,6 @@ def served(root: Path, tmp_path: Path) -> Iterator[ServerThread]:
     made = ServerThread(root, tmp_path / "socket", sync="NONE")
     yield made
     made.stop()
-
-
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
-    with asyncio.Runner(loop_factory=request.param) as made:
-        yield made
 
 
 def test_many_connections_of_one_loop_work_at_once(served: ServerThread, runner: asyncio.Runner) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from support.bare_space import FaultyFileSystem
-from support.forgetful import Tree
 from support.journals import (
     PLACE,
     archives,
@@ -28,14 +26,6 @@ from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.journal import SMALLEST_SEGMENT_BYTES, checkpoint_entry
 from xaqueue.core.storage.journal_format import PREFIX_BYTES, SECTOR_BYTES, name_of
-
-
-@pytest.fixture(params=["real", "forgetful"])
-def fs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FileSystem]:
-    opened: FileSystem = DirectoryFileSystem(tmp_path) if request.param == "real" else Tree({}).open()
-    yield opened
-    opened.close()
-
 
 # Records and rounds
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from zlib import crc32
 
 import pytest
@@ -26,7 +25,6 @@ from support.journals import (
     write,
 )
 from xaqueue.core.storage import journal_format
-from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.core.storage.journal_format import CRC, HEADER, MAGIC, PREFIX_BYTES, SECTOR_BYTES, name_of
@@ -36,13 +34,6 @@ FIRST = name_of(0)
 SECOND = name_of(SMALLEST_SEGMENT_BYTES)
 THIRD = name_of(2 * SMALLEST_SEGMENT_BYTES)
 PARTS = {"magic": 0, "kind": 4, "size": 12, "lsn": 16, "epoch": 32, "checksum": 44, "meta": PREFIX_BYTES, "body": 200}
-
-
-@pytest.fixture(params=["real", "forgetful"])
-def fs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FileSystem]:
-    opened: FileSystem = DirectoryFileSystem(tmp_path) if request.param == "real" else Tree({}).open()
-    yield opened
-    opened.close()
 
 
 def lsns(fs: FileSystem) -> list[int]:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from support.forgetful import Tree
 from support.journals import (
     PLACE,
     FullFileSystem,
@@ -34,13 +33,6 @@ from xaqueue.core.storage.journal import (
     whole_sectors,
 )
 from xaqueue.core.storage.journal_format import SECTOR_BYTES, name_of, record_of
-
-
-@pytest.fixture(params=["real", "forgetful"])
-def fs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FileSystem]:
-    opened: FileSystem = DirectoryFileSystem(tmp_path) if request.param == "real" else Tree({}).open()
-    yield opened
-    opened.close()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -38,13 +37,6 @@ FIRST = name_of(0)
 SECOND = name_of(SMALLEST_SEGMENT_BYTES)
 THIRD = name_of(2 * SMALLEST_SEGMENT_BYTES)
 PARTS = {"magic": 0, "kind": 4, "size": 12, "lsn": 16, "epoch": 32, "checksum": 44, "meta": PREFIX_BYTES, "body": 200}
-
-
-@pytest.fixture(params=["real", "forgetful"])
-def fs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FileSystem]:
-    opened: FileSystem = DirectoryFileSystem(tmp_path) if request.param == "real" else Tree({}).open()
-    yield opened
-    opened.close()
 
 
 def lsns(fs: FileSystem) -> list[int]:
