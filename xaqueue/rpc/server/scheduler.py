@@ -22,6 +22,7 @@ import msgpack
 from xaqueue.awaited import MISSING
 from xaqueue.core.engine.log import Log
 from xaqueue.core.storage.group_commit import Step
+from xaqueue.core.storage.layers import SyncTimes
 from xaqueue.core.storage.scheduling import THREADS, Condition, Threads, Waiter
 from xaqueue.errors import ResourceFailed
 
@@ -34,6 +35,12 @@ T = TypeVar("T")
 
 SLOW_CALLS = 8
 """Threads for calls that may be slow."""
+LONG_SYNC_S = 0.002
+"""Behind a shorter one the next round waits for nobody."""
+SYNC_SHARE = 0.3
+"""For so much of the last sync a round waits at most."""
+ROUNDS_AT_ONCE = 8
+"""So many wait for nobody behind one to which nobody came."""
 
 
 class ScheduledTask(greenlet):
@@ -69,6 +76,43 @@ class Awaiting:
         self.scheduler.tell(self)
 
 
+class Regulars:
+    """Who is in the rounds of now, and whether the next one waits for those of the last two who are not back yet.
+
+    They come a little too late for a round that begins with the first: then two groups take turns, and each waits for
+    two syncs. To wait costs less where a sync takes long, as long as they do come.
+    """
+
+    def __init__(self) -> None:
+        self.here: dict[Awaiting, None] = {}
+        """Whose steps are in the next one."""
+        self._last = self._before = self.here.keys()
+        self._waiting = 0
+        """How many were there when a wait began."""
+        self._at_once = 0
+        """So many rounds more wait for nobody."""
+
+    def are_here(self) -> bool:
+        here = self.here.keys()
+        return self._last <= here and self._before <= here
+
+    def wait_s(self, sync_s: float) -> float:
+        """For how long at most, where the last sync took so long."""
+        if self.are_here():
+            return 0.0
+        if self._at_once:
+            self._at_once -= 1
+            return 0.0
+        self._waiting = len(self.here)
+        return SYNC_SHARE * sync_s
+
+    def begin(self, *, waited: bool) -> None:
+        """A round with all that are here. waited: until it was too long."""
+        if waited and len(self.here) == self._waiting:
+            self._at_once = ROUNDS_AT_ONCE
+        self.here, self._last, self._before = {}, self.here.keys(), self._last
+
+
 class Scheduler(Threads):
     """The loop that greenlets switch to. Made in the loop's thread, outside any task."""
 
@@ -85,6 +129,14 @@ class Scheduler(Threads):
         """Somebody waited since then."""
         self._leading = self.spawn(self._lead_for_others)
         self._is_leading = False
+        self._regulars = Regulars()
+        self._wait: asyncio.TimerHandle | None = None
+        """For them, of the next round, which this one leads."""
+        self._leads_next: Awaiting
+        self.syncs = SyncTimes()
+        """Those of the space."""
+        self._sync_s = 0.0
+        """What the last round's took, where that was long."""
         self._told: deque[Awaiting] = deque()
         self.pack: Callable[[object], bytes] = msgpack.Packer().pack
         """For what the loop sends: a new packer for each answer takes twice as long."""
@@ -114,6 +166,8 @@ class Scheduler(Threads):
         """Its step is in the next round."""
         step = one.step
         step.waiter = one
+        if self._sync_s:
+            self._regulars.here[one] = None
         try:
             one.log.gather(step)
         except ResourceFailed:
@@ -121,18 +175,31 @@ class Scheduler(Threads):
             return
         if step.round is not None:
             self.lead(one)
-        else:
-            self._waited = True
+            return
+        self._waited = True
+        if self._wait is not None and self._regulars.are_here():
+            self._wait.cancel()
+            self._wait = None
+            self.loop.call_soon(self._begin, self._leads_next, False)
 
     def lead(self, one: Awaiting) -> None:
-        """Its step leads: behind what this turn of the loop brings, unless it is alone."""
+        """Its step leads: behind what this turn of the loop brings, or those who are waited for, unless it is alone."""
         one.step.waiter = None  # it is told by who leads
         is_alone = one is self._leader and not self._waited
         self._leader, self._waited = one, False
         if is_alone:
             self._lead(one)
-        else:
+        elif not self._sync_s:
             self.loop.call_soon(self._lead, one)
+        elif wait_s := self._regulars.wait_s(self._sync_s):
+            self._leads_next, self._wait = one, self.loop.call_later(wait_s, self._begin, one, True)
+        else:
+            self.loop.call_soon(self._begin, one, False)
+
+    def _begin(self, one: Awaiting, waited: bool) -> None:
+        self._wait = None
+        self._regulars.begin(waited=waited)
+        self._lead(one)
 
     def tell(self, one: Awaiting) -> None:
         """From any thread: have it go on. Those of one round do so one behind the other."""
@@ -141,9 +208,10 @@ class Scheduler(Threads):
             self.call_soon(self._go_on)
 
     def _lead(self, one: Awaiting) -> None:
-        self._is_leading = True
+        self._is_leading, before_s = True, self.syncs.total_s
         self._leading.switch(one)  # returns when the round is over, or waits for a thread
-        self._is_leading = False
+        sync_s = self.syncs.total_s - before_s
+        self._is_leading, self._sync_s = False, sync_s if sync_s >= LONG_SYNC_S else 0.0
         self._go_on()
 
     def _go_on(self) -> None:

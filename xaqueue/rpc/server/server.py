@@ -31,6 +31,7 @@ from xaqueue.core.engine.timeouts import expire
 from xaqueue.core.model.layout import SOCKET
 from xaqueue.core.owner.open import announce
 from xaqueue.core.storage.group_commit import Unacknowledged
+from xaqueue.core.storage.layers import OwnerFileSystem
 from xaqueue.core.storage.owner_file import OwnerFile
 from xaqueue.errors import InvalidArgument, ResourceFailed, SpaceError, SpaceInUse
 from xaqueue.features.batches.sweep import sweep
@@ -274,6 +275,8 @@ class Server:
         if self.space.waiting is not self.scheduler:
             (await self._opening).close()
             raise SpaceInUse(f"{self.root} is open in this process already: close it there before it is served")
+        if isinstance(self.space.fs, OwnerFileSystem):
+            self.scheduler.syncs = self.space.fs.syncs
         self.space.outcomes.of_local = True
         self.limits = self.limits.for_bodies(self.space.definitions.max_body_bytes)
         self._housekeeping = Housekeeping(self)
