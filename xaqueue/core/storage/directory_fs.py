@@ -61,8 +61,8 @@ class DirectoryFileSystem:
         self._root_fd: int | None = None
         self._dsync: bool | None = None
         """Whether a write may sync what it writes; None until the first one."""
-        self._held, self._held_fd = "", -1
-        """The file that was written and synced last in one, whose descriptor nobody else closes."""
+        self._held: dict[str, int] = {}
+        """Of the file that was written and synced last in one; who wants room for descriptors does not close it."""
         self._descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0] & sys.maxsize
         """What the process may have. Half of it is others', whatever is kept here."""
 
@@ -111,13 +111,12 @@ class DirectoryFileSystem:
                 self._places[path] = fd
 
     def write_synced(self, path: str, offset: int, chunks: Sequence[bytes], syncing: Syncing = None) -> None:
-        if path != self._held:
-            self._hold(path)
+        fd = self._held[path] if path in self._held else self._hold(path)
         if syncing is not None or not self._dsync or len(chunks) > WRITE_VECTORS:
-            self._write_and_sync(path, offset, chunks, syncing)
+            self._write_and_sync(fd, path, offset, chunks, syncing)
             return
         try:
-            written = os.pwritev(self._held_fd, chunks, offset, _RWF_DSYNC)
+            written = os.pwritev(fd, chunks, offset, _RWF_DSYNC)
         except OSError as error:
             if error.errno in _NO_FLAG:
                 self._dsync = False
@@ -128,21 +127,22 @@ class DirectoryFileSystem:
         if written != sum(map(len, chunks)):
             raise OSError(errno.EIO, "short write in place", self._prefix + path)
 
-    def _hold(self, path: str) -> None:
+    def _hold(self, path: str) -> int:
         """What a round writes, it syncs by the same descriptor: the kernel tells of a failed write-back once at each
         that was open then, and what was told at that of another thread, which grows the file, is told here, too."""
         if self._dsync is None:
             self._dsync = has_dsync(self.root)
-        self._let_go(self._held)
-        self._held_fd = self._open_place(path)
-        self._held = path
+        for earlier in tuple(self._held):
+            self._let_go(earlier)
+        self._held[path] = fd = self._open_place(path)
+        return fd
 
-    def _write_and_sync(self, path: str, offset: int, chunks: Sequence[bytes], syncing: Syncing) -> None:
+    def _write_and_sync(self, fd: int, path: str, offset: int, chunks: Sequence[bytes], syncing: Syncing) -> None:
         try:
-            _write_all(self._held_fd, offset, chunks)
+            _write_all(fd, offset, chunks)
             if syncing is not None:
                 syncing()
-            synced(lambda _: os.fdatasync(self._held_fd), path)
+            synced(lambda _: os.fdatasync(fd), path)
         except OSError as error:
             _name_file(error, self._prefix + path)
             raise
@@ -178,8 +178,8 @@ class DirectoryFileSystem:
     def rename(self, source: str, target: str) -> None:
         os.rename(self._prefix + source, self._prefix + target)
         fd = self._unsynced.pop(source, None)
-        places = self._places
-        if source in places or target in places or target in self._unsynced or self._held in (source, target):
+        places, held = self._places, self._held
+        if source in places or target in places or target in self._unsynced or source in held or target in held:
             self._let_go(source)
             self._let_go(target)
         if fd is not None:
@@ -190,7 +190,7 @@ class DirectoryFileSystem:
 
     def unlink(self, path: str) -> None:
         os.unlink(self._prefix + path)
-        if path in self._places or path in self._unsynced or path == self._held:
+        if path in self._places or path in self._unsynced or path in self._held:
             self._let_go(path)
 
     def make_dir(self, path: str) -> None:
@@ -255,8 +255,7 @@ class DirectoryFileSystem:
         return Room(state.f_bavail * unit, state.f_blocks * unit, state.f_favail, state.f_files)
 
     def close(self) -> None:
-        self._let_go(self._held)
-        for kept in (self._unsynced, self._directories, self._places):
+        for kept in (self._unsynced, self._directories, self._places, self._held):
             while kept:
                 os.close(kept.popitem()[1])
         if self._root_fd is not None:
@@ -293,12 +292,9 @@ class DirectoryFileSystem:
 
     def _let_go(self, path: str) -> None:
         """The file of this name is another one now, or none: what was kept open of the old one is closed."""
-        for kept in (self._unsynced, self._places):
+        for kept in (self._unsynced, self._places, self._held):
             if path in kept and (fd := kept.pop(path, None)) is not None:
                 os.close(fd)
-        if path and path == self._held:
-            self._held = ""
-            os.close(self._held_fd)
 
     def _sync_oldest(self) -> None:
         path, fd = self._unsynced.popitem(last=False)

@@ -6,10 +6,14 @@ import errno
 import os
 import resource
 import stat
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
+from functools import partial
+from itertools import count
 from pathlib import Path
-from typing import NoReturn
+from types import FrameType
+from typing import Any, NoReturn
 
 import pytest
 
@@ -305,6 +309,49 @@ def test_what_a_round_wrote_is_synced_where_another_file_was_written_before(
     assert open_descriptors() == before
     fs.unlink("mark")
     assert open_descriptors() == before - 1
+
+
+def before_instruction(number: int, call: Callable[[], object]) -> Callable[..., Any]:
+    """A trace that calls this before the one of this number that is carried out in the port's module."""
+    left = [number]
+
+    def trace(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
+        if frame.f_code.co_filename != fs_room.__file__:
+            return None
+        frame.f_trace_opcodes = True
+        left[0] -= event == "opcode"
+        if not left[0]:
+            left[0] = -1
+            call()
+        return trace
+
+    return trace
+
+
+@pytest.mark.parametrize("removes", [True, False])
+def test_the_last_file_of_a_round_goes_while_the_next_one_is_written(
+    fs: DirectoryFileSystem, written: Written, removes: bool
+) -> None:
+    """By another thread: neither closes what the other one has open, wherever the one overtakes the other."""
+    calls = [partial(fs.unlink, "mark"), partial(fs.write_synced, "next", 0, [b"a"])]
+    before, overtaken = open_descriptors(), list[None]()
+
+    def overtake() -> None:
+        calls[removes]()
+        overtaken.append(None)
+
+    for number in count(1):
+        sys.settrace(before_instruction(number, overtake))
+        try:
+            calls[not removes]()
+        finally:
+            sys.settrace(None)
+        if len(overtaken) < number:
+            break
+        fs.write_synced("next", 0, [b"b"])
+        assert open_descriptors() == before
+        fs.write_synced("mark", 0, [b"a"])
+    assert len(overtaken) > 10
 
 
 def test_places_keep_their_descriptors_up_to_a_cap(fs: DirectoryFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
