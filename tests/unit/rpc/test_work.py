@@ -12,6 +12,7 @@ import msgpack
 import pytest
 
 import xaqueue
+from support.patience import eventually
 from support.raw_client import HungUp, RawClient, Refused
 from support.served import PATIENCE_S, ServerThread
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
@@ -19,6 +20,7 @@ from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import InvalidArgument, ProtocolError, RolledBack
 from xaqueue.rpc.client.link import PIPELINED_BYTES, ClientSocket
 from xaqueue.rpc.server import calls, session
+from xaqueue.rpc.server.calls import PlainCalls
 from xaqueue.rpc.server.peer import Caller
 
 X, Y = (7, b"x", b""), (7, b"y", b"")
@@ -384,3 +386,21 @@ def test_who_is_lost_while_its_round_syncs_is_out_of_it_behind_that(
     assert bodies(client) == [b"a"]
     while server.call(lambda: len(server.server.sessions)) > 1:
         pass
+
+
+@pytest.mark.parametrize("server", ["JOURNAL"], indirect=True)
+@pytest.mark.parametrize("fails", ["begin", "go_on"])
+def test_what_nobody_foresaw_in_a_plain_call_ends_its_session_and_nothing_else(
+    server: ServerThread, client: RawClient, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("by the test")
+
+    client.call("work", Y, True, [["orders", b"first", ID]], "commit")  # from here on there is such a queue
+    with raw(server) as unlucky, monkeypatch.context() as broken:
+        broken.setattr(PlainCalls, fails, fail)
+        with pytest.raises(HungUp):
+            unlucky.call("work", X, True, [["orders", b"a", OTHER]], "prepare")
+        eventually(lambda: server.call(lambda: len(server.server.sessions)) == 1)
+    assert bodies(client) == [b"first"]
+    server.stop()

@@ -277,6 +277,8 @@ class ServerSession(asyncio.Protocol):
             refused = self._refuse(error, *((None, "enqueue") if method == "work" else (number, method)))
             self.answered(wire.response(number or 0, refused, None))
             return True
+        except Exception:
+            self.break_off()
         self._idle = True
         return False
 
@@ -296,6 +298,7 @@ class ServerSession(asyncio.Protocol):
 
     def break_off(self) -> None:
         log.exception("[internal-error] %s is ended: the server failed in a way that nobody foresaw", self.name)
+        self._idle = self._ending = True  # the greenlet does nothing more but to end it
         self._transport.abort()
 
     # The calls
