@@ -6,9 +6,13 @@ import asyncio
 import errno
 import select
 import socket
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
+from opcode import opmap
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -28,6 +32,7 @@ from xaqueue.endpoint import parse
 from xaqueue.errors import InvalidArgument, ResourceFailed, RetryLater, RolledBack
 from xaqueue.features.opening import create
 from xaqueue.features.session import Session
+from xaqueue.rpc.client import link
 from xaqueue.rpc.client.link import ClientSocket
 from xaqueue.rpc.client.manager import RemoteManager, dial
 from xaqueue.rpc.credentials import server_context
@@ -118,6 +123,44 @@ def test_an_enqueue_that_is_interrupted_takes_none_of_those_before_it_along(serv
         connection.enqueue("q", b"again")
         connection.commit()
         assert [message.body for message in connection.browse("q")] == [b"again"]
+
+
+def struck_at(number: int, call: Callable[[], object]) -> bool:
+    """Whether an alarm has struck the call: at the line of this number that it came to in the client's modules."""
+    left = [number]
+
+    def trace(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
+        if Path(frame.f_code.co_filename).parent != Path(link.__file__).parent:
+            return None
+        left[0] -= event == "line" and frame.f_code.co_code[frame.f_lasti] != opmap["NOP"]  # which nothing interrupts
+        if not left[0]:
+            raise Struck
+        return trace
+
+    sys.settrace(trace)
+    try:
+        call()
+    except Struck:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+def test_what_is_interrupted_on_its_way_is_not_left_out_of_a_commit(served: ServerThread) -> None:
+    """It is sent with what is asked next, of which each line may be the last."""
+    number, struck, committed = 0, True, 0
+    while struck:
+        number += 1
+        with xaqueue.connect(served.url) as connection:
+            connection.dequeue("other")  # the branch has begun
+            connection.enqueue("q", b"x")
+            struck = struck_at(number, partial(connection.dequeue, "other"))
+            with suppress(RolledBack):
+                connection.commit()
+                committed += 1
+            assert len(list(connection.browse("q"))) == committed
+    assert number > 20
 
 
 def test_a_dequeue_that_is_interrupted_consumes_nothing(served: ServerThread) -> None:

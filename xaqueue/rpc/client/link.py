@@ -184,10 +184,10 @@ class ClientSocket:
         """
         self.requests = number = (self.requests + 1) % wire.ID_LIMIT
         packed = self._pack((wire.REQUEST, number, method, params))
-        if self.unsent or self._notifications or self._behind or len(packed) > PIPELINED_BYTES:
-            packed = self._gathered(packed)
-        self.sends += 1
         try:
+            if self.unsent or self._notifications or self._behind or len(packed) > PIPELINED_BYTES:
+                packed = self._gathered(packed)
+            self.sends += 1
             try:
                 self._socket.sendall(packed)
             except OSError as error:
@@ -428,13 +428,17 @@ class Link:
 
     def _pipeline_deferred(self, branch: RemoteBranch) -> None:
         """As calls of their own, before another one."""
-        begins, works, ends = branch.take_deferred()
-        if begins:
-            self._pipeline("start", branch.xid)
-        for work in works:
-            self._pipeline("enqueue", *enqueue_of(work))
-        if ends:
-            self._pipeline("end", branch.xid)
+        try:
+            begins, works, ends = branch.take_deferred()
+            if begins:
+                self._pipeline("start", branch.xid)
+            for work in works:
+                self._pipeline("enqueue", *enqueue_of(work))
+            if ends:
+                self._pipeline("end", branch.xid)
+        except BaseException as error:  # interrupted, perhaps: the rest is nowhere, and nobody commits without it
+            self._lose(error if isinstance(error, Error) else ConnectionLost("a call was interrupted"))
+            raise
 
     def _work(self, branch: RemoteBranch, *last: Any) -> Any:
         """What is deferred and this, in one frame. last: a dequeue's queue; or, behind its end, how the branch ends."""
