@@ -92,9 +92,9 @@ class MessageCalls(OneCall):
         Commit, or roll back, after each one: what is not ended then goes on with the next. The loop ends where none
         comes within ``wait_s`` seconds, by default never.
 
-        With a server the commit brings the next message along, of a transaction that this loop has begun. It is held
-        for the next turn: back in its queue, without a try, as soon as anything else is asked of this connection, or
-        the loop is over.
+        With a server the commit brings the next message along, of a transaction that this loop has begun, where the
+        loop came at once from the commit before. It is held for the next turn: back in its queue, without a try, as
+        soon as anything else is asked of this connection, or the loop is over.
         """
         if hasattr(self._manager, "take_ahead"):
             return self._consume_ahead(queue, wait_s)

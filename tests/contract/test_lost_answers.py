@@ -5,6 +5,7 @@ A proxy cuts before, within and after every request and every answer of a transa
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
@@ -21,6 +22,7 @@ from support.served import PATIENCE_S, ServerThread
 from xaqueue.connection import Connection
 from xaqueue.core.engine import memory
 from xaqueue.errors import ConnectionLost, OutcomeUnknown, ProtocolError, RolledBack, UnknownXid
+from xaqueue.rpc.client import ahead
 from xaqueue.rpc.client.link import ClientSocket
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.xa import Code, Outcome
@@ -571,8 +573,11 @@ def test_a_session_s_last_branch_is_known_for_long(
 
 
 @pytest.mark.parametrize("cut", cuts(9), ids=str)
-def test_a_consumer_that_asks_ahead_takes_each_message_once(ground: Ground, cut: Cut) -> None:
+def test_a_consumer_that_asks_ahead_takes_each_message_once(
+    ground: Ground, cut: Cut, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Requests 2 and 3 are the first dequeue and its commit, 4 is behind that, 5 and 6 go out together again."""
+    monkeypatch.setattr(ahead, "PROMPT_S", math.inf)
     with xaqueue.connect(ground.server.url) as filler:
         filler.enqueue_many("many", [b"%d" % number for number in range(5)])
     connection = ground.connect(cut)

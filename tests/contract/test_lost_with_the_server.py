@@ -332,8 +332,8 @@ def lose(ground: Ground, verb: str, monkeypatch: pytest.MonkeyPatch) -> list[str
     """The next answer to the verb, behind which the server is another one."""
     request, lost = ClientSocket.request, list[str]()
 
-    def losing(self: ClientSocket, method: str, params: Any, waits_s: float = 0.0) -> Any:
-        answer = request(self, method, params, waits_s)
+    def losing(self: ClientSocket, method: str, params: Any, *more: Any) -> Any:
+        answer = request(self, method, params, *more)
         if last_call(method, params) == verb and not lost and answer[0] is None:
             lost.append(verb)
             ground.restart()

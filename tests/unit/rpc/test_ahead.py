@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import threading
+import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -27,6 +29,15 @@ from xaqueue.xid import Xid
 
 QUEUES = "[queues.orders]\n[queues.others]\n[queues.grouped]\n"
 X = Xid(1, b"gtrid", b"bqual")
+
+
+PROMPT_S = ahead.PROMPT_S
+
+
+@pytest.fixture(autouse=True)
+def whoever_comes_is_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on a machine that has much to do, and for the first message."""
+    monkeypatch.setattr(ahead, "PROMPT_S", math.inf)
 
 
 @pytest.fixture(params=["NONE", "JOURNAL"])
@@ -272,12 +283,47 @@ def test_what_is_old_is_asked_for_again(
     connection: Connection, other: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     consumer = committed_first(connection)
-    monkeypatch.setattr(ahead, "KEEP_S", -1.0)
+    monkeypatch.setattr(ahead, "PROMPT_S", -1.0)
     first = manager_of(connection)._ahead
     assert next(consumer).body == b"1"
     assert first is not None
     assert connection._transaction.xid != first.xid
     connection.rollback()
+
+
+@pytest.mark.parametrize("is_known", [False, True], ids=["from the first on", "once it is seen"])
+def test_who_works_behind_his_commit_holds_nothing_meanwhile(
+    connection: Connection, other: Connection, monkeypatch: pytest.MonkeyPatch, is_known: bool
+) -> None:
+    consumer = connection.consume("orders", wait_s=0)
+    left = [b"0", b"1", b"2", b"3"]
+    if is_known:  # that it comes at once; then one is held, until it is known better
+        next(consumer)
+        connection.commit()
+        next(consumer)
+        connection.commit()
+        assert is_ahead(connection)
+        del left[:2]
+    monkeypatch.setattr(ahead, "PROMPT_S", PROMPT_S)
+    if is_known:
+        time.sleep(2 * PROMPT_S)
+    while left:
+        assert next(consumer).body == left.pop(0)
+        connection.commit()
+        assert not is_ahead(connection)
+        assert first_free(other) == ((left[0], 0) if left else None)
+        time.sleep(2 * PROMPT_S)
+
+
+def test_who_comes_at_once_is_asked_ahead_from_his_second_message_on(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "PROMPT_S", PATIENCE_S)
+    asked = []
+    for _ in connection.consume("orders", wait_s=0):
+        connection.commit()
+        asked.append(is_ahead(connection))
+    assert asked == [False, True, True, True]
 
 
 def test_a_lost_connection_takes_it_along(connection: Connection, server: ServerThread, other: Connection) -> None:
@@ -459,3 +505,23 @@ def test_asyncio_cancelled_between_loses_nothing(
 
     asyncio.run(work())
     assert list(other.browse("orders")) == []
+
+
+def test_asyncio_a_consumer_ends_while_another_task_waits(server: ServerThread, connection: Connection) -> None:
+    async def work() -> None:
+        async with await xaqueue.connect_async(server.url) as one:
+            consumer = one.consume("orders")
+            await anext(consumer)
+            await one.commit()
+            waiting = asyncio.ensure_future(one.dequeue("others", wait_s=PATIENCE_S))
+            while not one.in_transaction:
+                await asyncio.sleep(0.001)
+            await consumer.aclose()
+            assert not waiting.done()
+            await asyncio.to_thread(lambda: (connection.enqueue("others", b"late"), connection.commit()))
+            found = await waiting
+            assert found is not None
+            assert found.body == b"late"
+            await one.rollback()
+
+    asyncio.run(work())

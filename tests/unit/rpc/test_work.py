@@ -129,9 +129,9 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     request, pipeline = ClientSocket.request, ClientSocket.pipeline
 
-    def requesting(self: ClientSocket, method: str, params: Any, waits_s: float = 0.0) -> Any:
+    def requesting(self: ClientSocket, method: str, params: Any, *more: Any) -> Any:
         found.append(method if method != "work" else f"work {params[3] if len(params) > 3 else 'dequeue'}")
-        return request(self, method, params, waits_s)
+        return request(self, method, params, *more)
 
     def pipelining(self: ClientSocket, method: str, params: Any, *, later: bool = False) -> None:
         found.append(f"({method})")

@@ -6,7 +6,8 @@ is outside of a transaction meanwhile, and nobody has seen that message. It beco
 comes for it; whatever else is asked before, and the consumer's end, gives it back first, which counts no try. With a
 lost connection it goes as any that a lost session has taken. So nobody commits a message that was not seen.
 
-Who goes on in another way than to the next message, or finds none, is not asked ahead for a while.
+Nobody else gets that message meanwhile. So only who came at once from his last commit is asked ahead: who commits first
+and works then holds none for as long as he works. Nor is it for a while who goes on in another way, or finds none.
 """
 
 from __future__ import annotations
@@ -24,29 +25,31 @@ if TYPE_CHECKING:
     from xaqueue.message import Message
     from xaqueue.rpc.client.link import Link
 
-KEEP_S = 5.0
-"""What was asked for longer ago is given back: a server rolls back what does nothing."""
+PROMPT_S = 0.05
+"""Who comes later after the answer to his commit does something between. What was asked for is given back then: the
+time that a transaction may take is the consumer's."""
 AFTER_NONE = 1
-"""So many commits go without it behind an empty queue."""
+"""So many commits go without it behind an empty queue, and behind who comes late, or for the first time."""
 
 
 def want(self: Link, queue: str) -> None:
-    """With the commit of the branch that it is in, where the server knows how."""
-    if self.takes_work:
-        self._branch.next_queue = queue
+    """With the commit of the branch that it is in."""
+    self._branch.next_queue = queue
 
 
 def take(self: Link, queue: str, enter: Callable[[Xid], object]) -> Message | None:
     """The message that came. Where there is a branch, with one or without, it is in that now, and ``enter`` was called;
     if that is interrupted, what came is given back before anything else."""
     ahead, socket = self._ahead, self._socket
+    is_late = time.monotonic() - self._committed > PROMPT_S
     if ahead is None or socket is None:
+        self._ahead_later = self._ahead_later or is_late * AFTER_NONE
         return None
-    if ahead.queue != queue or time.monotonic() - ahead.since > KEEP_S:
+    if ahead.queue != queue or is_late:
         self._give_back()
         return None
     try:
-        error, found = socket.hear(ahead.number)
+        error, found = socket.hear()
     except ConnectionLost as lost:
         self._lose(lost)
         return None
@@ -58,6 +61,11 @@ def take(self: Link, queue: str, enter: Callable[[Xid], object]) -> Message | No
     enter(ahead.xid)
     self._ahead, self._ahead_later = None, AFTER_NONE if found is None else 0
     return message
+
+
+def is_wanted(self: Link, queue: str) -> bool:
+    """Whether the next message of this queue was asked for, or is to be with the commit."""
+    return self._branch.next_queue == queue or (self._ahead is not None and self._ahead.queue == queue)
 
 
 def end(self: Link, queue: str) -> None:

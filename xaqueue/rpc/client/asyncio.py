@@ -170,8 +170,9 @@ class AsyncConnection:
             while (message := await self._work(lambda connection: connection._next(queue, wait_s))) is not None:  # noqa: SLF001
                 yield message
         finally:
-            async with self._lock:
-                await self._run(self._main, lambda _: self._main.manager.end_ahead(queue))
+            if self._main.manager.is_wanted_ahead(queue):  # else another task may be in a call for long
+                async with self._lock:
+                    await self._run(self._main, lambda _: self._main.manager.end_ahead(queue))
 
     async def browse(
         self, queue: str, limit: int | None = None, *, message_id: bytes | str | None = None

@@ -85,9 +85,6 @@ class Ahead(NamedTuple):
 
     xid: Xid
     queue: str
-    number: int
-    """Of the request."""
-    since: float
 
 
 Work = tuple[Any, ...]

@@ -57,6 +57,10 @@ MOST_WORKS = 1000
 """Deferred ones of a branch; a server takes no longer lists than 1024."""
 
 
+Request = tuple[str, Sequence[Any]]
+"""A method and its parameters."""
+
+
 class Connected(Protocol):
     """What it needs of a socket."""
 
@@ -146,11 +150,10 @@ class ClientSocket:
         self._poll = poll.poll
         self.requests = 0
         """How many it has sent, as far as they are counted: modulo 2**32."""
-        self._behind = b""
-        """What goes out behind the next request."""
-        self._owed: int | None = None
-        """The number of that."""
-        self._heard: dict[int, Any] = {}
+        self._behind = -1
+        """The number of the last that went out behind another one."""
+        self._heard: Any = None
+        """The answer to that, where it came before its turn."""
         made.settimeout(self._timeout_s)
 
     def hurry(self, answer_s: float) -> None:
@@ -177,16 +180,23 @@ class ClientSocket:
         if len(self.unsent) > PIPELINED_BYTES:
             self._send()
 
-    def request(self, method: str, params: Sequence[Any], waits_s: float = 0.0) -> tuple[Any, Any]:
+    def request(
+        self, method: str, params: Sequence[Any], waits_s: float = 0.0, behind: Request | None = None
+    ) -> tuple[Any, Any]:
         """Sends a request and waits for its answer: the error, a map or None, and the result.
 
+        behind: is asked in the same write, and ``hear`` waits for its answer.
         Raises ConnectionLost: whether it was done is unknown.
         """
         self.requests = number = (self.requests + 1) % wire.ID_LIMIT
         packed = self._pack((wire.REQUEST, number, method, params))
         try:
-            if self.unsent or self._notifications or self._behind or len(packed) > PIPELINED_BYTES:
+            if self.unsent or self._notifications or len(packed) > PIPELINED_BYTES:
                 packed = self._gathered(packed)
+            if behind is not None:
+                self.requests = self._behind = (number + 1) % wire.ID_LIMIT
+                self._heard = None
+                packed += self._pack((wire.REQUEST, self._behind, *behind))
             self.sends += 1
             try:
                 self._socket.sendall(packed)
@@ -200,16 +210,12 @@ class ClientSocket:
             raise
         return frame[2], frame[3]
 
-    def ask_behind(self, method: str, params: Sequence[Any]) -> int:
-        """Sends this right behind the next request, and waits for no answer: ``hear`` does, by the number of this."""
-        number = (self.requests + 2) % wire.ID_LIMIT
-        self._behind = self._pack((wire.REQUEST, number, method, params))
-        return number
-
-    def hear(self, number: int) -> tuple[Any, Any]:
-        """The answer to this, as ``request``."""
+    def hear(self) -> tuple[Any, Any]:
+        """The answer to what went out behind the last request that had such, as ``request``."""
+        frame, self._heard = self._heard, None
         try:
-            frame = self._heard.pop(number, None) or self._answer_to(number, self._receive(number))
+            if frame is None:
+                frame = self._answer_to(self._behind, self._receive(self._behind))
         except BaseException:
             self.close()
             raise
@@ -217,8 +223,8 @@ class ClientSocket:
 
     def _answer_to(self, number: int, frame: Any) -> Any:
         """One that was to come before it is kept for who asks for that."""
-        if frame[1] == self._owed != number:
-            self._heard[frame[1]] = frame
+        if frame[1] == self._behind != number:
+            self._heard = frame
             frame = self._receive(number)
         if frame[1] not in (number, 0):
             raise self._lost(f"it answered request {frame[1]} instead of {number}")
@@ -234,18 +240,13 @@ class ClientSocket:
             self._socket.close()
 
     def _gathered(self, packed: bytes) -> bytes:
-        """What goes out before a request, this, and what goes out behind it."""
+        """What goes out before a request, and this."""
         gathered, self.unsent = self.unsent, bytearray()
         while self._notifications:
             gathered[:0] = self._notifications.pop()
         gathered += packed
         if len(gathered) > PIPELINED_BYTES:
             self._pack = msgpack.Packer().pack  # the other one keeps room for the largest that it has seen
-        if self._behind:
-            gathered += self._behind
-            self.requests = self._owed = (self.requests + 1) % wire.ID_LIMIT
-            self._behind = b""
-            self._heard.clear()
         return bytes(gathered)
 
     def _send(self) -> None:
@@ -361,6 +362,8 @@ class Link:
         self._ahead: Ahead | None = None
         self._ahead_later = 0
         """So many commits go without asking ahead."""
+        self._committed = -math.inf
+        """When the last commit of a consumer was answered."""
         self.has_received = False
         """There may be messages on lease to be given back when it is closed."""
         self.space: dict[str, Any] = {}
@@ -403,7 +406,7 @@ class Link:
 
     @property
     def requests(self) -> int:
-        """How many requests, which are round trips, the connection of now has had."""
+        """How many requests the connection of now has had."""
         return self._socket.requests if self._socket is not None else 0
 
     def drop(self) -> bool:
@@ -446,21 +449,23 @@ class Link:
             endings = {"prepare": (branch.xid,), "commit": (branch.xid, Flag.ONEPHASE)}
             return self._ask(last[0], *endings[last[0]]) if branch.ends else self._ask("dequeue", *last)
         begins, works, ends = branch.take_deferred()
-        if ends:
-            if branch.next_queue and self._socket is not None:
-                self._ask_ahead(self._socket, branch.next_queue)
-            return self._request("work", (branch.xid, begins, works, *last))
-        works.append(last)
-        return self._request("work", (branch.xid, begins, works))
+        if not ends:
+            works.append(last)
+            return self._request("work", (branch.xid, begins, works))
+        whole = branch.xid, begins, works, *last
+        if not branch.next_queue:
+            return self._request("work", whole)
+        answer = self._request("work", whole, behind=self._next_of(branch.next_queue))
+        self._committed = time.monotonic()
+        return answer
 
-    def _ask_ahead(self, socket: ClientSocket, queue: str) -> None:
-        """With the next request, which is the commit."""
+    def _next_of(self, queue: str) -> Request | None:
+        """What asks ahead, behind the commit."""
         if self._ahead_later:
             self._ahead_later -= 1
-            return
-        xid = Xid(LOCAL_FORMAT_ID, fresh_id(), b"")
-        number = socket.ask_behind("work", (xid, True, [(queue,)]))
-        self._ahead = Ahead(xid, queue, number, time.monotonic())
+            return None
+        self._ahead = Ahead(Xid(LOCAL_FORMAT_ID, fresh_id(), b""), queue)
+        return "work", (self._ahead.xid, True, [(queue,)])
 
     def _give_back(self) -> None:
         """What was asked for ahead, at once. Where the server cannot say that it is done, the session ends, and so does
@@ -492,12 +497,12 @@ class Link:
             self._pipeline_deferred(self._branch)
         return self._request(method, params, waits_s)
 
-    def _request(self, method: str, params: Sequence[Any], waits_s: float = 0.0) -> Any:
+    def _request(self, method: str, params: Sequence[Any], waits_s: float = 0.0, behind: Request | None = None) -> Any:
         socket = self._socket
         if socket is None:
             raise self._not_connected()
         try:
-            error, result = socket.request(method, params, waits_s)
+            error, result = socket.request(method, params, waits_s, behind)
         except ConnectionLost as lost:
             self._lose(lost)
             raise

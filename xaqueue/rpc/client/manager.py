@@ -64,6 +64,7 @@ class RemoteManager(Verbs, Link, half="ask"):
     take_ahead = ahead.take
     want_ahead = ahead.want
     end_ahead = ahead.end
+    is_wanted_ahead = ahead.is_wanted
 
     define = branches.define
     undefine = branches.undefine
