@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -79,8 +80,9 @@ under = pytest.mark.parametrize("umask", [0, 0o022, 0o077], indirect=True, ids=o
 class Seen:
     """The rights of everything that ever stood in a directory while somebody looked."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, shared: int = 0) -> None:
+        """shared: a right that all get, and what a thread is making gets last, however long that thread sleeps."""
+        self.root, self.shared = root, shared
         self.files: dict[str, int] = {}
         self.directories: dict[str, int] = {}
         self.groups: set[int] = set()
@@ -90,12 +92,17 @@ class Seen:
             for path in (Path(directory), *(Path(directory, name) for name in names)):
                 with suppress(FileNotFoundError):
                     found = path.lstat()
-                    if time.time() - found.st_ctime < FRESH_S:  # a thread is making it, and its group comes last
+                    if time.time() - found.st_ctime < FRESH_S:  # a thread is making it, and its owner comes last
                         time.sleep(FRESH_S)
-                        found = path.lstat()
+                    with suppress(AssertionError):
+                        eventually(partial(self._is_shared, path))
+                    found = path.lstat()
                     told = self.directories if stat.S_ISDIR(found.st_mode) else self.files
                     told[str(path.relative_to(self.root))] = stat.S_IMODE(found.st_mode)
                     self.groups.add(found.st_gid)
+
+    def _is_shared(self, path: Path) -> bool:
+        return path.lstat().st_mode & self.shared == self.shared
 
     def odd(self, file: int, directory: int) -> dict[str, str]:
         """Everything with other rights than these."""
@@ -106,7 +113,7 @@ class Seen:
 
 def live(root: Path, sync: str, file: int, *, full: bool = False) -> Seen:
     """A life with all that a space makes; ``file``: the rights of a foreign file. full: with a range that is full."""
-    seen = Seen(root)
+    seen = Seen(root, file & 0o070)
     session = attach(root, create_missing=True, sync=sync)
     seen.look()
     _branches(session, seen, layout.RANGE_SIZE if full else 5)
