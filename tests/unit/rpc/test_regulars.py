@@ -12,8 +12,10 @@ import pytest
 
 from xaqueue.core.engine.log import Log
 from xaqueue.core.storage.group_commit import GroupCommit, Step
+from xaqueue.rpc.server import regulars as rules
 from xaqueue.rpc.server import scheduler
-from xaqueue.rpc.server.scheduler import Awaiting, Regulars, Scheduler
+from xaqueue.rpc.server.regulars import Regulars
+from xaqueue.rpc.server.scheduler import Awaiting, Scheduler
 
 SYNC_S = 0.005
 
@@ -96,7 +98,7 @@ def test_a_round_waits_for_who_was_in_the_last_one_until_the_last_of_them_is_bac
     served.come(first, second)
     assert served.sizes == [2]
     served.come(first)
-    assert [delay for delay, _ in served.loop.timers] == [pytest.approx(scheduler.SYNC_SHARE * SYNC_S)]
+    assert [delay for delay, _ in served.loop.timers] == [pytest.approx(rules.SYNC_SHARE * SYNC_S)]
     assert served.sizes == [2]
     served.come(second, other)
     assert served.sizes == [2, 3]
@@ -152,7 +154,7 @@ def test_behind_a_wait_to_which_nobody_came_some_rounds_begin_at_once() -> None:
     regulars, first, second = Regulars(), *clients(2)
     rounds(regulars, first, second)
     assert rounds(regulars, first, waited=True) > 0
-    for turn in range(scheduler.ROUNDS_AT_ONCE):
+    for turn in range(rules.ROUNDS_AT_ONCE):
         assert rounds(regulars, (second, first)[turn % 2]) == 0
     assert rounds(regulars, second) > 0
 
