@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import random
 import signal
 import sqlite3
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -227,3 +229,60 @@ def test_aiosqlite_decides(tmp_path: Path, carry: bool) -> None:
     with xaqueue.connect(space, create=True) as kept:
         asyncio.run(main())
         assert [message.body for message in kept.browse("orders")] == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_a_loop_that_is_closed_while_the_database_decides_leaves_it_to_recovery(
+    shop: Shop, is_committed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is told how the commit ended: the database is asked, and the queue follows it."""
+    begun: list[AsyncTransaction] = []
+    managers: list[TransactionManager] = []
+    kept: list[asyncio.Task[None]] = []
+    loop = asyncio.new_event_loop()
+
+    async def dies(tm: TransactionManager) -> None:
+        async with tm.transaction("ledger", "queue") as tx:
+            begun.append(tx)
+            await shop.order(tx, 2)
+            commits = tx["ledger"].tpc_commit
+
+            async def stops() -> None:
+                if is_committed:
+                    await commits()
+                loop.stop()
+                await asyncio.Event().wait()
+
+            tx["ledger"].tpc_commit = stops
+
+    async def first() -> None:
+        managers.append(tm := shop.manager(recovery_interval_s=3600))
+        await ready(tm)
+        for number in range(-20, 0):  # until it carries, where it does
+            await bought(shop, tm, number, {})
+            await asyncio.sleep(0.01)
+        kept.append(asyncio.ensure_future(dies(tm)))
+
+    kept.append(loop.create_task(first()))
+    loop.run_forever()
+    loop.close()
+    (tm,), (left,) = managers, begun
+
+    async def second() -> None:
+        is_decided = shop.way == "two phases"
+        async with tm:
+            async with tm.transaction():
+                assert left.outcome is (Outcome.COMMITTED if is_decided else Outcome.IN_DOUBT)
+            async with asyncio.timeout(60):
+                while tm.in_doubt() or shop.messages() != shop.rows():
+                    await asyncio.to_thread(tm.recover)
+            outcome = Outcome.COMMITTED if is_committed or is_decided else Outcome.ROLLED_BACK
+            assert tm.outcome(left.gtrid) is outcome
+            assert (2 in shop.rows()) is (outcome is Outcome.COMMITTED)
+            monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # its task cannot end without its loop
+            kept.clear()
+            begun.clear()
+            gc.collect()  # what was cut off is told so now
+            assert tm.outcome(left.gtrid) is outcome
+
+    asyncio.run(second())

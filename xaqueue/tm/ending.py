@@ -49,6 +49,8 @@ class Ending:
     """Why it has expired, where it is not for the time."""
     _log_error: Exception | None = None
     """Why the log did not take the decision."""
+    _deciding: tuple[str, Sequence[str]] | None = None
+    """Whose commit decides, and for whom, while it may have committed and nobody has said so."""
     outcome: Outcome | None = None
     """COMMITTED or ROLLED_BACK; IN_DOUBT or UNKNOWN where commit said so; None while it is active."""
 
@@ -266,24 +268,21 @@ class Ending:
             return Reply.REFUSED
         coordinator.step(TraceStep.COMMIT_LAST, gtrid, name)
         change = self._branches[prepared[0]].carried
-        try:
-            row = self._row_of(prepared, change)
-            reply = last.commit_last(row, coordinator.log.check, change and change.life)
-            if isinstance(last.error, LifeOver):
-                coordinator.deciding.refused(prepared[0], name)
-            coordinator.step(TraceStep.COMMITTED_LAST, gtrid, name)
-            for other in prepared:
-                self._branches[other].is_deferred = self._branches[other].can.hardens
-            if reply is Reply.DONE:
-                coordinator.log.add_row(gtrid, row.participants, name, row.spaces)
-            elif reply is Reply.LOST:
-                coordinator.expect_row(gtrid, name, prepared)
-            else:
-                coordinator.take_row(row._replace(outcome=Outcome.ROLLED_BACK), name)
-        except BaseException:  # cut off: as far as is known here, it may have committed
-            if coordinator.log.decision_on(gtrid) is None:
-                coordinator.expect_row(gtrid, name, prepared)
-            raise
+        self._deciding = name, prepared
+        row = self._row_of(prepared, change)
+        reply = last.commit_last(row, coordinator.log.check, change and change.life)
+        if isinstance(last.error, LifeOver):
+            coordinator.deciding.refused(prepared[0], name)
+        coordinator.step(TraceStep.COMMITTED_LAST, gtrid, name)
+        for other in prepared:
+            self._branches[other].is_deferred = self._branches[other].can.hardens
+        if reply is Reply.DONE:
+            coordinator.log.add_row(gtrid, row.participants, name, row.spaces)
+        elif reply is Reply.LOST:
+            coordinator.expect_row(gtrid, name, prepared)
+        else:
+            coordinator.take_row(row._replace(outcome=Outcome.ROLLED_BACK), name)
+        self._deciding = None
         return reply
 
     def _row_of(self, prepared: Sequence[str], change: CarriedChange | None) -> DecisionRow:
@@ -324,8 +323,12 @@ class Ending:
 
     def _interrupted(self) -> None:
         """Between two commands: what is decided goes on without this thread, and what is not is rolled back."""
+        if self._phase is Phase.OVER:  # it was left to recovery, which is through perhaps
+            return
         log = self._coordinator.log
         decided = log.decision_on(self.gtrid)
+        if decided is None and self._deciding is not None:
+            self._coordinator.expect_row(self.gtrid, *self._deciding)
         if self._coordinator.is_undecided(self.gtrid):
             decided = Outcome.IN_DOUBT
         alone = len(self._branches) < 2 or any(branch.commits_alone for branch in self._branches.values())
