@@ -216,3 +216,45 @@ def test_a_database_that_hangs_leaves_the_process_running(tmp_path: Path, partie
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
         tm.close()
+
+
+class Interrupted(BaseException):
+    """As Ctrl-C, and as what a program's own alarm raises."""
+
+
+class Freezing(psycopg.Connection[Any]):
+    """Its backend stands still right behind its BEGIN."""
+
+    def tpc_begin(self, xid: Any) -> None:
+        super().tpc_begin(xid)
+        os.kill(self.info.backend_pid, signal.SIGSTOP)
+
+
+def test_a_database_that_freezes_behind_its_begin_can_be_interrupted(tmp_path: Path, dsn: str) -> None:
+    """What the transaction manager says to it there gets no answer, and the thread hears of signals all the same."""
+    backends: list[int] = []
+
+    def connect() -> Any:
+        connection = Freezing.connect(dsn)
+        backends.append(connection.info.backend_pid)
+        return connection
+
+    def interrupted(*_: object) -> None:
+        raise Interrupted
+
+    def thaw() -> None:
+        os.kill(backends[-1], signal.SIGCONT)
+
+    before, goes_on = signal.signal(signal.SIGUSR2, interrupted), threading.Timer(PATIENCE_S / 2, thaw)
+    try:
+        with TransactionManager(tmp_path / "log", {"ledger": connect}, recovery_interval_s=3600) as tm:
+            tm.recover()
+            goes_on.start()
+            with subprocess.Popen(["/bin/sh", "-c", f"sleep 2; kill -USR2 {os.getpid()}"]), pytest.raises(Interrupted):
+                tm.transaction("ledger").__enter__()
+            assert goes_on.is_alive(), "the thread stood still until the server went on"
+            assert tm._coordinator.live() == []
+    finally:
+        goes_on.cancel()
+        thaw()
+        signal.signal(signal.SIGUSR2, before)

@@ -3,7 +3,7 @@
 Nothing is used but the two-phase methods and ``close``, cursors where its database may decide, and six things where
 a driver has them: an ``outcome`` of a branch and the forgetting of a heuristic one (ours), what interrupts a statement,
 the transaction status that tells a failed PostgreSQL transaction, which PREPARE TRANSACTION would quietly roll back,
-the call of libpq that runs a statement, and the socket, on which a server takes its leave.
+the calls of libpq that run a statement, and the socket, on which a server takes its leave.
 """
 
 from __future__ import annotations
@@ -196,11 +196,16 @@ def is_usable(connection: Any) -> bool:
     if not callable(fileno) or not is_at_rest(connection):
         return is_at_rest(connection)
     try:
-        poll = select.poll()
-        poll.register(fileno(), select.POLLIN)
-        return not poll.poll(0)
+        return not _has_said(fileno(), 0)
     except Exception:  # whatever a driver raises of a connection that is closed
         return False
+
+
+def _has_said(socket: int, wait_ms: int | None) -> bool:
+    """Whether the server has said anything; None: waits for that, and a signal's handler is heard meanwhile."""
+    poll = select.poll()
+    poll.register(socket, select.POLLIN)
+    return bool(poll.poll(wait_ms))
 
 
 def interruption_of(connection: Any) -> Callable[[], object] | None:
@@ -269,11 +274,19 @@ def run(connection: Any, statement: str, *parameters: tuple[Any, ...]) -> list[t
 def order(connection: Any, statement: str) -> None:
     """Runs a statement that selects nothing, and that its server answers at once.
 
-    Of psycopg, in a transaction that is open, by libpq's call alone: what is around it takes much longer.
+    Of psycopg, in a transaction that is open, by libpq's calls alone: what is around them takes much longer. Not by the
+    one that waits by itself: nothing would interrupt it.
     """
     pgconn: Any = None if isinstance(connection, Adapter) else getattr(connection, "pgconn", None)
-    is_open = pgconn is not None and pgconn.transaction_status == IN_TRANSACTION
-    if not is_open or pgconn.exec_(statement.encode()).status != COMMAND_OK:
+    is_done = False
+    if pgconn is not None and pgconn.transaction_status == IN_TRANSACTION:
+        pgconn.send_query(statement.encode())
+        while pgconn.is_busy():
+            _has_said(pgconn.socket, None)
+            pgconn.consume_input()
+        while (result := pgconn.get_result()) is not None:
+            is_done = result.status == COMMAND_OK
+    if not is_done:
         run(connection, statement)  # which begins one, or tells what is wrong
 
 
