@@ -24,7 +24,7 @@ class Dedup(Rules):
         self.seen: dict[str, tuple[int, int]] = {}
         """Of each key the number of its message, and until when it is known."""
         self.cleared_us = 0
-        """The latest end of those whose records were removed: with the power that removal may be lost."""
+        """The latest end of those whose records may be removed: with the power that removal may be lost."""
 
     def options(self, world: World) -> dict[str, Any]:
         return {"dedup_key": world.dice.choice((None, "k", "k", "l"))}
@@ -60,12 +60,14 @@ class Dedup(Rules):
         return not world.is_new or all(self.first(world.model, key) == probed(world, key) for key in ("k", "l"))
 
     def clear(self, world: World) -> None:
+        mine = world.model.of(Dedup)
+        ends = (end for _, end in mine.seen.values() if end <= world.model.now_us)
+        mine.cleared_us = max([mine.cleared_us, *ends])  # also of a removal that fails, of which nobody can tell
         world.attempt(lambda: doors.forget_keys(world.space), lambda model: model.of(Dedup).let_go(model))
         if not world.level.hardening.journal:
             assert doors.count_keys(world.fs) <= len(world.model.of(Dedup).seen), "what is over leaves its directory"
 
     def let_go(self, model: Model) -> None:
-        self.cleared_us = max([self.cleared_us, *(end for _, end in self.seen.values() if end <= model.now_us)])
         self.seen = {key: found for key, found in self.seen.items() if found[1] > model.now_us}
 
 
