@@ -23,8 +23,8 @@ from xaqueue.connection import Connection
 from xaqueue.core.engine import memory
 from xaqueue.errors import ConnectionLost, OutcomeUnknown, ProtocolError, RolledBack, UnknownXid
 from xaqueue.rpc.client import ahead
-from xaqueue.rpc.client.link import ClientSocket
 from xaqueue.rpc.client.manager import RemoteManager
+from xaqueue.rpc.client.sockets import ClientSocket
 from xaqueue.xa import Code, Outcome
 from xaqueue.xid import Xid
 

@@ -35,8 +35,8 @@ from xaqueue.errors import (
     UnknownXid,
 )
 from xaqueue.features.opening import create
-from xaqueue.rpc.client.link import ClientSocket
 from xaqueue.rpc.client.manager import RemoteManager
+from xaqueue.rpc.client.sockets import ClientSocket
 from xaqueue.rpc.methods.service import RemoteOperator
 from xaqueue.rpc.server.calls import METHODS
 from xaqueue.rpc.server.listeners import ListenConfig

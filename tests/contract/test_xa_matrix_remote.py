@@ -20,8 +20,8 @@ from support.xa_table import CASES, Stage, X, answer_of, bring_to, call_on
 from xaqueue.core.engine.state import Space
 from xaqueue.errors import DatabaseError, Error, RolledBack
 from xaqueue.features.session import Session
-from xaqueue.rpc.client.link import ClientSocket
 from xaqueue.rpc.client.manager import RemoteManager, remote_manager
+from xaqueue.rpc.client.sockets import ClientSocket
 from xaqueue.rpc.wire import error_of, message_of, xid_of
 from xaqueue.xa import Code, Flag, Vote
 from xaqueue.xid import Xid

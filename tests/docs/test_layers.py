@@ -54,7 +54,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("xaqueue.offline",),
     ("xaqueue.tm",),
     *(
-        ("xaqueue.rpc.wire", "xaqueue.rpc.credentials", "xaqueue.rpc.client.branch", "xaqueue.rpc.client.link"),
+        ("xaqueue.rpc.wire", "xaqueue.rpc.credentials", "xaqueue.rpc.client.branch"),
+        ("xaqueue.rpc.client.sockets", "xaqueue.rpc.client.link"),
         ("xaqueue.rpc.methods.sessions", "xaqueue.rpc.server.peer", "xaqueue.rpc.verb"),
     ),
     *(

@@ -16,8 +16,8 @@ from typing import Any, cast
 
 from xaqueue.access import Identity
 from xaqueue.core.engine.state import Space
-from xaqueue.rpc.client.link import ClientSocket
 from xaqueue.rpc.client.manager import RemoteManager
+from xaqueue.rpc.client.sockets import ClientSocket
 from xaqueue.rpc.server.peer import NOBODY, Limits
 from xaqueue.rpc.server.scheduler import Scheduler
 from xaqueue.rpc.server.session import Host, ServerSession

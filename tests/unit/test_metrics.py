@@ -24,7 +24,7 @@ from xaqueue.core.owner.record import read_owner
 from xaqueue.features.counters import counters as counter_files
 from xaqueue.features.retries import moving
 from xaqueue.features.streams import cleanup
-from xaqueue.rpc.client import link
+from xaqueue.rpc.client.sockets import PlainSocket
 from xaqueue.rpc.methods.meters import metrics_in
 from xaqueue.testing import MemorySpace
 from xaqueue.xid import Xid
@@ -209,9 +209,9 @@ def test_a_space_in_memory_has_them_too() -> None:
 
 def test_a_server_that_does_not_answer_holds_no_scrape_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = list[float | None]()
-    settimeout = link.PlainSocket.settimeout
+    settimeout = PlainSocket.settimeout
 
-    def noted(plain: link.PlainSocket, limit_s: float | None) -> None:
+    def noted(plain: PlainSocket, limit_s: float | None) -> None:
         limits.append(limit_s)
         settimeout(plain, limit_s)
 
@@ -221,7 +221,7 @@ def test_a_server_that_does_not_answer_holds_no_scrape_up(tmp_path: Path, monkey
         xaqueue.connect(server.url) as connection,
         monkeypatch.context() as watched,
     ):
-        watched.setattr(link.PlainSocket, "settimeout", noted)
+        watched.setattr(PlainSocket, "settimeout", noted)
         assert [scrape(of)["xaqueue_up",] for of in (connection, server.url)] == [1, 1]
     assert set(limits) == {metrics.ANSWER_S}
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from xaqueue.access import Identity
 from xaqueue.errors import AccessDenied, ConnectionLost, InvalidArgument, ResourceFailed
-from xaqueue.rpc.client.link import ClientSocket, PlainSocket
 from xaqueue.rpc.client.manager import RemoteManager
+from xaqueue.rpc.client.sockets import ClientSocket, PlainSocket
 
 if TYPE_CHECKING:
     from xaqueue.rpc.server.server import Server

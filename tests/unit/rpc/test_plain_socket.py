@@ -13,7 +13,7 @@ import pytest
 
 from xaqueue.errors import ConnectionLost
 from xaqueue.rpc.client import manager
-from xaqueue.rpc.client.link import PIPELINED_BYTES, ClientSocket, PlainSocket
+from xaqueue.rpc.client.sockets import PIPELINED_BYTES, ClientSocket, PlainSocket
 
 LIMIT_S = 0.05
 LARGE = bytes(range(256)) * 16 * 1024

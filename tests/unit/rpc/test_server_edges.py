@@ -33,8 +33,8 @@ from xaqueue.errors import InvalidArgument, ResourceFailed, RetryLater, RolledBa
 from xaqueue.features.opening import create
 from xaqueue.features.session import Session
 from xaqueue.rpc.client import link
-from xaqueue.rpc.client.link import ClientSocket
 from xaqueue.rpc.client.manager import RemoteManager, dial
+from xaqueue.rpc.client.sockets import ClientSocket
 from xaqueue.rpc.credentials import server_context
 from xaqueue.rpc.methods.messages import CURSORS
 from xaqueue.rpc.server.listeners import ListenConfig

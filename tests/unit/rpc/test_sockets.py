@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from xaqueue.errors import InvalidArgument, OperationalError
-from xaqueue.rpc.client.link import keep_alive
+from xaqueue.rpc.client.sockets import keep_alive
 from xaqueue.rpc.server import listeners
 from xaqueue.rpc.server.listeners import listen_tcp, listen_unix, remove_unix, unix_peer, unix_user
 

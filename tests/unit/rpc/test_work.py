@@ -18,7 +18,7 @@ from support.served import PATIENCE_S, ServerThread
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import InvalidArgument, ProtocolError, RolledBack
-from xaqueue.rpc.client.link import PIPELINED_BYTES, ClientSocket
+from xaqueue.rpc.client.sockets import PIPELINED_BYTES, ClientSocket
 from xaqueue.rpc.server import calls, session
 from xaqueue.rpc.server.calls import PlainCalls
 from xaqueue.rpc.server.peer import Caller

@@ -39,8 +39,8 @@ from xaqueue.endpoint import EXAMPLES, Endpoint, Scheme, is_url, parse
 from xaqueue.errors import ConnectionLost, InterfaceError, InvalidArgument, OutcomeUnknown
 from xaqueue.message import Message
 from xaqueue.rpc.client.lanes import FairLock, Lane, Lanes, Owner, lost
-from xaqueue.rpc.client.link import keep_alive
 from xaqueue.rpc.client.manager import RemoteManager, connect_s_of, dialer, hello_of
+from xaqueue.rpc.client.sockets import keep_alive
 from xaqueue.spans import connection
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid

@@ -24,7 +24,8 @@ from xaqueue.errors import AccessDenied, ConnectionLost, ProtocolError, Resource
 from xaqueue.features.session import Verbs
 from xaqueue.rpc.client import ahead
 from xaqueue.rpc.client.branch import BranchProgress
-from xaqueue.rpc.client.link import CONNECT_S, ClientSocket, Connected, Link, PlainSocket, keep_alive
+from xaqueue.rpc.client.link import CONNECT_S, Link
+from xaqueue.rpc.client.sockets import ClientSocket, Connected, PlainSocket, keep_alive
 from xaqueue.rpc.credentials import client_context, explain, is_refusal, read_token
 from xaqueue.rpc.methods import branches, messages
 from xaqueue.xa import Outcome

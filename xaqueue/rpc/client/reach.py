@@ -33,8 +33,8 @@ from xaqueue.features.snapshots.restoring import attach_or_restore
 from xaqueue.spans import connection
 
 if TYPE_CHECKING:
-    from xaqueue.rpc.client.link import ClientSocket
     from xaqueue.rpc.client.manager import RemoteManager
+    from xaqueue.rpc.client.sockets import ClientSocket
 
 SERVER_S = 60.0
 SAY_S = 2.0

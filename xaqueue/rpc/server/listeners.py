@@ -30,7 +30,7 @@ from xaqueue.core.model.layout import SOCKET
 from xaqueue.core.storage.owner_file import FileLock
 from xaqueue.endpoint import Endpoint, Scheme, host_and_port, is_loopback
 from xaqueue.errors import InvalidArgument, OperationalError
-from xaqueue.rpc.client.link import keep_alive
+from xaqueue.rpc.client.sockets import keep_alive
 from xaqueue.rpc.credentials import names_in, read_token, server_context
 from xaqueue.rpc.server.peer import NOBODY, Limits, Trust
 from xaqueue.rpc.server.tls import TlsLayer
