@@ -163,6 +163,22 @@ def test_what_is_interrupted_on_its_way_is_not_left_out_of_a_commit(served: Serv
     assert number > 20
 
 
+def test_a_commit_that_is_interrupted_on_its_way_is_asked_again_or_rolled_back(served: ServerThread) -> None:
+    """The branch is not left in a state in which neither is to be had."""
+    number, struck, committed = 0, True, 0
+    while struck:
+        number += 1
+        with xaqueue.connect(served.url) as connection:
+            connection.dequeue("other")  # the branch has begun
+            connection.enqueue("q", b"x")
+            struck = struck_at(number, connection.commit)
+            with suppress(RolledBack):
+                connection.commit()
+                committed += 1
+            assert len(list(connection.browse("q"))) == committed
+    assert number > 10
+
+
 def test_a_dequeue_that_is_interrupted_consumes_nothing(served: ServerThread) -> None:
     """Its message is on its way, and nobody has seen it: a commit would remove it."""
     with xaqueue.connect(served.url) as connection:

@@ -161,14 +161,20 @@ class Link:
         if not self.takes_work:
             endings = {"prepare": (branch.xid,), "commit": (branch.xid, Flag.ONEPHASE)}
             return self._ask(last[0], *endings[last[0]]) if branch.ends else self._ask("dequeue", *last)
-        begins, works, ends = branch.take_deferred()
-        if not ends:
-            works.append(last)
-            return self._request("work", (branch.xid, begins, works))
-        whole = branch.xid, begins, works, *last
-        if not branch.next_queue:
-            return self._request("work", whole)
-        answer = self._request("work", whole, behind=self._next_of(branch.next_queue))
+        try:
+            begins, works, ends = branch.take_deferred()
+            if not ends:
+                works.append(last)
+                return self._request("work", (branch.xid, begins, works))
+            whole = branch.xid, begins, works, *last
+            if not branch.next_queue:
+                return self._request("work", whole)
+            answer = self._request("work", whole, behind=self._next_of(branch.next_queue))
+        except Error:
+            raise
+        except BaseException:  # interrupted: what was deferred is nowhere, perhaps, and nobody commits without it
+            self._lose(ConnectionLost("a call was interrupted"))
+            raise
         self._committed = time.monotonic()
         return answer
 
