@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from opcode import opmap
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import pytest
@@ -36,6 +36,7 @@ from xaqueue.rpc.client import link
 from xaqueue.rpc.client.manager import RemoteManager, dial
 from xaqueue.rpc.client.sockets import ClientSocket
 from xaqueue.rpc.credentials import server_context
+from xaqueue.rpc.methods import messages
 from xaqueue.rpc.methods.messages import CURSORS
 from xaqueue.rpc.server.listeners import ListenConfig
 from xaqueue.rpc.server.peer import Limits
@@ -125,12 +126,13 @@ def test_an_enqueue_that_is_interrupted_takes_none_of_those_before_it_along(serv
         assert [message.body for message in connection.browse("q")] == [b"again"]
 
 
-def struck_at(number: int, call: Callable[[], object]) -> bool:
-    """Whether an alarm has struck the call: at the line of this number that it came to in the client's modules."""
-    left = [number]
+def struck_at(number: int, call: Callable[[], object], *others: ModuleType) -> bool:
+    """Whether an alarm has struck the call: at the line of this number that it came to in the client's modules, or in
+    those beside others."""
+    left, parents = [number], {Path(str(module.__file__)).parent for module in (link, *others)}
 
     def trace(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
-        if Path(frame.f_code.co_filename).parent != Path(link.__file__).parent:
+        if Path(frame.f_code.co_filename).parent not in parents:
             return None
         left[0] -= event == "line" and frame.f_code.co_code[frame.f_lasti] != opmap["NOP"]  # which nothing interrupts
         if not left[0]:
@@ -177,6 +179,23 @@ def test_a_commit_that_is_interrupted_on_its_way_is_asked_again_or_rolled_back(s
                 committed += 1
             assert len(list(connection.browse("q"))) == committed
     assert number > 10
+
+
+def test_a_message_whose_dequeue_was_interrupted_is_not_consumed(served: ServerThread) -> None:
+    """Its answer has come, perhaps, and nobody has got it."""
+    with xaqueue.connect(served.url) as connection:
+        connection.enqueue("q", b"1")
+        connection.commit()
+    number, struck = 0, True
+    while struck:
+        number += 1
+        with xaqueue.connect(served.url) as connection:
+            connection.dequeue("other")
+            struck = struck_at(number, partial(connection.dequeue, "q"), messages)
+            with suppress(RolledBack):
+                connection.commit()
+            assert len(list(connection.browse("q"))) == struck, number
+    assert number > 20
 
 
 def test_a_dequeue_that_is_interrupted_consumes_nothing(served: ServerThread) -> None:

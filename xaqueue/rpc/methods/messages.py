@@ -14,7 +14,7 @@ from xaqueue.access import BROWSE, CONSUME, NOTHING, PRODUCE
 from xaqueue.core.engine.session import Session
 from xaqueue.core.model.block import pack_properties, property_map, repacked
 from xaqueue.core.storage.ids import fresh_id
-from xaqueue.errors import ConnectionLost, InvalidArgument
+from xaqueue.errors import ConnectionLost, Error, InvalidArgument
 from xaqueue.message import (
     EnqueueOptions,
     Message,
@@ -86,14 +86,20 @@ def dequeue(
     if self._closed or self._branch.why is not None:
         self._check_working()
     limit_s = check_seconds("wait_s", wait_s) if wait_s else 0.0
-    if limit_s or message_id is not None or correlation_id is not None:
-        options = {"wait_s": limit_s, "message_id": message_id, "correlation_id": correlation_id}
-        given = {name: value for name, value in options.items() if value is not None and value != 0}
-        answer = self._ask("dequeue", queue, given, waits_s=limit_s)
-    else:
-        branch = self._branch
-        answer = self._work(branch, queue) if branch.begins and not branch.ends else self._ask("dequeue", queue)
-    return None if answer is None else wire.message_of(answer)
+    try:
+        if limit_s or message_id is not None or correlation_id is not None:
+            options = {"wait_s": limit_s, "message_id": message_id, "correlation_id": correlation_id}
+            given = {name: value for name, value in options.items() if value is not None and value != 0}
+            answer = self._ask("dequeue", queue, given, waits_s=limit_s)
+        else:
+            branch = self._branch
+            answer = self._work(branch, queue) if branch.begins and not branch.ends else self._ask("dequeue", queue)
+        return None if answer is None else wire.message_of(answer)
+    except (Error, TypeError):
+        raise
+    except BaseException:  # interrupted: a commit is not to consume what nobody got
+        self._lose(ConnectionLost("a call was interrupted"))
+        raise
 
 
 @dequeue.server
