@@ -128,6 +128,24 @@ def test_a_rename_into_a_new_directory_loses_nothing() -> None:
     assert all(any(content == b"old!" for _, content in left) for left in worlds(fs))
 
 
+@pytest.mark.parametrize("synced", ["a", "b", "b/c"])
+def test_a_directory_that_is_renamed_is_in_one_place(synced: str) -> None:
+    """Here within a new one, and in the place of one that was renamed before."""
+    fs = Tree({"a": None, "b": None, "a/d": None, "a/d/old": b"old!", "b/d": None, "b/d/new": b"new!"}).open()
+    fs.make_dir("b/c")
+    fs.rename("a/d", "b/c/d")
+    fs.rename("b/d", "a/d")
+
+    def places() -> set[tuple[str, ...]]:
+        found = (dict(tree.key()) for tree in fs.trees_after_crash(1 << 10))
+        return {tuple(sorted(path for path, content in one.items() if content)) for one in found}
+
+    old, between, new = ("a/d/old", "b/d/new"), ("b/c/d/old", "b/d/new"), ("a/d/new", "b/c/d/old")
+    assert places() == {old, between, new}
+    fs.sync_dir(synced)
+    assert places() == ({between, new} if synced == "b/c" else {new})
+
+
 def test_what_is_overwritten_is_old_or_new() -> None:
     fs = START.open()
     fs.write_at("a/old", 0, [b"new"])

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from sim import doors
 from sim.model import ACTIVE, Model
 from sim.opened import Opened
 from support.forgetful import Crashed, ForgetfulFileSystem
@@ -230,6 +231,9 @@ class Crashes(Opened):
             if self.dice.random() < 0.3 and not is_begun(self.fs):
                 afters = [self.model.after("cut")]
                 break
+            if is_closed and not is_begun(self.fs) and not doors.is_cut_off(self.fs):
+                self._open()
+                self._end(way)
         self.fs.crash_after, self.model = None, afters[0]
         self._open()
         self._explain(afters)

@@ -147,10 +147,10 @@ def message_of(path: str) -> MessageId | None:
 
 
 def believed(fs: FailingFileSystem) -> dict[str, bytes]:
-    """All files that who opens the space believes: no segment of the journal that a former owner has, and no tries.
-    What is archived is as it was in its queue."""
+    """All files that who opens the space believes: no segment of the journal that a former owner has, no tries, and
+    nothing of a snapshot that goes. What is archived is as it was in its queue."""
     found = fs.tree_after_kill().nodes.items()
-    unread = (f"{layout.JOURNAL}/", f"{layout.ACTIVE}/{OWN}", TRIES)
+    unread = (f"{layout.JOURNAL}/", f"{layout.ACTIVE}/{OWN}", TRIES, f"{manifest.SNAPSHOTS}/{store.REMOVING}")
     place = f"{layout.ARCHIVE}/"
     return {
         path.replace(place, f"{layout.COMMITTED}/") if path.startswith(place) else path: content
@@ -184,6 +184,11 @@ def life(fs: ForgetfulFileSystem) -> str:
 def restore(fs: ForgetfulFileSystem, snapshot: int, now_us: int, *, exact: bool) -> None:
     """As it was, or with what came since into a space that was closed well; or on with one that was cut off."""
     restoring.restore(fs, restoring.Wanted(snapshot, exact=exact, is_whole=not exact), now_us, kinds=KINDS)
+
+
+def is_cut_off(fs: ForgetfulFileSystem) -> bool:
+    """Whether a restore has built all that it puts back."""
+    return restoring.is_cut_off(fs)
 
 
 def go_back(fs: ForgetfulFileSystem, at_us: int, now_us: int) -> None:

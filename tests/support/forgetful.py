@@ -83,7 +83,7 @@ class ForgetfulFileSystem(CrashingFileSystem):
         copy._nodes = {number: Node(node.file, node.modified_ns) for number, node in self._nodes.items()}
         copy._names = {directory: dict(names) for directory, names in self._names.items()}
         copy._durable = {directory: dict(names) for directory, names in self._durable.items()}
-        copy._pending = list(self._pending)
+        copy._pending, copy._halves = list(self._pending), dict(self._halves)
         number = next(self._numbers)
         self._numbers, copy._numbers = itertools.count(number), itertools.count(number)
         copy._held, self._held = set(self._nodes), set(self._nodes)

@@ -10,7 +10,8 @@ It is the other side of ``xaqueue.core.storage.fs.FileSystem``. What a crash may
   it settles the loss and promises nothing about the new name.
 - The content of a new file may be whole, empty, short, or zeros. Every sector that is overwritten, of a file old or
   new, has any of the contents that it had since the last sync, whatever became of the others (``content``).
-- The rename of a directory is there as a whole or not at all: it has one name.
+- The rename of a directory is there as a whole or not at all: it has one name, and who syncs the directory of the old
+  one or of the new settles both.
 - A file that is in two places after a crash is one file with two names: what is written by one is read by the other,
   and its rename to its own other name does nothing.
 
@@ -83,6 +84,8 @@ class ForgetfulFileSystem:
         self._names: Names = {ROOT: {}}
         self._durable: Names = {ROOT: {}}
         self._pending: list[NameChange] = []
+        self._halves: dict[int, int] = {}
+        """Of each directory that was renamed, by the number of one half that of the other."""
         self._numbers = itertools.count(1)
         for path in sorted(tree.nodes if tree else ()):
             assert tree is not None
@@ -120,6 +123,7 @@ class ForgetfulFileSystem:
             at = next(at for at, change in enumerate(self._pending) if change.number == addition)
             whole = (*self._pending[at].requires, removal)
             self._pending[at] = replace(self._pending[at], requires=whole)
+            self._halves |= {addition: removal, removal: addition}
 
     def link(self, source: str, target: str) -> None:
         directory, name = self._place(target)
@@ -148,14 +152,18 @@ class ForgetfulFileSystem:
     def sync_dir(self, path: str) -> None:
         directory = self._directory(path)
         self._sync(path, [])
-        _apply(self._durable, (change for change in self._pending if change.directory == directory))
-        self._pending = [change for change in self._pending if change.directory != directory]
+        settled = {change.number for change in self._pending if change.directory == directory}
+        if self._halves:
+            settled = self._whole(settled)
+        _apply(self._durable, (change for change in self._pending if change.number in settled))
+        self._pending = [change for change in self._pending if change.number not in settled]
 
     def sync_all(self) -> None:
         waiting = [number for number, node in self._nodes.items() if node.file is not None and not node.file.is_synced]
         self._sync("", [self._own(number) for number in waiting])
         _apply(self._durable, self._pending)
         self._pending.clear()
+        self._halves.clear()
 
     # The port: what only looks
 
@@ -210,6 +218,19 @@ class ForgetfulFileSystem:
         world = self._world(frozenset())
         yield self._tree(world, {})
         yield self._tree(world, {number: file.barest for number, file in self._files(world).items()})
+
+    def _whole(self, settled: set[int]) -> set[int]:
+        """And the other half of each directory that was renamed, with what that cannot be without."""
+        waiting = {change.number: change for change in self._pending}
+        required = [n for half in settled & self._halves.keys() for n in (self._halves[half], *waiting[half].requires)]
+        while required:
+            change = waiting.get(required.pop())
+            if change is not None and change.number not in settled:
+                settled.add(change.number)
+                required += change.requires
+                at = change.directory, change.name
+                required += (n for n, one in waiting.items() if n < change.number and at == (one.directory, one.name))
+        return settled
 
     def _closed(self, chosen: frozenset[int]) -> frozenset[int]:
         """Without the changes that require one that did not survive."""

@@ -87,6 +87,7 @@ class Replicas(Rules):
         self.attempted(world, [world.model])
         if world.dice.random() < 0.5:
             end(world, there)
+            whole(world)  # not where the copy that had just been made was not on disk yet
         take_place(world, there, [world.model])
 
     def lose_source(self, world: World) -> None:
