@@ -17,7 +17,7 @@ from xaqueue import TransactionManager
 from xaqueue.core.model.format import read_format
 from xaqueue.errors import ProtocolError
 from xaqueue.features.opening import create
-from xaqueue.tm import last_resource
+from xaqueue.tm import last_resource, recovery
 from xaqueue.tm.coordinator import TraceStep as Step
 from xaqueue.tm.gtrid import Gtrid
 from xaqueue.tm.last_resource import DecisionRow
@@ -49,6 +49,7 @@ class Place:
         made.recover(60)
         if on_step is not None:
             made._coordinator.step = on_step
+            made._coordinator.wake = lambda _: None
         return made
 
     def exchange(self) -> None:
@@ -70,6 +71,12 @@ class Place:
             with xaqueue.connect(self.root / "space") as space:
                 count = len(list(space.browse("q")))
         return *found, count
+
+
+@pytest.fixture(autouse=True)
+def asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recovery looks only when it is asked: between two servers it would open the space by itself."""
+    monkeypatch.setattr(recovery, "FIRST_PAUSE_S", 60.0)
 
 
 @pytest.fixture(params=["space", "db"])
