@@ -9,6 +9,7 @@ import pytest
 
 from support.carry_scene import LEDGER
 from support.tm_plain import SPACES, Notes, Pair, compare
+from xaqueue.tm import driver
 from xaqueue.tm.last_resource import TABLE
 
 
@@ -47,3 +48,21 @@ def test_whatever_fails_at_whichever_call(dsn: str, voter: str) -> None:
         finally:
             while opened:
                 psycopg.Connection.close(opened.pop())
+
+
+def test_what_the_server_refuses_of_an_order_is_told(dsn: str) -> None:
+    """And not that its transaction has failed, which is only what comes of it."""
+    with psycopg.connect(dsn) as connection:
+        connection.execute("select 1")  # begins one
+        driver.order(connection, "set local work_mem = '8MB'")
+        assert connection.execute("show work_mem").fetchall() == [("8MB",)]
+        with pytest.raises(psycopg.DatabaseError, match="work_mem"):
+            driver.order(connection, "set local work_mem = 'much'")
+
+
+def test_an_order_to_a_server_that_is_gone_is_an_operational_error(dsn: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as other, psycopg.connect(dsn) as connection:
+        connection.execute("select 1")
+        other.execute("select pg_terminate_backend(%s, 5000)", [connection.info.backend_pid])
+        with pytest.raises(psycopg.OperationalError):
+            driver.order(connection, "set local work_mem = '8MB'")

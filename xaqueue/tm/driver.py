@@ -275,19 +275,23 @@ def order(connection: Any, statement: str) -> None:
     """Runs a statement that selects nothing, and that its server answers at once.
 
     Of psycopg, in a transaction that is open, by libpq's calls alone: what is around them takes much longer. Not by the
-    one that waits by itself: nothing would interrupt it.
+    one that waits by itself: nothing would interrupt it. Raises what the driver raises.
     """
     pgconn: Any = None if isinstance(connection, Adapter) else getattr(connection, "pgconn", None)
-    is_done = False
-    if pgconn is not None and pgconn.transaction_status == IN_TRANSACTION:
-        pgconn.send_query(statement.encode())
-        while pgconn.is_busy():
-            _has_said(pgconn.socket, None)
-            pgconn.consume_input()
-        while (result := pgconn.get_result()) is not None:
-            is_done = result.status == COMMAND_OK
-    if not is_done:
-        run(connection, statement)  # which begins one, or tells what is wrong
+    if pgconn is None or pgconn.transaction_status != IN_TRANSACTION:
+        run(connection, statement)  # which begins one
+        return
+    pgconn.send_query(statement.encode())
+    while pgconn.is_busy():
+        _has_said(pgconn.socket, None)
+        pgconn.consume_input()
+    refused = b""
+    while (result := pgconn.get_result()) is not None:
+        if result.status != COMMAND_OK:
+            refused = refused or result.error_message or b"it was not done"
+    if refused:
+        kind = connection.DatabaseError if pgconn.transaction_status == IN_ERROR else connection.OperationalError
+        raise kind(refused.decode(errors="replace").strip())
 
 
 def _execute(cursor: Any, statement: str, *parameters: tuple[Any, ...]) -> list[tuple[Any, ...]]:
