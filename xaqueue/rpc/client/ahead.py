@@ -43,7 +43,8 @@ def take(self: Link, queue: str, enter: Callable[[Xid], object]) -> Message | No
     ahead, socket = self._ahead, self._socket
     is_late = time.monotonic() - self._committed > PROMPT_S
     if ahead is None or socket is None:
-        self._ahead_later = self._ahead_later or is_late * AFTER_NONE
+        if is_late and not self._ahead_later:
+            self._ahead_later = AFTER_NONE
         return None
     if ahead.queue != queue or is_late:
         self._give_back()

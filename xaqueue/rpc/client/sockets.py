@@ -74,7 +74,7 @@ class PlainSocket(socket.socket):
 
     def sendall(self, data: Any, flags: int = 0, /) -> None:
         try:
-            sent = self.send(data)
+            sent = self.send(data, flags)
         except BlockingIOError:
             sent = 0
         if sent < len(data):  # it does not read as fast
