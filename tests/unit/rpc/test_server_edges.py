@@ -149,36 +149,28 @@ def struck_at(number: int, call: Callable[[], object], *others: ModuleType) -> b
     return False
 
 
-def test_what_is_interrupted_on_its_way_is_not_left_out_of_a_commit(served: ServerThread) -> None:
-    """It is sent with what is asked next, of which each line may be the last."""
+@pytest.mark.parametrize(
+    ("call", "least"),
+    [(lambda connection: connection.dequeue("other"), 20), (Connection.commit, 10)],
+    ids=["another call", "its commit"],
+)
+def test_what_is_interrupted_on_its_way_is_not_left_out_of_a_commit(
+    served: ServerThread, call: Callable[[Connection], object], least: int
+) -> None:
+    """It is sent with what is asked next, of which each line may be the last; behind that the branch is not left in a
+    state in which neither a commit nor a rollback is to be had."""
     number, struck, committed = 0, True, 0
     while struck:
         number += 1
         with xaqueue.connect(served.url) as connection:
             connection.dequeue("other")  # the branch has begun
             connection.enqueue("q", b"x")
-            struck = struck_at(number, partial(connection.dequeue, "other"))
+            struck = struck_at(number, partial(call, connection))
             with suppress(RolledBack):
                 connection.commit()
                 committed += 1
             assert len(list(connection.browse("q"))) == committed
-    assert number > 20
-
-
-def test_a_commit_that_is_interrupted_on_its_way_is_asked_again_or_rolled_back(served: ServerThread) -> None:
-    """The branch is not left in a state in which neither is to be had."""
-    number, struck, committed = 0, True, 0
-    while struck:
-        number += 1
-        with xaqueue.connect(served.url) as connection:
-            connection.dequeue("other")  # the branch has begun
-            connection.enqueue("q", b"x")
-            struck = struck_at(number, connection.commit)
-            with suppress(RolledBack):
-                connection.commit()
-                committed += 1
-            assert len(list(connection.browse("q"))) == committed
-    assert number > 10
+    assert number > least
 
 
 def test_a_message_whose_dequeue_was_interrupted_is_not_consumed(served: ServerThread) -> None:
