@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.peers import __main__ as peers
-from bench.peers import nats, page, redis
+from bench.peers import nats, page, rabbitmq, redis
 
 GUIDE = Path(__file__).parents[2] / "man" / "guide"
 
@@ -17,9 +17,9 @@ def test_who_is_there_is_measured_and_the_others_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dsn: str
 ) -> None:
     there = [peers.SERVED, peers.EMBEDDED, "SQLite, a table", "PostgreSQL, a table"]
-    queues = [*there, "Redis", "NATS JetStream"]
-    for module in (nats, redis):
-        monkeypatch.setattr(module, "PROGRAM", f"no-{module.PROGRAM}")
+    queues = [*there, "Redis", "NATS JetStream", "RabbitMQ, classic", "RabbitMQ, quorum"]
+    for module in (nats, rabbitmq, redis):
+        monkeypatch.setattr(module, "PROGRAM", f"no-{Path(module.PROGRAM).name}")
     plan = peers.Plan(tmp_path, queues, (1, 2), (1, 3), size_bytes=64, seconds=0.05, rounds=1, dsn=dsn)
     measured, told = peers.Peers(plan), list[str]()
     measured.run(told.append)
@@ -30,13 +30,14 @@ def test_who_is_there_is_measured_and_the_others_are_named(
     assert set(result["durability"]) == set(there)
     assert all(result["durability"].values())
     programs = {"Redis": "no-redis-server", "NATS JetStream": "no-nats-server"}
+    programs |= dict.fromkeys(("RabbitMQ, classic", "RabbitMQ, quorum"), "no-rabbitmq-server")
     assert result["missing"] == {queue: f"{program} is not installed" for queue, program in programs.items()}
     printed = "\n".join(peers.lines(result))
     assert "Redis: no-redis-server is not installed" in printed
     for queue in queues:
         assert printed.count(f"\n{queue}") == 3  # in both tables, and what it promises
     section = page.section(result)
-    assert section.count(" not measured |") == 2 * 2 * 4  # each cell of two tables
+    assert section.count(" not measured |") == 2 * 4 * 4  # each cell of two tables
     assert "*NATS JetStream* was not measured: no-nats-server is not installed" in section
     assert result["environment"]["date"] in section
 

@@ -20,6 +20,7 @@ PEERS = {
     "persist-queue": "bench.peers.persist_queue",
     "redis": "bench.peers.redis",
     "nats": "bench.peers.nats",
+    "rabbitmq": "bench.peers.rabbitmq",
     "postgres-table": "bench.peers.postgres_table",
 }
 """The module of each; imported when it is asked for, because its packages may not be installed."""

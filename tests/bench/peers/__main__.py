@@ -1,6 +1,6 @@
 """Durable messages a second beside what people take instead: cd tests && python -m bench.peers --help
 
-xaqueue, Redis, NATS, PostgreSQL and SQLite, each with a sync on disk before its answer; those that are installed: the
+xaqueue, Redis, NATS, RabbitMQ, PostgreSQL and SQLite, each with a sync on disk before its answer; those installed: the
 servers are started by this, over files of their own. Each transaction has one message, or a hundred; a client is a
 process, where a queue can be used by several, else a thread. All take turns, round by round; figures are medians.
 """
@@ -33,6 +33,8 @@ QUEUES = {
     EMBEDDED: ("bench.peers.commits", "open_embedded"),
     "Redis": ("redis", ""),
     "NATS JetStream": ("nats", ""),
+    "RabbitMQ, classic": ("rabbitmq", ""),
+    "RabbitMQ, quorum": ("bench.peers.rabbitmq", "open_quorum"),
     "PostgreSQL, a table": ("postgres-table", ""),
     "SQLite, a table": ("sqlite", ""),
 }

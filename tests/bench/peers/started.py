@@ -7,7 +7,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,15 +18,22 @@ START_S, STOP_S = 60.0, 30.0
 
 class Started:
     """The process of a server that listens on this Unix socket or port. Raises OperationalError where it is not
-    installed, or does not come up."""
+    installed, or does not come up. ``environment``: instead of this process's."""
 
-    def __init__(self, command: Sequence[str], place: str | int, log: Path) -> None:
+    def __init__(
+        self, command: Sequence[str], place: str | int, log: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
         program = shutil.which(command[0])
         if program is None:
             raise OperationalError(f"{command[0]} is not installed")
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                [program, *command[1:]], stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+                [program, *command[1:]],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                env=environment,
             )
         end = time.monotonic() + START_S
         while True:
