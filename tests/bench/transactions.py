@@ -27,6 +27,7 @@ from xaqueue.rpc.server.server import Server
 PLACES = ("embedded NONE", "embedded FDATASYNC;DSYNC", "embedded JOURNAL", "served JOURNAL")
 BODY = os.urandom(1024)
 BATCH = 100
+A_MESSAGE = f"a message of {BATCH}"
 COUNTED = 12
 """Transactions; of those with 100 messages, a fourth. Half as many go before."""
 TURNS = 3
@@ -41,6 +42,8 @@ class Verb(NamedTuple):
     name: str
     act: Act
     times: int = COUNTED
+    messages: int = 1
+    """Through how many of them what it costs is divided."""
 
 
 @dataclass
@@ -154,19 +157,23 @@ def one_phase(connection: Connection) -> Iterator[Verb]:
         work()
         connection.commit()
 
-    def lease() -> None:
-        for delivery in connection.receive("taken"):
+    def lease(count: int) -> None:
+        for delivery in connection.receive("taken", count):
             delivery.ack()
 
     yield Verb("enqueue, commit", partial(through, lambda: connection.enqueue("put", BODY)))
     yield Verb("dequeue, commit", partial(through, lambda: connection.dequeue("taken")))
     consumer = connection.consume("taken")
     yield Verb("consume, commit", partial(through, lambda: next(consumer)))
-    yield Verb("receive, ack", lease)
+    yield Verb("receive, ack", partial(lease, 1))
     yield Verb("publish to 2 queues, commit", partial(through, lambda: connection.publish("events", BODY)))
     bodies = [BODY] * BATCH
-    yield Verb("enqueue 100, commit", partial(through, lambda: connection.enqueue_many("put", bodies)), COUNTED // 4)
-    yield Verb("dequeue 100, commit", partial(through, lambda: connection.dequeue_many("taken", BATCH)), COUNTED // 4)
+    for name, act in {
+        "enqueue_many, commit": partial(through, lambda: connection.enqueue_many("put", bodies)),
+        "dequeue_many, commit": partial(through, lambda: connection.dequeue_many("taken", BATCH)),
+        "receive, ack": partial(lease, BATCH),
+    }.items():
+        yield Verb(f"{name}: {A_MESSAGE}", act, COUNTED // 4, BATCH)
 
 
 def rows(scene: Scene, directory: Path, dsn: str) -> Iterator[Verb]:
