@@ -8,9 +8,9 @@ import itertools
 
 import pytest
 
-from support.crash_cases import JOURNALS, LATE, POWER_LOSS, by_turns, cases, jury, sample, trees_of
+from support.crash_cases import JOURNALS, LATE, POWER_LOSS, WHOLE, by_turns, cases, jury, sample, trees_of
 from support.crash_level import STRICT, Level
-from support.crash_story import Became, crashes, play
+from support.crash_story import Became, Story, crashes, play
 
 pytestmark = pytest.mark.usefixtures("quiet")
 LEVELS = (STRICT, *JOURNALS)
@@ -20,8 +20,17 @@ EVERY = 10
 
 @pytest.mark.parametrize(("name", "level"), cases(by_turns(itertools.product(LATE, LEVELS), 2)))
 def test_every_crash_keeps_what_was_hardened_and_undoes_the_rest_as_a_whole(name: str, level: Level) -> None:
+    judge(LATE[name], name, level)
+
+
+@pytest.mark.parametrize(("name", "level"), cases(by_turns(itertools.product(WHOLE, JOURNALS), 2)))
+def test_a_whole_transaction_behind_it_is_as_any_other(name: str, level: Level) -> None:
+    judge(WHOLE[name], name, level)
+
+
+def judge(story: Story, name: str, level: Level) -> None:
     held = jury(name, level)
-    for fs, record in crashes(LATE[name], level, sample(EVERY, name, level)):
+    for fs, record in crashes(story, level, sample(EVERY, name, level)):
         held.judge(fs.tree_after_kill(), record, tries_kept=True)
         if level in POWER_LOSS:
             for tree in trees_of(fs, level):

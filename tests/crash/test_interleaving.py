@@ -134,6 +134,16 @@ def test_nothing_is_lost(turn: str, within: bool, level: Level) -> None:
         play_scene(scene, level, one_call(Play(scene, level, sys.maxsize, trees), dice))
 
 
+@pytest.mark.parametrize(("turn", "within", "level"), [one for one in GROUPS if one[2] in JOURNALS], ids=str)
+def test_nothing_is_lost_of_a_whole_transaction_behind_a_late_commit(turn: str, within: bool, level: Level) -> None:
+    before = *BEFORE, Act(End.LATE, (Put("a", 16),), whole=True)
+    for end in (End.PREPARED, End.TWO_PHASE, End.ONE_PHASE, End.LATE):
+        scene = Scene(turn, within, before, Act(end, (Put("a", 2), Put("b", 4)), whole=True))
+        dice = random.Random(f"{turn} {within} {level} {end}")
+        calls = itertools.count() if FULL else one_call(Play(scene, level, sys.maxsize, trees), dice)
+        play_scene(scene, level, calls)
+
+
 EVERY = 1 if FULL else 9
 """Of so many steps of a stream one is looked at in each group, by turns."""
 STREAM_CASES = [(name, *group) for name, group in itertools.product(STREAM_STEPS, GROUPS)]

@@ -205,7 +205,26 @@ def _late() -> dict[str, Story]:
 
 
 LATE = _late()
-STORIES = {**LATE, **ONE_BRANCH, **SUCCESSORS, **BESIDE, **EDGES, **LIVES, **LOST}
+
+
+def _whole() -> dict[str, Story]:
+    """Whole transactions behind commits whose record is deferred."""
+    found = {}
+    for end in (End.ONE_PHASE, End.PREPARED, End.TWO_PHASE, End.UNDONE, End.LATE, End.HARDENED):
+        first, second = (Act(End.LATE, (Put("a", number),), whole=True) for number in (2, 4))
+        takes = [Act(one, (Take("a", number),), whole=True) for one, number in ((End.LATE, 100), (end, 101))]
+        work = Put("a", 6), Put("b", 8)
+        for name, acts in {
+            "put": (first, second, Act(end, work, whole=True)),
+            "a second life": (first, second, Act(end, work, 0, whole=True)),
+            "take": (first, *takes),
+        }.items():
+            found[f"whole: {end.name.lower()}, {name}"] = Story(acts, GIVEN)
+    return found
+
+
+WHOLE = _whole()
+STORIES = {**LATE, **WHOLE, **ONE_BRANCH, **SUCCESSORS, **BESIDE, **EDGES, **LIVES, **LOST}
 FAMILIES = {name: name.partition(":")[0].partition(",")[0] for name in STORIES}
 """Stories of one family begin alike."""
 PLACE = {name: number for number, name in enumerate(STORIES)}

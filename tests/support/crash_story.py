@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import partial
 
 from support.crash_level import NOON_US, STRICT, Level, follow, open_space, ready
 from support.forgetful import Crashed, ForgetfulFileSystem, Tree
-from xaqueue.core.engine import heuristics
+from support.whole import whole_commit, whole_work
+from xaqueue.core.engine import heuristics, plain
+from xaqueue.core.engine.plain import Ending, Work
 from xaqueue.core.engine.state import Space
 from xaqueue.core.engine.timeouts import expire
 from xaqueue.core.model import layout
@@ -79,11 +82,13 @@ class Take:
 
 @dataclass(frozen=True)
 class Act:
-    """One branch: its work, and its end. ``life_of``: it has the xid of the act at this position, which is over."""
+    """One branch: its work, and its end. ``life_of``: it has the xid of the act at this position, which is over.
+    ``whole``: it is one call up to its first verb, as ``engine.plain`` has them where there is a journal."""
 
     end: End
     work: tuple[Put | Take, ...]
     life_of: int | None = None
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -249,16 +254,18 @@ def perform(space: Space, record: Record, xid: Xid, act: Act, level: Level = STR
     for work in act.work:
         if isinstance(work, Put) and (work.queue, work.message) in record.seqs:
             record.before[work.queue, work.message] = record.seqs.pop((work.queue, work.message))
-    session.start(xid)
-    for work in act.work:
-        do(session, work)
-    follow(space, level, "start")
-    if act.end is End.ACTIVE:
-        return
-    session.end(xid)
+    whole = act.whole and space.log.is_atomic
+    if not whole:
+        session.start(xid)
+        for work in act.work:
+            do(session, work)
+        follow(space, level, "start")
+        if act.end is End.ACTIVE:
+            return
+        session.end(xid)
     for verb, after in act.end.value:
         record.may_be[position] |= {promised, after}
-        call(session, verb, xid)
+        (partial(call_whole, act.work) if whole else call)(session, verb, xid)
         record.acknowledge(position, verb, promised, after, has_journal=level.hardening.journal)
         promised = after
         if verb.endswith("rollback") or verb == "expire":
@@ -300,6 +307,24 @@ def call(session: Session, verb: str, xid: Xid) -> None:
             assert expire(session.space, time.monotonic() + 2 * IDLE_S, IDLE_S) == 1
         case _:
             heuristics.decide(session.space, xid, verb == "decide commit", by="test")
+
+
+def call_whole(works: Sequence[Put | Take], session: Session, verb: str, xid: Xid) -> None:
+    """The first verb has the work with it."""
+    match verb:
+        case "prepare" | "one-phase":
+            whole_work(session, xid, [*map(_plain, works)], Ending.PREPARE if verb == "prepare" else Ending.ONE_PHASE)
+        case "commit":
+            whole_commit(session, xid)
+        case _:
+            call(session, verb, xid)
+
+
+def _plain(work: Put | Take) -> Work:
+    if isinstance(work, Take):
+        return plain.Take(work.queue)
+    assert len(options_of(work.message)) == 1, "it has properties of its own"
+    return plain.Put(work.queue, body_of(work.message), message_id(work.message))
 
 
 def drained(session: Session, queue: str) -> Iterator[bytes]:

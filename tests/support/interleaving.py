@@ -29,6 +29,7 @@ from support.crash_story import (
     Take,
     body_of,
     call,
+    call_whole,
     do,
     look,
     message_id,
@@ -279,6 +280,7 @@ class _Branch:
         self.record = record
         self.xid = xid
         self.act = act
+        self.whole = act.whole and space.log.is_atomic
         self.position = 0
         self.promised = Became.NOTHING
 
@@ -290,11 +292,13 @@ class _Branch:
     def begin(self) -> None:
         self.position = len(self.record.may_be)
         self.record.may_be.append({self.promised})
-        self.session.start(self.xid)
-        for work in self.act.work:
-            do(self.session, work)
+        if not self.whole:
+            self.session.start(self.xid)
+            for work in self.act.work:
+                do(self.session, work)
         if self.act.end is not End.ACTIVE:
-            self.session.end(self.xid)
+            if not self.whole:
+                self.session.end(self.xid)
             for verb, after in self.act.end.value[:-1]:
                 self._verb(verb, after)
 
@@ -310,7 +314,7 @@ class _Branch:
     def _verb(self, verb: str, after: Became) -> None:
         self.record.may_be[self.position] |= {self.promised, after}
         if verb != "expire":
-            call(self.session, verb, self.xid)
+            (partial(call_whole, self.act.work) if self.whole else call)(self.session, verb, self.xid)
         elif not expire(self.session.space, time.monotonic() + 2 * IDLE_S, IDLE_S):
             raise ResourceFailed("it is closed")
         has_journal = journal_log(self.session.space) is not None

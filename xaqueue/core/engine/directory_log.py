@@ -106,7 +106,7 @@ class DirectoryLog(GroupCommit):
 
     # Blocks of active branches
 
-    def add(self, branch: Branch, written: Written, head: bytes, body: bytes) -> None:
+    def add(self, branch: Branch, written: Written, head: bytes, body: bytes, *, may_wait: bool = True) -> None:
         path = f"{ACTIVE}/{branch.name}.{written.number:03d}"
         chunks = [head, body] if body else [head]
         if written.shared is None:
@@ -379,7 +379,7 @@ class DirectoryLog(GroupCommit):
 
     # The directories
 
-    def read(self, path: str) -> bytes:
+    def read(self, path: str, *, may_wait: bool = True) -> bytes:
         return read_block(self.fs, path)
 
     def modified_us(self, path: str) -> int:

@@ -121,8 +121,8 @@ class JournalLog(DeferringCommit):
     def adds_late(self) -> bool:
         return self.behind.size_bytes > PENDING_BYTES or self.behind.files > PENDING_FILES
 
-    def add(self, branch: Branch, written: Written, head: bytes, body: bytes) -> None:
-        if written.kind is Kind.ENQUEUE and self.adds_late:
+    def add(self, branch: Branch, written: Written, head: bytes, body: bytes, *, may_wait: bool = True) -> None:
+        if may_wait and written.kind is Kind.ENQUEUE and self.adds_late:
             self.settle()  # whoever adds waits for the directories, and needs room in them; what ends a branch does not
         original = written.shared
         if original is written:
@@ -291,7 +291,7 @@ class JournalLog(DeferringCommit):
 
     # The directories
 
-    def read(self, path: str) -> bytes:
+    def read(self, path: str, *, may_wait: bool = True) -> bytes:
         put = self.behind.held.get(path) or self.behind.cached.get(path)
         if put is not None:
             self._hits += 1
@@ -303,6 +303,8 @@ class JournalLog(DeferringCommit):
                 return read_block(self.fs, path)
             except FileNotFoundError:
                 pass
+        if not may_wait:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         try:
             self.settle()  # it may be there under the name that it had before, or an earlier file of this name
         except OSError as error:

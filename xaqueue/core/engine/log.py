@@ -142,8 +142,9 @@ class Log(Protocol):
     def adds_late(self) -> bool:
         """Whether who adds a message waits for the directories first."""
 
-    def add(self, branch: Branch, written: Written, head: bytes, body: bytes) -> None:
-        """Keeps the block, or writes it to active/. Raises OSError; where it is one of NO_ROOM nothing is left."""
+    def add(self, branch: Branch, written: Written, head: bytes, body: bytes, *, may_wait: bool = True) -> None:
+        """Keeps the block, or writes it to active/. may_wait: for the directories, where it is a message and they are
+        far behind. Raises OSError; where it is one of NO_ROOM nothing is left."""
 
     def take(self, branch: Branch, taken: Sequence[Written], epoch: int) -> None:
         """Messages are dequeued: if this process is killed, that counts as a try of each. epoch: of their blocks. One
@@ -233,8 +234,9 @@ class Log(Protocol):
     def waiting_room(self) -> tuple[int, int]:
         """Bytes and files, about, that wait for room on the disk."""
 
-    def read(self, path: str) -> bytes:
-        """A block's bytes, as of all that was published. Raises OSError."""
+    def read(self, path: str, *, may_wait: bool = True) -> bytes:
+        """A block's bytes, as of all that was published. may_wait: for the directories, where it is not in its place
+        yet. Raises OSError."""
 
     def modified_us(self, path: str) -> int:
         """When the message of this file was committed, int microseconds UTC, as of all that was shown. Called with the

@@ -61,7 +61,7 @@ class Terms(NamedTuple):
     is_given: bool = False
     """Its id is an older one, which the queue may have already."""
     may_wait: bool = True
-    """For room in the queue, where that is defined so."""
+    """For room in the queue, where that is defined so, and for the directories, where they are far behind."""
     wanted: Properties | None = None
     """See ``Rider.added_locked``."""
 
@@ -146,7 +146,7 @@ def add(space: Space, branch: Branch, written: Written, content: tuple[bytes, by
         queue.pending.add(message_id)
         branch.numbers = written.number = branch.numbers + 1
     try:
-        space.log.add(branch, written, head, body)
+        space.log.add(branch, written, head, body, may_wait=terms.may_wait)
         branch.blocks.append(written)
         if branch.riders:
             with space.lock:
@@ -283,7 +283,7 @@ def take_plain(
             branch.blocks.append(written)
         if not entry.tries:
             entry.path = path = layout.message_path(name, entry.seq, message_id, entry.tags)
-            found, packed, body = split_message(space.log.read(path))
+            found, packed, body = split_message(space.log.read(path, may_wait=False))
             if found == message_id:
                 answer = made(message_id, name, entry.seq, packed, body)
                 space.log.take(branch, (written,), space.epoch)

@@ -125,8 +125,6 @@ class WholeSession(Session):
         space, branch = self.space, whole.branch
         if type(work) is Put:
             queue, body, message_id = work
-            if not space.room.has(len(body)):
-                messages.check_room(space, branch, len(body))
             packed = before_time(queue) + pack(space.now_ns() // 1000)
             head, checksum = head_of(Kind.ENQUEUE, message_id, packed, body, space.epoch)
             written = Written(0, Kind.ENQUEUE, queue, message_id, checksum, Entry(0, message_id))
@@ -185,20 +183,22 @@ class WholeSession(Session):
     def _are_plain_locked(self, works: Sequence[Work]) -> bool:
         """Whether the space, and this work in it, is as most are, and nothing is to be waited for."""
         space, log, definitions = self.space, self.space.log, self.space.definitions
-        if self._closed or not log.is_atomic or log.failure is not None or log.deferred or log.adds_late:
+        if self._closed or not log.is_atomic or log.failure is not None or log.adds_late:
             return False
         if space.draining or not (space.serving and space.loaded) or space.gates or definitions.has_unsynced:
             return False
-        size = 0
+        size = self._current.kept[0] if self._current is not None and works else 0
         for work in works:
             queue = space.queues.get(work.queue)
             if queue is None or queue.room is not None or work.queue not in definitions.known:
                 return False
             if type(work) is Put:
                 size += len(work.body) + BLOCK_BYTES
+                if not space.room.has(len(work.body)):  # who looks at the disk may have to wait
+                    return False
             elif len(works) > 1:
                 return False
-        return size <= HELD_BYTES and size <= definitions.max_body_bytes
+        return size <= HELD_BYTES and size <= definitions.max_body_bytes  # all in memory: files are made by who waits
 
     def _plain_branch_locked(self, xid: Xid) -> Branch | None:
         """A new branch, or that in which the session is alone; a step of it is on its way from here on."""

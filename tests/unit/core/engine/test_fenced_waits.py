@@ -165,8 +165,8 @@ def test_an_interrupted_enqueue_adds_nothing(tmp_path: Path, sync: str, monkeypa
     with bare_space(tmp_path / "s", sync) as bare, closing(bare.connect()) as connection:
         add = bare.space.log.add
 
-        def interrupted(*arguments: Any) -> None:
-            add(*arguments)
+        def interrupted(*arguments: Any, **options: Any) -> None:
+            add(*arguments, **options)
             raise KeyboardInterrupt
 
         connection.tpc_begin(xid)

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import pytest
 
 from support.bare_space import BareSpace, bare_space
+from support.whole import try_work, whole_commit, whole_work
 from xaqueue.batch import ONE_SPACE, Batch
-from xaqueue.core.engine import plain
+from xaqueue.core.engine import journal_log, plain
 from xaqueue.core.engine.plain import Answer, Ending, Put, Take, Taken, Whole, Work
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import before_time, pack_properties
 from xaqueue.core.model.definitions import parse
+from xaqueue.core.storage.scheduling import Threads
 from xaqueue.errors import DiskFull, DuplicateXid, Error, InvalidArgument, QueueFull, ResourceFailed, UnknownXid
 from xaqueue.features.session import Session
 from xaqueue.message import MessageId
@@ -81,21 +84,6 @@ class Way(NamedTuple):
 
     work: Callable[[Session, Xid, Sequence[Work], Ending], object]
     commit: Callable[[Session, Xid], object]
-
-
-def whole_work(session: Session, name: Xid, works: Sequence[Work], ending: Ending) -> list[Answer]:
-    whole = session.try_work(name, works, ending)
-    assert whole is not None
-    if not whole.done:
-        round_of(session, whole)
-    return session.finish(whole)
-
-
-def whole_commit(session: Session, name: Xid) -> object:
-    whole = session.try_commit(name)
-    assert whole is not None
-    round_of(session, whole)
-    return session.finish(whole)
 
 
 def work(session: Session, name: Xid, works: Sequence[Work], ending: Ending) -> list[Answer]:
@@ -187,8 +175,8 @@ def test_what_is_taken_is_as_it_is_stored(bare: BareSpace) -> None:
 
 def test_several_sessions_share_a_round(bare: BareSpace) -> None:
     one, two = Session(bare.space), Session(bare.space)
-    first = one.try_work(xid("1"), [put(1)], Ending.PREPARE)
-    second = two.try_work(local(2), [put(2)], Ending.ONE_PHASE)
+    first = try_work(one, xid("1"), [put(1)], Ending.PREPARE)
+    second = try_work(two, local(2), [put(2)], Ending.ONE_PHASE)
     assert first is not None
     assert second is not None
     rounds = bare.space.log.rounds
@@ -204,11 +192,11 @@ def test_several_sessions_share_a_round(bare: BareSpace) -> None:
 def test_a_branch_on_its_way_is_busy(bare: BareSpace) -> None:
     """Until its round nobody else ends it, and behind that its own session is in no branch."""
     one = Session(bare.space)
-    whole = one.try_work(xid("1"), [put(1)], Ending.PREPARE)
+    whole = try_work(one, xid("1"), [put(1)], Ending.PREPARE)
     assert whole is not None
     assert bare.space.branches[xid("1")].busy
     assert one.try_commit(xid("1")) is None
-    assert one.try_work(xid("1"), [put(2)], Ending.PREPARE) is None
+    assert try_work(one, xid("1"), [put(2)], Ending.PREPARE) is None
     round_of(one, whole)
     one.finish(whole)
     assert not bare.space.branches[xid("1")].busy
@@ -220,7 +208,7 @@ def nothing_changes(bare: BareSpace, session: Session, works: Sequence[Work], na
     branches, current = dict(bare.space.branches), session._current
     kept = {name: (len(queue.pending), queue.index.locked, queue.last) for name, queue in bare.space.queues.items()}
     for ending in Ending:
-        assert session.try_work(name or xid("new"), works, ending) is None
+        assert try_work(session, name or xid("new"), works, ending) is None
     assert (bare.space.branches, session._current) == (branches, current)
     assert {n: (len(queue.pending), queue.index.locked, queue.last) for n, queue in bare.space.queues.items()} == kept
 
@@ -282,8 +270,8 @@ def test_a_session_has_only_so_many_branches(bare: BareSpace) -> None:
     session = Session(bare.space)
     session.branch_limit = 2
     for number in range(2):
-        assert session.try_work(xid(f"{number}"), [put(number)], Ending.PREPARE) is not None
-    assert session.try_work(xid("2"), [put(2)], Ending.PREPARE) is None
+        assert try_work(session, xid(f"{number}"), [put(number)], Ending.PREPARE) is not None
+    assert try_work(session, xid("2"), [put(2)], Ending.PREPARE) is None
 
 
 def test_an_id_that_is_there_already_is_refused_as_by_the_verbs(bare: BareSpace) -> None:
@@ -308,8 +296,8 @@ def test_an_id_that_is_there_already_is_refused_as_by_the_verbs(bare: BareSpace)
 
 def test_without_room_in_the_journal_the_verbs_say_so(bare: BareSpace) -> None:
     session, faults = Session(bare.space), bare.fs.faults
-    prepared = session.try_work(xid("prepared"), [put(1)], Ending.PREPARE)
-    committed = session.try_work(xid("committed"), [put(2)], Ending.ONE_PHASE)
+    prepared = try_work(session, xid("prepared"), [put(1)], Ending.PREPARE)
+    committed = try_work(session, xid("committed"), [put(2)], Ending.ONE_PHASE)
     assert prepared is not None
     assert committed is not None
     faults["write_at", "journal"] = errno.ENOSPC
@@ -324,7 +312,7 @@ def test_without_room_in_the_journal_the_verbs_say_so(bare: BareSpace) -> None:
 
 def test_a_fence_is_told_to_those_of_the_round_and_to_those_behind_it(bare: BareSpace) -> None:
     session = Session(bare.space)
-    first = session.try_work(xid("1"), [put(1)], Ending.PREPARE)
+    first = try_work(session, xid("1"), [put(1)], Ending.PREPARE)
     assert first is not None
     bare.fs.faults["sync_data", "journal"] = errno.EIO
     with pytest.raises(ResourceFailed):
@@ -333,7 +321,7 @@ def test_a_fence_is_told_to_those_of_the_round_and_to_those_behind_it(bare: Bare
     assert first.waiter.acquire(timeout=0), "it was woken"
     with pytest.raises(ResourceFailed, match="fenced"):
         session.finish(first)
-    assert session.try_work(xid("2"), [put(2)], Ending.PREPARE) is None
+    assert try_work(session, xid("2"), [put(2)], Ending.PREPARE) is None
     with pytest.raises(ResourceFailed, match="fenced"):
         bare.space.log.gather(Whole(bare.space.branches[xid("1")], None))
 
@@ -344,7 +332,7 @@ def test_a_branch_that_is_suspended_elsewhere_is_not_plain(bare: BareSpace) -> N
     two.start(xid("1"), Flag.JOIN)
     two.end(xid("1"), Flag.SUSPEND)
     for ending in (Ending.PREPARE, Ending.ONE_PHASE):
-        assert one.try_work(xid("1"), [put(1)], ending) is None
+        assert try_work(one, xid("1"), [put(1)], ending) is None
     two.start(xid("1"), Flag.RESUME)
 
 
@@ -356,7 +344,7 @@ def test_a_branch_of_a_batch_is_not_plain(bare: BareSpace) -> None:
     assert session.try_commit(alone) is None
     work(session, late, [put(2)], Ending.OPEN)
     for ending in (Ending.PREPARE, Ending.ONE_PHASE):
-        assert session.try_work(late, [put(3)], ending) is None
+        assert try_work(session, late, [put(3)], ending) is None
 
 
 def test_a_branch_that_has_files_is_not_plain(bare: BareSpace) -> None:
@@ -365,7 +353,7 @@ def test_a_branch_that_has_files_is_not_plain(bare: BareSpace) -> None:
     session.start(xid("1"))
     session.enqueue("orders", b"a")
     bare.space.log.spill(bare.space.branches[xid("1")])
-    assert session.try_work(xid("1"), [put(1)], Ending.PREPARE) is None
+    assert try_work(session, xid("1"), [put(1)], Ending.PREPARE) is None
 
 
 def test_a_queue_that_is_limited_meanwhile_is_not_waited_for(bare: BareSpace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,7 +368,7 @@ def test_a_queue_that_is_limited_meanwhile_is_not_waited_for(bare: BareSpace, mo
 
     monkeypatch.setattr(plain, "before_time", limit)
     with pytest.raises(QueueFull) as full:
-        session.try_work(xid("1"), [put(1, "few")], Ending.PREPARE)
+        try_work(session, xid("1"), [put(1, "few")], Ending.PREPARE)
     assert "also after" not in str(full.value)
 
 
@@ -397,7 +385,7 @@ def test_what_is_not_plain_is_no_branch_of_its_session(bare: BareSpace) -> None:
     session = Session(bare.space)
     session.branch_limit = 2
     for number in range(2):
-        assert session.try_work(xid(f"{number}"), [Take("orders")], Ending.OPEN) is None
+        assert try_work(session, xid(f"{number}"), [Take("orders")], Ending.OPEN) is None
         session.start(xid(f"{number}"))
         session.end(xid(f"{number}"))
 
@@ -408,3 +396,89 @@ def test_flags_of_one_phase_are_those_of_the_verb(bare: BareSpace) -> None:
     session.end(xid("1"))
     session.commit(xid("1"), Flag.ONEPHASE)
     assert bare.take("orders") == [b"11111"]
+
+
+# Behind a commit whose record is deferred: who waits for that waits for a round, which the same thread is to lead
+
+
+@pytest.fixture
+def late(bare: BareSpace) -> BareSpace:
+    """One message of orders and of bills is committed late, and that of bills is a file."""
+    session = Session(bare.space)
+    for number, queue, size in ((2, "bills", 100), (1, "orders", 5)):
+        session.start(xid(f"{number}"))
+        session.enqueue(queue, bytes(size), message_id=put(number).message_id)
+        session.end(xid(f"{number}"))
+        session.prepare(xid(f"{number}"))
+        if queue == "bills":
+            bare.space.log.settle()
+    for number in (1, 2):
+        session.commit(xid(f"{number}"), Flag.LATE)
+    return bare
+
+
+@contextmanager
+def never_waiting(bare: BareSpace) -> Iterator[None]:
+    def waits(*_: object, **__: object) -> NoReturn:
+        pytest.fail("it waits")
+
+    log = bare.space.log
+    with pytest.MonkeyPatch.context() as patched:
+        for name in ("perform", "perform_late", "settle", "harden_late"):
+            patched.setattr(log, name, waits)
+        patched.setattr(Threads, "run", waits)
+        assert len(log.deferred) == 2
+        yield
+
+
+def test_what_is_late_is_recorded_before_plain_work_in_its_round(late: BareSpace) -> None:
+    session, rounds = Session(late.space), late.space.log.rounds
+    with never_waiting(late):
+        whole_work(session, xid("1"), [put(3)], Ending.PREPARE)  # a second life of the xid, too
+        whole_commit(session, xid("1"))
+        (taken,) = whole_work(session, local(1), [Take("orders")], Ending.OPEN)
+        whole_work(session, local(1), [], Ending.ONE_PHASE)
+    assert type(taken) is Taken
+    assert (taken.message_id, late.space.log.rounds) == (put(1).message_id, rounds + 3)
+    late.reopen()
+    assert (late.take("orders"), late.take("bills")) == ([b"33333"], [bytes(100)])
+
+
+def test_a_message_that_stands_elsewhere_yet_is_taken_by_who_may_wait(late: BareSpace) -> None:
+    session = Session(late.space)
+    with never_waiting(late):
+        nothing_changes(late, session, [Take("bills")])
+    session.start(xid("1"))
+    assert session.dequeue("bills") is not None
+
+
+def test_a_branch_that_memory_may_not_keep_adds_by_who_may_wait(late: BareSpace) -> None:
+    session = Session(late.space)
+    session.start(xid("1"))
+    session.enqueue("orders", bytes(60_000))
+    with never_waiting(late):
+        assert try_work(session, xid("1"), [put(3, size=5_000)], Ending.OPEN) is None
+        assert try_work(session, xid("1"), [put(3, size=5)], Ending.OPEN) is not None
+
+
+def test_who_looks_at_the_disk_may_wait(late: BareSpace) -> None:
+    session = Session(late.space)
+    late.space.room._look_soon()
+    with never_waiting(late):
+        assert session.try_work(xid("1"), [put(3)], Ending.PREPARE) is None
+    work(session, xid("1"), [put(3)], Ending.PREPARE)
+    assert session.try_work(xid("2"), [put(4)], Ending.PREPARE) is not None
+
+
+def test_who_adds_while_the_directories_fall_behind_waits_the_next_time(
+    late: BareSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fall_behind(name: str) -> bytes:
+        late.space.log.behind.files += journal_log.PENDING_FILES  # type: ignore[attr-defined]
+        return before_time(name)
+
+    monkeypatch.setattr(plain, "before_time", fall_behind)
+    session = Session(late.space)
+    with never_waiting(late):
+        whole_work(session, xid("1"), [put(3)], Ending.PREPARE)
+        assert try_work(session, xid("2"), [put(4)], Ending.PREPARE) is None
