@@ -90,7 +90,7 @@ def body_of(value: Any) -> bytes:
 class Properties:
     """What a message says of itself, beside its body. Absent is None (or the default), never an empty value.
 
-    Not frozen, and without slots: what is read is put in as a whole (``unpack_properties``), not field by field.
+    Not frozen, and without slots: what is read is put in as a whole (``properties_in``), not field by field.
     ``unknown`` holds what a later version wrote and this one does not know; it is kept as it is.
     """
 
@@ -248,6 +248,55 @@ class Message:
         return self.properties.content_type
 
 
+class _Made:
+    """A message while it is made: to set what is frozen takes four times as long."""
+
+    __slots__ = ("body", "message_id", "properties", "queue", "seq")
+
+
+def stored_message(message_id: MessageId, queue: str, seq: int, body: bytes, stored: Mapping[str, Any]) -> Message:
+    """stored: its properties, as a command block has them, with the queue. They are values once somebody asks."""
+    made: Any = _new(_Made)
+    made.message_id = message_id
+    made.queue = queue
+    made.seq = seq
+    made.body = body
+    made.properties = stored
+    made.__class__ = Message
+    return cast(Message, made)
+
+
+def stored_of(message: Message) -> Mapping[str, Any] | None:
+    """Its properties as they are stored, as long as nobody has asked for them."""
+    found = _read(message)
+    return found if type(found) is dict else None
+
+
+def _properties(message: Message) -> Properties:
+    found = _read(message)
+    if type(found) is dict:
+        found = properties_in(found)
+        _write(message, found)
+    return cast(Properties, found)
+
+
+_new = object.__new__
+_slot: Any = vars(Message)["properties"]
+_read, _write = _slot.__get__, _slot.__set__
+Message.properties = property(_properties, _write)  # type: ignore[assignment,misc]
+
+
+def properties_in(stored: Mapping[str, Any]) -> Properties:
+    """The values of a map as a command block has it, which has a queue."""
+    found = Properties.__new__(Properties)
+    found.__dict__ = {"headers": {}, "unknown": {}, **stored}
+    if not stored.keys() <= _KNOWN:
+        unknown = {name: found.__dict__.pop(name) for name in stored if name not in _KNOWN}
+        found.__dict__["unknown"] = unknown
+    return found
+
+
+_KNOWN = frozenset(each.name for each in fields(Properties) if each.name != "unknown")
 _TEXT = ("group", "content_type", "traceparent", "origin")
 _QUEUES = ("reply_queue", "failure_queue")
 _TIMES = ("not_before", "expires_at")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+from copy import copy, deepcopy
+from dataclasses import FrozenInstanceError, asdict, replace
 from typing import Any
 
 import pytest
@@ -18,6 +21,8 @@ from xaqueue.message import (
     check_message_id,
     check_queue_name,
     properties_of,
+    stored_message,
+    stored_of,
 )
 
 GOOD_NAMES = ["a", "0", "orders", "Orders.eu-west_1", "a" * 127]
@@ -134,6 +139,45 @@ def test_a_message_shows_its_properties() -> None:
     message = Message(MessageId(b"x" * 16), "orders", 3, b"body", properties)
     assert (message.correlation_id, message.priority, message.enqueued_at) == (b"c", 7, 5)
     assert (message.tries, message.content_type, message.headers) == (2, "t", {"a": "b"})
+
+
+STORED = {"queue": "orders", "enqueued_at": 5, "correlation_id": b"c", "headers": {"a": "b"}, "later": 1}
+
+
+@pytest.mark.parametrize("stored", [STORED, {"queue": "orders"}, {"queue": "orders", "unknown": 3, b"odd": 4}])
+def test_a_stored_message_is_as_one_that_was_made(stored: dict[str, Any]) -> None:
+    def message() -> Message:
+        return stored_message(MessageId(b"x" * 16), "orders", 3, b"body", dict(stored))
+
+    unknown = {name: value for name, value in stored.items() if name not in STORED or name == "later"}
+    known = {name: value for name, value in stored.items() if name not in unknown}
+    made = Message(MessageId(b"x" * 16), "orders", 3, b"body", Properties(**known, unknown=unknown))
+    assert type(message()) is Message
+    assert message() == made
+    assert made == message()
+    assert repr(message()) == repr(made)
+    assert asdict(message()) == asdict(made)
+    assert replace(message(), seq=4) == replace(made, seq=4)
+    for again in (pickle.loads(pickle.dumps(message())), copy(message()), deepcopy(message())):
+        assert again == made
+        assert vars(again.properties) == vars(message().properties)
+    assert message().headers == made.headers
+    assert (message().enqueued_at, message().correlation_id) == (made.enqueued_at, made.correlation_id)
+
+
+def test_the_properties_of_a_stored_message_are_made_once() -> None:
+    message, other = (stored_message(MessageId(bytes(16)), "q", 1, b"", {"queue": "q"}) for _ in range(2))
+    assert stored_of(message) == {"queue": "q"}
+    message.properties.possible_duplicate = True
+    assert message.possible_duplicate
+    assert message.properties is message.properties
+    assert stored_of(message) is None
+    assert message != other
+    for name in ("properties", "seq"):
+        with pytest.raises(FrozenInstanceError):
+            setattr(message, name, 1)
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(other)
 
 
 @pytest.mark.parametrize(

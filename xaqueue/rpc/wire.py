@@ -25,9 +25,9 @@ from typing import Any, NamedTuple, TypeVar, cast, get_args, get_origin, get_typ
 import msgpack
 
 from xaqueue import errors
-from xaqueue.core.model.block import properties_in, property_map
-from xaqueue.errors import DamagedBlock, DatabaseError, Error, HeuristicOutcome, InvalidArgument, RolledBack
-from xaqueue.message import Message, MessageId, check_message_id
+from xaqueue.core.model.block import property_map
+from xaqueue.errors import DatabaseError, Error, HeuristicOutcome, InvalidArgument, RolledBack
+from xaqueue.message import Message, check_message_id, stored_message, stored_of
 from xaqueue.xa import Code, Flag
 from xaqueue.xid import Xid
 
@@ -279,17 +279,20 @@ def enqueue_of(work: Sequence[Any]) -> list[Any]:
     return [queue, body, given if isinstance(given, dict) else {"message_id": given}]
 
 
-def message_to(message: Message) -> tuple[bytes, str, int, dict[str, Any], bytes]:
-    return message.message_id, message.queue, message.seq, property_map(message.properties), message.body
+def message_to(message: Message) -> tuple[bytes, str, int, Mapping[str, Any], bytes]:
+    stored = stored_of(message) or property_map(message.properties)
+    return message.message_id, message.queue, message.seq, stored, message.body
 
 
 def message_of(value: Any) -> Message:
     """Raises MalformedFrame."""
     try:
         message_id, queue, seq, stored, body = value
-        return Message(MessageId(check_message_id(message_id)), queue, seq, body, properties_in(stored))
-    except (ValueError, TypeError, AttributeError, DamagedBlock) as error:
+        if type(stored) is dict and "queue" in stored:
+            return stored_message(check_message_id(message_id), queue, seq, body, stored)
+    except (ValueError, TypeError) as error:
         raise MalformedFrame(f"{_short(value)} is no message: {error}") from None
+    raise MalformedFrame(f"{_short(value)} is no message: its properties name no queue")
 
 
 # Dataclasses: a map of their fields, each in its own wire form

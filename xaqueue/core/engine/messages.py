@@ -25,7 +25,7 @@ from xaqueue.core.model.block import (
     pack_properties,
     repacked,
     split_message,
-    unpack_properties,
+    stored_in,
 )
 from xaqueue.core.model.branch import Branch, Rider, State, Written
 from xaqueue.core.model.entry import Entry
@@ -46,6 +46,7 @@ from xaqueue.message import (
     id_of,
     is_text,
     properties_of,
+    stored_message,
 )
 
 T = TypeVar("T")
@@ -243,7 +244,8 @@ def dequeue(
                 space.log.take(branch, (written,), space.epoch)
             else:
                 together.append(written)
-            if message.properties.tries and not even_early:
+            assert written.entry is not None
+            if written.entry.tries and not even_early:
                 with space.lock:
                     space.queue(name).redelivered += 1
             return message
@@ -298,11 +300,11 @@ def take_plain(
 
 
 def _message(message_id: MessageId, queue: str, seq: int, packed: bytes, body: bytes) -> Message:
-    properties = unpack_properties(packed)
-    if properties.queue not in (queue, ""):  # several queues have it: none is named
-        raise DamagedBlock(f"belongs to queue {properties.queue!r}")
-    properties.queue = queue
-    return Message(message_id, queue, seq, body, properties)
+    stored = stored_in(packed)
+    if stored.get("queue") not in (queue, ""):  # several queues have it: none is named
+        raise DamagedBlock(f"belongs to queue {stored.get('queue')!r}")
+    stored["queue"] = queue
+    return stored_message(message_id, queue, seq, body, stored)
 
 
 def return_taken(space: Space, branch: Branch, name: str, taken: Collection[bytes]) -> None:
@@ -358,13 +360,13 @@ def _read_each(space: Space, name: str, entries: Iterator[Entry], limit: int | N
 def message_of(queue: str, seq: int, message_id: MessageId, data: bytes, tries: int = 0) -> Message:
     """The message that a file's bytes are, which has had so many tries. Raises DamagedBlock."""
     found, packed, body = split_message(data)
-    properties = unpack_properties(packed)
-    if found != message_id or properties.queue != queue:
+    stored = stored_in(packed)
+    if found != message_id or stored.get("queue") != queue:
         check_message(decode(data), queue, message_id)
-        properties.queue = queue
+        stored["queue"] = queue
     if tries:
-        properties.tries = tries
-    return Message(message_id, queue, seq, body, properties)
+        stored["tries"] = tries
+    return stored_message(message_id, queue, seq, body, stored)
 
 
 def _take(

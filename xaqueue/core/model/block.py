@@ -32,7 +32,7 @@ from zlib import crc32
 import msgpack
 
 from xaqueue.errors import DamagedBlock, InvalidArgument, MessageTooLarge
-from xaqueue.message import DEFAULT_PRIORITY, MessageId, Properties, restored
+from xaqueue.message import DEFAULT_PRIORITY, MessageId, Properties, properties_in, restored
 
 MAGIC = b"XAQB"
 FORMAT_VERSION = 1
@@ -89,7 +89,6 @@ class Head:
 
 
 _KNOWN = tuple(f.name for f in fields(Properties) if f.name != "unknown")
-_KNOWN_NAMES = frozenset(_KNOWN)
 _WITH_DEFAULTS = ("queue", "priority", "enqueued_at", "tries", "possible_duplicate")
 _OPTIONAL = tuple(name for name in _KNOWN if name not in _WITH_DEFAULTS)
 _optional = attrgetter(*_OPTIONAL)
@@ -283,27 +282,10 @@ def split_block(data: bytes) -> tuple[bytes, bytes]:
 
 def unpack_properties(packed: bytes) -> Properties:
     """The inverse of ``pack_properties``. Raises DamagedBlock."""
-    try:
-        stored = msgpack.unpackb(packed, raw=False)
-        is_known = stored.keys() <= _KNOWN_NAMES and "queue" in stored
-    except (ValueError, TypeError, AttributeError, msgpack.UnpackException):
-        stored, is_known = stored_in(packed), False  # which says what is wrong
-    if not is_known:
-        return properties_in(stored)
-    found = Properties.__new__(Properties)
-    found.__dict__ = {"headers": {}, "unknown": {}, **stored}
-    return found
-
-
-def properties_in(stored: dict[str, Any]) -> Properties:
-    """The values of a property map as ``decode_message`` gives it, which is used up. Raises DamagedBlock."""
-    try:
-        if stored.keys() <= _KNOWN_NAMES:
-            return Properties(**stored)
-        known = {name: stored.pop(name) for name in _KNOWN if name in stored}
-        return Properties(**known, unknown=stored)
-    except (TypeError, AttributeError) as error:
-        raise DamagedBlock(f"properties cannot be read: {error}") from None
+    stored = stored_in(packed)
+    if "queue" not in stored:
+        raise DamagedBlock("properties cannot be read: they name no queue")
+    return properties_in(stored)
 
 
 def repacked(queue: str, properties: Properties) -> tuple[Properties, bytes]:

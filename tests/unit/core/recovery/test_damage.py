@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from support.bare_space import BareSpace, bare_space
+from support.bare_space import BareSpace, bare_space, identity, lay
 from support.damages import DAMAGES, LARGE, Damage, check_set_aside, damaged, fingerprint, flip, harm
 from support.space_scan import scan
 from xaqueue.core.engine import heuristics, quarantine
 from xaqueue.core.model import layout
+from xaqueue.core.model.block import Kind, head_of
 
 
 @pytest.fixture
@@ -172,6 +173,25 @@ def test_a_message_in_the_wrong_place_is_set_aside(bare: BareSpace) -> None:
     assert len(bare.quarantined()) == len(wrong)
     assert bare.take("orders") == [b"first", b"second", b"third"]
     assert bare.take("bills") == [b"bill"]
+
+
+UNREADABLE = {"no map": b"\x90", "no queue": b"\x80", "no MessagePack": b"\xc1", "cut off": b"\x81\xa5queue"}
+
+
+@pytest.mark.parametrize("packed", UNREADABLE.values(), ids=UNREADABLE)
+@pytest.mark.parametrize("takes", ["one", "many"])
+def test_properties_that_are_none_are_told_by_the_read(bare: BareSpace, packed: bytes, takes: str) -> None:
+    """Their checksums are right: nobody is handed a message whose properties cannot be made later."""
+    path = lay(bare, 1, identity(1))
+    lay(bare, 2, identity(2), body=b"sound")
+    path.write_bytes(b"".join((head_of(Kind.ENQUEUE, identity(1), packed, b"damaged", 1)[0], b"damaged")))
+    bare.reopen()
+    with bare.connect() as connection:
+        assert [message.body for message in connection.browse("q")] == [b"sound"]
+        found = connection.dequeue_many("q", 2) if takes == "many" else [connection.dequeue("q")]
+        assert [message and message.body for message in found] == [b"sound"]
+    (told,) = bare.space.report.quarantined
+    assert str(path.relative_to(bare.root)) in told
 
 
 def test_a_block_that_is_no_message_is_set_aside(bare: BareSpace) -> None:
