@@ -7,14 +7,14 @@ is kept. Encoding is deterministic: the same block gives the same bytes. No I/O 
     offset  size  field
          0     4  magic "XAQB"
          4     1  format version (1)
-         5     1  kind: 1 enqueue, 2 dequeue, 3 update, 4 branch
+         5     1  kind: 1 enqueue, 2 dequeue, 3 update, 4 branch, 5 messages
          6     2  flags (0)
          8     4  length of the properties
         12     8  length of the body
         20     8  epoch of the owner that wrote it
         28    16  message id
         44     4  CRC-32 of bytes 0 to 43 and the properties
-        48     4  CRC-32 of bytes 0 to 47, the properties and the body
+        48     4  CRC-32 of bytes 0 to 47, the properties and the body; of kind 5 its table only
         52        properties, then body
 """
 
@@ -48,6 +48,12 @@ UNLIMITED = 1 << 62
 """For blocks whose size was checked when their message came in."""
 pack: Callable[[object], bytes] = msgpack.Packer(autoreset=True).pack
 """As ``msgpack.packb``, by one packer for all: no thread comes in between."""
+COLUMNS = struct.Struct("<II")
+"""What the table of a block of messages begins with: how many there are, and the size of what ends it."""
+MESSAGE_BYTES = 24
+"""Of each in its columns."""
+HOLLOW = 2**32 - 1
+"""As the size of a body: there is none any more."""
 NO_TRY = "no_try"
 """A property of a dequeue's block, true where somebody moves or removes the message: no delivery fails with it."""
 HEAD_READ_BYTES = PREFIX_BYTES + PROPERTIES_LIMIT_BYTES + 1024
@@ -61,6 +67,8 @@ class Kind(IntEnum):
     DEQUEUE = 2
     UPDATE = 3
     BRANCH = 4
+    MESSAGES = 5
+    """Many to enqueue; see ``message_block``."""
 
 
 @dataclass(slots=True)
@@ -145,6 +153,14 @@ def head_of(
     so_far = crc32(prefix)
     head_crc = HEAD_CRC.pack(crc32(packed, so_far))
     checksum = crc32(body, crc32(packed, crc32(head_crc, so_far)))
+    return b"".join((prefix, head_crc, HEAD_CRC.pack(checksum), packed)), checksum
+
+
+def head_of_many(message_id: MessageId, packed: bytes, table: bytes, body_bytes: int, epoch: int) -> tuple[bytes, int]:
+    """``head_of`` a block of messages, whose body has this size and begins with this table."""
+    prefix = PREFIX.pack(MAGIC, FORMAT_VERSION, Kind.MESSAGES, 0, len(packed), body_bytes, epoch, message_id)
+    head_crc = HEAD_CRC.pack(crc32(packed, crc32(prefix)))
+    checksum = crc32(table, crc32(packed, crc32(head_crc, crc32(prefix))))
     return b"".join((prefix, head_crc, HEAD_CRC.pack(checksum), packed)), checksum
 
 
@@ -261,15 +277,49 @@ def verify(head: Head, data: bytes) -> None:
     """DamagedBlock unless ``data`` is the whole file that ``head`` was read from, bit for bit."""
     if len(data) != head.size_bytes:
         raise DamagedBlock(f"{len(data):,} bytes instead of {head.size_bytes:,}: truncated or overwritten")
-    if crc32(memoryview(data)[PREFIX_BYTES:], crc32(data[:CHECKSUM_OFFSET])) != head.checksum:
+    if head.kind is Kind.MESSAGES:
+        verify_many(head.body_offset, head.checksum, data)
+    elif crc32(memoryview(data)[PREFIX_BYTES:], crc32(data[:CHECKSUM_OFFSET])) != head.checksum:
         raise DamagedBlock("checksum does not match")
+
+
+def verify_table(body_offset: int, checksum: int, data: bytes) -> int:
+    """Where the table of a block of messages ends. DamagedBlock unless these bytes begin with it, bit for bit."""
+    end = body_offset + COLUMNS.size
+    if len(data) >= end:
+        count, rest_bytes = COLUMNS.unpack_from(data, body_offset)
+        end += MESSAGE_BYTES * count + rest_bytes
+    if len(data) < end:
+        raise DamagedBlock(f"its table of {end - body_offset:,} bytes ends behind the {len(data):,} bytes there are")
+    if crc32(memoryview(data)[PREFIX_BYTES:end], crc32(data[:CHECKSUM_OFFSET])) != checksum:
+        raise DamagedBlock("checksum of its table does not match")
+    return end
+
+
+def verify_many(body_offset: int, checksum: int, data: bytes) -> None:
+    """DamagedBlock unless this is a whole block of messages, bit for bit."""
+    at = end = verify_table(body_offset, checksum, data)
+    count, _ = COLUMNS.unpack_from(data, body_offset)
+    sizes = struct.unpack_from(f"<{2 * count}I", data, body_offset + COLUMNS.size + 16 * count)
+    for size, body_checksum in zip(sizes[:count], sizes[count:], strict=True):
+        begin, at = at, at + (size if size != HOLLOW else 0)
+        if crc32(data[begin:at]) != body_checksum:
+            raise DamagedBlock("checksum of a body in it does not match")
+    if data[at:] != data[:end] + HEAD_CRC.pack(end):
+        raise DamagedBlock("its two tables differ")
 
 
 def has_valid_checksum(head: bytes, body: bytes | memoryview = b"") -> bool:
     """Whether these are the bytes of a whole block, by its checksum alone; ``head`` may hold the body as well."""
     if len(head) < PREFIX_BYTES:
         return False
-    _, _, _, _, properties_bytes, body_bytes, _, _, _, checksum = _HEAD.unpack_from(head)
+    _, _, kind, _, properties_bytes, body_bytes, _, _, _, checksum = _HEAD.unpack_from(head)
+    if kind == Kind.MESSAGES:
+        try:
+            verify_many(PREFIX_BYTES + properties_bytes, checksum, b"".join((head, body)))
+        except DamagedBlock:
+            return False
+        return bool(len(head) + len(body) == PREFIX_BYTES + properties_bytes + body_bytes)
     found = crc32(body, crc32(memoryview(head)[PREFIX_BYTES:], crc32(head[:CHECKSUM_OFFSET])))
     return len(head) + len(body) == PREFIX_BYTES + properties_bytes + body_bytes and bool(found == checksum)
 

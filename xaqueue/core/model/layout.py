@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from xaqueue.core.model import message_name, options
+from xaqueue.core.model.message_name import Named
 from xaqueue.core.storage import owner_file
 from xaqueue.errors import InvalidArgument
 from xaqueue.message import QUEUE_NAME, MessageId
@@ -45,7 +46,10 @@ _OWN_NAMES = frozenset(
     | {f".{FORMAT}.new", f".{QUEUES}.new"}
 )
 
-RANGE_BITS = 12
+GONE = ".gone"
+"""In the directory of a queue: what is gone of its blocks of messages."""
+
+RANGE_BITS = message_name.RANGE_BITS
 RANGE_SIZE = 1 << RANGE_BITS
 """Sequence numbers a range directory covers."""
 LAST_SEQ = 2**63 - 1
@@ -55,14 +59,16 @@ FIRST = "000"
 COMMIT = "commit"
 """Suffix of the branch block once its branch is committed."""
 
-_MESSAGE_PATH = re.compile(rf"{COMMITTED}/queue=([^/]+)/range=[0-9a-f]{{13}}/{message_name.PATTERN}")
+_MESSAGES_PATH = re.compile(rf"{COMMITTED}/queue=([^/]+)/range=[0-9a-f]{{13}}/([^/]+)")
 _RANGE = re.compile(r"range=([0-9a-f]{13})")
 _BLOCK = re.compile(r"(.+)\.([0-9]{3,}|commit)")
 _TAGS = r"(?:\.[a-z][0-9a-z]+)*"
-_RANGES = rf"queue={QUEUE_NAME.pattern}/range=([0-9a-f]{{13}})/(?=[0-7])\1[0-9a-f]{{3}}\.[0-9a-f]{{32}}{_TAGS}"
+_NAMES = rf"[0-9a-f]{{3}}(?:\.[0-9a-f]{{32}}{_TAGS}|\+[0-9a-f]{{3}}\.[0-9a-f]{{32}})"
+_RANGES = rf"queue={QUEUE_NAME.pattern}/range=([0-9a-f]{{13}})/(?=[0-7])\1{_NAMES}"
 _XID = r"[0-9]{1,10}\.[0-9A-Za-z_-]{0,86}\.[0-9A-Za-z_-]{0,86}"
 _RECORDED = re.compile(
     rf"(?:{COMMITTED}|{ARCHIVE})/{_RANGES}"
+    rf"|{COMMITTED}/queue={QUEUE_NAME.pattern}/\{GONE}/[0-7][0-9a-f]{{15}}\.[0-9a-f]{{32}}"
     rf"|(?:{ACTIVE}|{PREPARED})/{_XID}\.(?:[0-9]{{3,}}|{COMMIT})|{HEURISTIC}/{_XID}"
 )
 _IN_QUEUE = re.compile(rf"{COMMITTED}/queue={QUEUE_NAME.pattern}/(\.[a-z]+)")
@@ -97,6 +103,19 @@ def range_path(queue: str, seq: int) -> str:
 def message_path(queue: str, seq: int, message_id: bytes, tags: str = "") -> str:
     """``tags``: as they end its name; see ``message_name``."""
     return f"{COMMITTED}/queue={queue}/range={seq >> RANGE_BITS:013x}/{seq:016x}.{message_id.hex()}{tags}"
+
+
+def messages_path(queue: str, named: Named) -> str:
+    """Of a file of messages in ``committed/``, by what its name says."""
+    if not named.is_block:
+        return message_path(queue, named.first, named.message_id, named.tags)
+    name = f"{named.first:016x}+{named.count:03x}.{named.message_id.hex()}"
+    return f"{COMMITTED}/queue={queue}/range={named.first >> RANGE_BITS:013x}/{name}"
+
+
+def gone_path(queue: str, first: int, message_id: bytes) -> str:
+    """Of the bitmap of the block that begins with this message."""
+    return f"{COMMITTED}/queue={queue}/{GONE}/{first:016x}.{message_id.hex()}"
 
 
 def retries_path(queue: str) -> str:
@@ -134,14 +153,24 @@ def parse_message(name: str) -> tuple[int, MessageId] | None:
 
 
 def is_consumed(name: str, consumed: int) -> bool:
-    """Whether this is the name of a message file whose number is at or below this one."""
-    return name <= f"{consumed:016x}.~" and message_name.parse_seq(name) is not None
+    """Whether this is the name of a file of messages, all of whose numbers are at or below this one."""
+    if name > f"{consumed:016x}.~":
+        return False
+    named = message_name.parse_any(name)
+    return named is not None and named.last <= consumed
 
 
 def parse_message_path(path: str) -> tuple[str, int] | None:
-    """Queue and sequence number of the path of a message file; None for any other path."""
-    match = _MESSAGE_PATH.fullmatch(path)
-    return (match[1], int(match[2], 16)) if match else None
+    """Queue and highest number of the path of a file of messages, one or many; None for any other path."""
+    found = parse_path(path)
+    return (found[0], found[1].last) if found is not None else None
+
+
+def parse_path(path: str) -> tuple[str, Named] | None:
+    """Queue, and what its name says, of the path of a file of messages in ``committed/``; None for any other."""
+    match = _MESSAGES_PATH.fullmatch(path)
+    named = message_name.parse_any(match[2]) if match else None
+    return (match[1], named) if match and named is not None else None
 
 
 @lru_cache(maxsize=4)

@@ -12,12 +12,17 @@ A plain message has no tag. There is one canonical form: lower case, tags in the
 once, and none that says the default; anything else is a foreign file. A letter that is not known here is a later
 version's. Whatever must be understood comes with a higher number in ``FORMAT``; so such a message is delivered as its
 other tags say, and keeps its whole name as long as it stands there. No I/O here; ``man/xaqueue.5`` has the table.
+
+    <first seq>+<count>.<message id of the first>        a block of many messages; the count in 3 hex digits
+
+Their numbers follow one another, and are all of one range.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from operator import attrgetter
 from struct import unpack
@@ -31,6 +36,9 @@ PLAIN_NAME = 49
 ID_DIGITS = slice(17, PLAIN_NAME)
 PATTERN = r"([0-9a-f]{16})\.([0-9a-f]{32})((?:\.[a-z][0-9a-z]+)*)"
 _NAME = re.compile(PATTERN)
+_BLOCK_NAME = re.compile(r"([0-9a-f]{16})\+([0-9a-f]{3})\.([0-9a-f]{32})")
+RANGE_BITS = 12
+"""Numbers that are equal above these bits are of one range."""
 _LAST_US = 2**63 - 1
 
 
@@ -80,6 +88,27 @@ TAGS = {
 _values = attrgetter(*(tag.name for tag in TAGS.values()))
 _DEFAULTS = tuple(tag.default for tag in TAGS.values())
 _TEXTS = tuple(tag.text for tag in TAGS.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What the name of a file of messages says: of one message, or of a block of many."""
+
+    first: int
+    last: int
+    """Of one message the same number; a block has two or more."""
+    message_id: MessageId
+    """Of the first."""
+    tags: str = ""
+    """Of the one."""
+
+    @property
+    def count(self) -> int:
+        return self.last - self.first + 1
+
+    @property
+    def is_block(self) -> bool:
+        return self.last > self.first
 
 
 class Tags(NamedTuple):
@@ -134,6 +163,19 @@ def parse_seq(name: str) -> int | None:
     """The number alone: ``parse`` for those who look at very many."""
     match = _NAME.fullmatch(name)
     return int(match[1], 16) if match and (not match[3] or _is_canonical(match[3])) else None
+
+
+def parse_any(name: str) -> Named | None:
+    """Of a message or of a block of many; None for any other name."""
+    match = _BLOCK_NAME.fullmatch(name)
+    if match is None:
+        found = parse(name)
+        return Named(found[0], found[0], found[1], found[2]) if found is not None else None
+    first, count = int(match[1], 16), int(match[2], 16)
+    last = first + count - 1
+    if count < 2 or first >> RANGE_BITS != last >> RANGE_BITS:
+        return None
+    return Named(first, last, MessageId(bytes.fromhex(match[3])))
 
 
 def parse_plain(names: Sequence[str]) -> tuple[Sequence[int], Sequence[MessageId]] | None:

@@ -77,7 +77,8 @@ def test_there_is_a_file_for_each_vector_and_no_other() -> None:
 
 
 def test_the_vectors_cover_every_kind_and_every_property() -> None:
-    assert {vector["kind"] for vector in VECTORS} == {kind.name for kind in Kind}
+    """A block of messages stands in the manual."""
+    assert {vector["kind"] for vector in VECTORS} == {kind.name for kind in Kind} - {Kind.MESSAGES.name}
     everything = next(block_of(vector) for vector in VECTORS if vector["name"] == "every-property").properties
     nothing = Properties("")
     for name in Properties.__dataclass_fields__:
@@ -193,7 +194,7 @@ def forged(packed: bytes, *, version: int = 1, kind: int = 1, body: bytes = b"")
     [
         (forged(msgpack.packb({"queue": "q"}), version=2), "format version 2 is unknown"),
         (forged(msgpack.packb({"queue": "q"}), kind=0), "kind 0 is unknown"),
-        (forged(msgpack.packb({"queue": "q"}), kind=5), "kind 5 is unknown"),
+        (forged(msgpack.packb({"queue": "q"}), kind=6), "kind 6 is unknown"),
         (forged(msgpack.packb({"priority": 4})), "properties cannot be read"),  # no queue
         (forged(msgpack.packb([1])), "properties cannot be read"),
         (forged(b""), "properties cannot be read"),
@@ -275,7 +276,7 @@ all_properties = st.builds(
 
 @unhurried
 @given(
-    st.sampled_from(Kind),
+    st.sampled_from([kind for kind in Kind if kind is not Kind.MESSAGES]),
     st.binary(min_size=16, max_size=16),
     all_properties,
     st.binary(max_size=200),

@@ -1,0 +1,246 @@
+"""A block of many messages of one queue: a command block whose body is their table, their bodies, and the table again.
+
+     0  prefix as of every command block, of kind 5; the id is that of the first message
+    52  the properties that all of them have
+        table: count and size of the rest (4 bytes each), ids (16 each), sizes and CRC-32s of the bodies (4 each),
+               rest: nothing where all have these properties and no tag, else MessagePack
+               [tags, {index: [tags, properties]}]; what differs stands there, over what all have
+        bodies, one behind the other
+        copy of all that stands before the bodies, and its size (4 bytes)
+
+The CRC-32 of a block is that of all before the bodies: it says nothing of these, each has its own. So who opens a space
+reads the table, and who takes some reads these. A body of ``HOLLOW`` bytes is none: its message was gone when the block
+was made smaller. What else is gone says a bitmap beside the block: a command block of kind *update* with the id of the
+first message, and a bit for each, the first one's lowest. It is always the whole of what is gone. No I/O here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from struct import Struct, pack, unpack_from
+from typing import Any
+from zlib import crc32
+
+import msgpack
+
+from xaqueue.core.model.block import (
+    COLUMNS,
+    HOLLOW,
+    MESSAGE_BYTES,
+    PREFIX_BYTES,
+    Kind,
+    decode,
+    decode_head,
+    head_of,
+    head_of_many,
+    pack_properties,
+    stored_in,
+    verify_table,
+)
+from xaqueue.errors import DamagedBlock
+from xaqueue.message import MessageId, Properties
+
+FEWEST, MOST = 16, 1000
+"""Messages of a block."""
+MOST_BYTES = 1024 * 1024
+"""Of its file."""
+MOST_BODY_BYTES = 64 * 1024
+GONE_BYTES = 512
+"""A bitmap's file is never larger: it is written in one sector."""
+_SIZE = Struct("<I")
+_NO_OWN: Mapping[int, tuple[str, dict[str, Any]]] = {}
+
+
+@dataclass(slots=True)
+class Table:
+    """All of a block but the bodies. Messages are known by their index in it, from 0."""
+
+    packed: bytes
+    """The properties that all have."""
+    ids: bytes
+    """One behind the other."""
+    sizes: Sequence[int]
+    checksums: Sequence[int]
+    offsets: Sequence[int]
+    """Where in the file each body begins, and where the last one ends."""
+    tags: str
+    own: Mapping[int, tuple[str, dict[str, Any]]]
+    """By index the tags and properties of those that differ."""
+    epoch: int
+    checksum: int
+
+    @property
+    def count(self) -> int:
+        return len(self.sizes)
+
+    def message_id(self, index: int) -> MessageId:
+        return MessageId(self.ids[16 * index : 16 * index + 16])
+
+    def message_ids(self) -> tuple[MessageId, ...]:
+        return _ids(self.count).unpack(self.ids)
+
+    def tags_of(self, index: int) -> str:
+        """As they end the name of a message that has a file of its own."""
+        return self.own[index][0] if index in self.own else self.tags
+
+    @property
+    def is_plain(self) -> bool:
+        """No message of it has a tag."""
+        return not self.tags and not any(tags for tags, _ in self.own.values())
+
+    def stored(self, index: int) -> dict[str, Any]:
+        """The property map of a message, for ``stored_message``. Raises DamagedBlock."""
+        stored = stored_in(self.packed)
+        return stored | self.own[index][1] if index in self.own else stored
+
+    def body(self, data: bytes, index: int) -> bytes:
+        """Of the whole file. Raises DamagedBlock."""
+        (body,) = self.bodies(data, index, index + 1)
+        return body
+
+    def bodies(self, data: bytes, begin: int, end: int) -> list[bytes]:
+        """Those with these indexes, of the whole file. Raises DamagedBlock where one of them is not what it was."""
+        offsets = self.offsets
+        found = [data[at:to] for at, to in zip(offsets[begin:end], offsets[begin + 1 : end + 1], strict=True)]
+        if tuple(map(crc32, found)) != self.checksums[begin:end]:
+            raise DamagedBlock(f"checksum of the body of message {self._wrong(found, begin):,} does not match")
+        if HOLLOW in self.sizes[begin:end]:
+            raise DamagedBlock("a message that was gone has no body any more")
+        return found
+
+    def _wrong(self, found: Sequence[bytes], begin: int) -> int:
+        return next(begin + at for at, body in enumerate(found) if crc32(body) != self.checksums[begin + at])
+
+    def left(self, gone: int, begin: int = 0, end: int | None = None) -> Sequence[int]:
+        """The indexes of those that are there, from ``begin`` up to ``end``. gone: what the bitmap says."""
+        some = range(self.count)[begin:end]
+        if HOLLOW in self.sizes:
+            return [index for index in some if not gone >> index & 1 and self.sizes[index] != HOLLOW]
+        return [index for index in some if not gone >> index & 1] if gone else some
+
+
+def encode(
+    properties: bytes,
+    ids: Sequence[bytes],
+    bodies: Sequence[bytes],
+    epoch: int,
+    *,
+    tags: str = "",
+    own: Mapping[int, tuple[str, dict[str, Any]]] = _NO_OWN,
+) -> tuple[bytes, bytes, int]:
+    """Head and body of the block, and its checksum. properties: packed, of all; own: see ``Table.own``."""
+    return _encode(properties, b"".join(ids), bodies, list(map(len, bodies)), epoch, tags, own)
+
+
+def _encode(
+    properties: bytes,
+    ids: bytes,
+    bodies: Sequence[bytes],
+    sizes: Sequence[int],
+    epoch: int,
+    tags: str,
+    own: Mapping[int, tuple[str, dict[str, Any]]],
+) -> tuple[bytes, bytes, int]:
+    count = len(bodies)
+    rest = msgpack.packb([tags, own]) if tags or own else b""
+    columns = pack(f"<{count}I", *sizes), pack(f"<{count}I", *map(crc32, bodies))
+    table = b"".join((COLUMNS.pack(count, len(rest)), ids, *columns, rest))
+    copy_bytes = PREFIX_BYTES + len(properties) + len(table)
+    size_bytes = len(table) + sum(map(len, bodies)) + copy_bytes + _SIZE.size
+    head, checksum = head_of_many(MessageId(ids[:16]), properties, table, size_bytes, epoch)
+    return head, b"".join((table, *bodies, head, table, _SIZE.pack(copy_bytes))), checksum
+
+
+def hollowed(table: Table, data: bytes, gone: int, epoch: int) -> tuple[bytes, bytes, int]:
+    """As ``encode``: the same block without the bodies of those gone."""
+    kept = set(table.left(gone))
+    sizes = [size if index in kept else HOLLOW for index, size in enumerate(table.sizes)]
+    offsets = table.offsets
+    bodies = [data[offsets[index] : offsets[index + 1]] if index in kept else b"" for index in range(table.count)]
+    return _encode(table.packed, table.ids, bodies, sizes, epoch, table.tags, table.own)
+
+
+def size_of(count: int, properties: bytes, bodies_bytes: int) -> int:
+    """Of the file of so many plain messages."""
+    return 2 * (PREFIX_BYTES + len(properties) + COLUMNS.size + MESSAGE_BYTES * count) + bodies_bytes + _SIZE.size
+
+
+def decode_table(data: bytes) -> Table:
+    """From the first bytes of a file, which may end anywhere behind its table. Raises DamagedBlock."""
+    head = decode_head(data)
+    if head.kind is not Kind.MESSAGES:
+        raise DamagedBlock(f"a block of kind {head.kind.name.lower()} is no block of messages")
+    begin, end = head.body_offset, verify_table(head.body_offset, head.checksum, data)
+    count, rest_bytes = COLUMNS.unpack_from(data, begin)
+    at = begin + COLUMNS.size
+    ids, at = data[at : at + 16 * count], at + 16 * count
+    sizes, checksums = unpack_from(f"<{count}I", data, at), unpack_from(f"<{count}I", data, at + 4 * count)
+    offsets = list(accumulate((0 if size == HOLLOW else size for size in sizes), initial=end))
+    if offsets[-1] + end + _SIZE.size != head.size_bytes or not count or ids[:16] != head.message_id:
+        raise DamagedBlock("its table is not that of a block of this size and id")
+    tags, own = _rest_in(data[end - rest_bytes : end], count)
+    packed = data[PREFIX_BYTES:begin]
+    return Table(packed, ids, sizes, checksums, offsets, tags, own, head.epoch, head.checksum)
+
+
+def _rest_in(data: bytes, count: int) -> tuple[str, Mapping[int, tuple[str, dict[str, Any]]]]:
+    if not data:
+        return "", _NO_OWN
+    try:
+        tags, rows = msgpack.unpackb(data, raw=False, strict_map_key=False)
+        own = {int(index): (str(own_tags), dict(stored)) for index, (own_tags, stored) in rows.items()}
+    except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as wrong:
+        raise DamagedBlock(f"the rest of its table cannot be read: {wrong}") from None
+    if not isinstance(tags, str) or not all(0 <= index < count for index in own):
+        raise DamagedBlock("the rest of its table is that of no such block")
+    return tags, own
+
+
+def decode_copy(data: bytes) -> Table:
+    """From the end of a whole file, where its beginning is damaged. Raises DamagedBlock."""
+    end = len(data) - _SIZE.size
+    copy_bytes = int.from_bytes(data[end:], "little") if end > 0 else 0
+    table = decode_table(data[max(end - copy_bytes, 0) : end])
+    if table.offsets[-1] + copy_bytes != end:
+        raise DamagedBlock("the copy of its table is not that of a block of this size")
+    return table
+
+
+def check_block(table: Table, queue: str, message_id: MessageId, count: int) -> None:
+    """DamagedBlock unless this is the table of the block that its name says."""
+    if table.ids[:16] != message_id or table.count != count:
+        raise DamagedBlock(f"holds {table.count:,} messages from {table.ids[:16].hex()} on, not those of its name")
+    named = stored_in(table.packed).get("queue")
+    if named != queue:
+        raise DamagedBlock(f"belongs to queue {named!r}, not {queue!r}")
+
+
+@lru_cache(maxsize=16)
+def _ids(count: int) -> Struct:
+    return Struct("16s" * count)
+
+
+@lru_cache(maxsize=1024)
+def _of_queue(queue: str) -> bytes:
+    return pack_properties(Properties(queue))
+
+
+def encode_gone(queue: str, message_id: MessageId, count: int, gone: int, epoch: int) -> tuple[bytes, bytes]:
+    """Head and body of the bitmap of a block of so many messages, the first of which is this one."""
+    bits = gone.to_bytes((count + 7) // 8, "little")
+    head, _ = head_of(Kind.UPDATE, message_id, _of_queue(queue), bits, epoch)
+    return head, bits
+
+
+def decode_gone(data: bytes, queue: str, message_id: MessageId, count: int) -> int:
+    """What it says is gone. Raises DamagedBlock, also for the bitmap of another block."""
+    block = decode(data)
+    if (block.kind, block.message_id, block.properties.queue) != (Kind.UPDATE, message_id, queue):
+        raise DamagedBlock("is not the bitmap of the block that it is named after")
+    gone = int.from_bytes(block.body, "little")
+    if len(block.body) != (count + 7) // 8 or gone >> count:
+        raise DamagedBlock(f"is not the bitmap of {count:,} messages")
+    return gone
