@@ -15,8 +15,18 @@ from contextlib import suppress
 from functools import lru_cache
 
 from xaqueue.core.model import layout
-from xaqueue.core.model.block import HEAD_READ_BYTES, NO_TRY, Kind, head_of, pack_properties, size_in_head
+from xaqueue.core.model.block import (
+    HEAD_READ_BYTES,
+    MESSAGE_BYTES,
+    NO_TRY,
+    Kind,
+    head_of,
+    pack_properties,
+    size_in_head,
+)
 from xaqueue.core.model.branch import Written
+from xaqueue.core.model.message_block import MOST_BYTES, Table, check_block, decode_copy, decode_gone, decode_table
+from xaqueue.core.model.message_name import Named
 from xaqueue.core.storage.fs import NO_LINK, FileSystem, is_damage
 from xaqueue.core.storage.regular import NO_DIRECTORY, NO_FILE, READ, open_regular, read_up_to
 from xaqueue.errors import DamagedBlock
@@ -24,6 +34,8 @@ from xaqueue.message import Properties
 
 AHEAD = 128
 """Files a group."""
+TABLE_READ_BYTES = 1024
+"""What is read of a block of messages beside its columns."""
 ASKED_BYTES = 64 * 1024
 """Of each file, from its beginning; the kernel itself looks ahead in larger ones."""
 
@@ -85,6 +97,42 @@ def read_checked(fs: FileSystem, path: str) -> bytes:
         raise
     except OSError as error:
         raise damage_of(fs, path, error) from error
+
+
+def read_gone(fs: FileSystem, queue: str, named: Named) -> int:
+    """What is gone of a block of messages: nothing where it has no bitmap. Raises DamagedBlock, OSError.
+
+    It is read before the block, which goes first: who reads them so is shown nothing that was gone before.
+    """
+    try:
+        return decode_gone(read_checked(fs, layout.gone_path(queue, named)), queue, named)
+    except FileNotFoundError:
+        return 0
+
+
+def read_messages(fs: FileSystem, queue: str, named: Named) -> tuple[Table, bytes]:
+    """The table of a block of messages, which is the one of this name, and its whole file; the bodies are not checked.
+    Raises FileNotFoundError, DamagedBlock where both tables are damaged, any other OSError."""
+    path = layout.messages_path(queue, named)
+    data = read_checked(fs, path)
+    try:
+        table = decode_table(data)
+    except DamagedBlock:
+        data = fs.read(path, MOST_BYTES)
+        table = decode_copy(data)
+    check_block(table, queue, named)
+    return table, data
+
+
+def read_table(fs: FileSystem, queue: str, named: Named) -> Table:
+    """The same without the bodies."""
+    path = layout.messages_path(queue, named)
+    try:
+        table = decode_table(fs.read(path, TABLE_READ_BYTES + MESSAGE_BYTES * named.count))
+    except (DamagedBlock, OSError):  # as damaged, or with properties as large as this
+        return read_messages(fs, queue, named)[0]
+    check_block(table, queue, named)
+    return table
 
 
 def damage_of(fs: FileSystem, path: str, error: OSError) -> Exception:

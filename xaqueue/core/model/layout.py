@@ -113,9 +113,9 @@ def messages_path(queue: str, named: Named) -> str:
     return f"{COMMITTED}/queue={queue}/range={named.first >> RANGE_BITS:013x}/{name}"
 
 
-def gone_path(queue: str, first: int, message_id: bytes) -> str:
-    """Of the bitmap of the block that begins with this message."""
-    return f"{COMMITTED}/queue={queue}/{GONE}/{first:016x}.{message_id.hex()}"
+def gone_path(queue: str, named: Named) -> str:
+    """Of the bitmap of a block of messages."""
+    return f"{COMMITTED}/queue={queue}/{GONE}/{named.first:016x}.{named.message_id.hex()}"
 
 
 def retries_path(queue: str) -> str:

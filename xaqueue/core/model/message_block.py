@@ -40,6 +40,7 @@ from xaqueue.core.model.block import (
     stored_in,
     verify_table,
 )
+from xaqueue.core.model.message_name import Named
 from xaqueue.errors import DamagedBlock
 from xaqueue.message import MessageId, Properties
 
@@ -209,13 +210,13 @@ def decode_copy(data: bytes) -> Table:
     return table
 
 
-def check_block(table: Table, queue: str, message_id: MessageId, count: int) -> None:
+def check_block(table: Table, queue: str, named: Named) -> None:
     """DamagedBlock unless this is the table of the block that its name says."""
-    if table.ids[:16] != message_id or table.count != count:
+    if table.ids[:16] != named.message_id or table.count != named.count:
         raise DamagedBlock(f"holds {table.count:,} messages from {table.ids[:16].hex()} on, not those of its name")
-    named = stored_in(table.packed).get("queue")
-    if named != queue:
-        raise DamagedBlock(f"belongs to queue {named!r}, not {queue!r}")
+    owner = stored_in(table.packed).get("queue")
+    if owner != queue:
+        raise DamagedBlock(f"belongs to queue {owner!r}, not {queue!r}")
 
 
 @lru_cache(maxsize=16)
@@ -228,17 +229,17 @@ def _of_queue(queue: str) -> bytes:
     return pack_properties(Properties(queue))
 
 
-def encode_gone(queue: str, message_id: MessageId, count: int, gone: int, epoch: int) -> tuple[bytes, bytes]:
-    """Head and body of the bitmap of a block of so many messages, the first of which is this one."""
-    bits = gone.to_bytes((count + 7) // 8, "little")
-    head, _ = head_of(Kind.UPDATE, message_id, _of_queue(queue), bits, epoch)
+def encode_gone(queue: str, named: Named, gone: int, epoch: int) -> tuple[bytes, bytes]:
+    """Head and body of the bitmap of a block."""
+    bits = gone.to_bytes((named.count + 7) // 8, "little")
+    head, _ = head_of(Kind.UPDATE, named.message_id, _of_queue(queue), bits, epoch)
     return head, bits
 
 
-def decode_gone(data: bytes, queue: str, message_id: MessageId, count: int) -> int:
+def decode_gone(data: bytes, queue: str, named: Named) -> int:
     """What it says is gone. Raises DamagedBlock, also for the bitmap of another block."""
-    block = decode(data)
-    if (block.kind, block.message_id, block.properties.queue) != (Kind.UPDATE, message_id, queue):
+    block, count = decode(data), named.count
+    if (block.kind, block.message_id, block.properties.queue) != (Kind.UPDATE, named.message_id, queue):
         raise DamagedBlock("is not the bitmap of the block that it is named after")
     gone = int.from_bytes(block.body, "little")
     if len(block.body) != (count + 7) // 8 or gone >> count:

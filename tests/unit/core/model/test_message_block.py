@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from support.manual import page
 from xaqueue.core.model import layout, message_block
 from xaqueue.core.model.block import decode, decode_head, decode_message, has_valid_checksum, pack_properties
+from xaqueue.core.model.block_files import read_gone, read_messages, read_table
 from xaqueue.core.model.message_block import (
     GONE_BYTES,
     MOST,
@@ -29,6 +30,7 @@ from xaqueue.core.model.message_block import (
 from xaqueue.core.model.message_name import Named, parse, parse_any
 from xaqueue.errors import DamagedBlock
 from xaqueue.message import MessageId, Properties
+from xaqueue.testing.forgetful import ForgetfulFileSystem
 
 PACKED = pack_properties(Properties("q", enqueued_at=1))
 Own = dict[int, tuple[str, dict[str, Any]]]
@@ -38,11 +40,15 @@ def ids_of(count: int) -> list[MessageId]:
     return [MessageId(number.to_bytes(16, "big")) for number in range(7, 7 + count)]
 
 
+def named_of(count: int, first: MessageId | None = None) -> Named:
+    return Named(4096, 4095 + count, first or ids_of(1)[0])
+
+
 def example() -> tuple[bytes, bytes]:
     """As in the manual: the block and its bitmap."""
     ids = [MessageId(bytes([byte]) * 16) for byte in (0x11, 0x22, 0x33)]
     head, body, _ = encode(PACKED, ids, [b"one", b"", b"three"], 7, own={2: (".p9", {"priority": 9})})
-    return head + body, b"".join(encode_gone("q", ids[0], 3, 0b101, 7))
+    return head + body, b"".join(encode_gone("q", named_of(3, ids[0]), 0b101, 7))
 
 
 bodies = st.lists(st.binary(max_size=70), min_size=2, max_size=20)
@@ -80,7 +86,7 @@ def test_what_was_encoded_is_decoded(block: tuple[list[bytes], str, Own], bits: 
         assert size_of(count, PACKED, sum(map(len, contents))) == len(data)
     gone = bits % (1 << count)
     assert list(table.left(gone)) == [index for index in range(count) if not gone >> index & 1]
-    check_block(table, "q", ids[0], count)
+    check_block(table, "q", named_of(count))
 
 
 @given(bodies, st.data())
@@ -150,12 +156,11 @@ def test_a_hollow_block_has_all_but_the_bodies_of_those_gone(contents: list[byte
 
 
 def test_another_block_is_not_the_one_of_the_name() -> None:
-    data, _ = example()
-    table = decode_table(data)
+    table = decode_table(example()[0])
     first = table.message_id(0)
-    for queue, message_id, count in (("other", first, 3), ("q", table.message_id(1), 3), ("q", first, 4)):
+    for queue, named in (("x", named_of(3, first)), ("q", named_of(3, table.message_id(1))), ("q", named_of(4, first))):
         with pytest.raises(DamagedBlock):
-            check_block(table, queue, message_id, count)
+            check_block(table, queue, named)
 
 
 def test_it_is_no_message_by_itself() -> None:
@@ -165,33 +170,72 @@ def test_it_is_no_message_by_itself() -> None:
 
 @given(st.integers(1, MOST), st.integers(0))
 def test_a_bitmap_is_read_as_it_was_made(count: int, bits: int) -> None:
-    gone = bits % (1 << count)
-    message_id = ids_of(1)[0]
-    head, body = encode_gone("q" * 127, message_id, count, gone, 9)
+    gone, queue = bits % (1 << count), "q" * 127
+    head, body = encode_gone(queue, named_of(count), gone, 9)
     assert len(head) + len(body) <= GONE_BYTES
     assert len(body) == (count + 7) // 8
-    assert decode_gone(head + body, "q" * 127, message_id, count) == gone
+    assert decode_gone(head + body, queue, named_of(count)) == gone
     assert has_valid_checksum(head, body)
 
 
 def test_a_wrong_bitmap_is_damaged() -> None:
     """Which is not as none: nobody knows what was gone."""
-    message_id, other = ids_of(2)
-    data = b"".join(encode_gone("q", message_id, 20, 5, 9))
+    named = named_of(20)
+    data = b"".join(encode_gone("q", named, 5, 9))
     refused = [
-        (b"", "q", message_id, 20),
-        (data[:-1], "q", message_id, 20),
-        (data[:-1] + b"\1", "q", message_id, 20),
-        (data, "other", message_id, 20),
-        (data, "q", other, 20),
-        (data, "q", message_id, 16),
-        (data, "q", message_id, 25),
-        (b"".join(encode_gone("q", message_id, 24, 1 << 23, 9)), "q", message_id, 20),
-        (example()[0], "q", message_id, 20),
+        (b"", "q", named),
+        (data[:-1], "q", named),
+        (data[:-1] + b"\1", "q", named),
+        (data, "other", named),
+        (data, "q", named_of(20, ids_of(2)[1])),
+        (data, "q", named_of(16)),
+        (data, "q", named_of(25)),
+        (b"".join(encode_gone("q", named_of(24), 1 << 23, 9)), "q", named),
+        (example()[0], "q", named),
     ]
     for arguments in refused:
         with pytest.raises(DamagedBlock):
             decode_gone(*arguments)
+
+
+@pytest.fixture
+def fs() -> ForgetfulFileSystem:
+    fs = ForgetfulFileSystem()
+    for directory in (
+        "committed",
+        "committed/queue=q",
+        "committed/queue=q/range=0000000000001",
+        "committed/queue=q/.gone",
+    ):
+        fs.make_dir(directory)
+    return fs
+
+
+@pytest.mark.parametrize("at", [None, 1, 44, 60, 100, -1, -5])
+def test_files_are_read_whatever_is_damaged_of_one_table(fs: ForgetfulFileSystem, at: int | None) -> None:
+    contents = [bytes([number]) * 65536 for number in range(15)]
+    head, body, _ = encode(PACKED, ids_of(15), contents, 3)
+    data = bytearray(head + body)
+    if at is not None:
+        data[at] ^= 255
+    path = layout.messages_path("q", named_of(15))
+    fs.create(path, [bytes(data)])
+    table, whole = read_messages(fs, "q", named_of(15))
+    assert table == read_table(fs, "q", named_of(15)) == decode_table(head + body)
+    assert table.bodies(whole, 0, 15) == contents
+    for queue, named in (("q", named_of(16)), ("x", named_of(15))):
+        with pytest.raises((DamagedBlock, FileNotFoundError)):
+            read_table(fs, queue, named)
+
+
+def test_no_bitmap_is_told_from_a_damaged_one(fs: ForgetfulFileSystem) -> None:
+    named, path = named_of(20), layout.gone_path("q", named_of(20))
+    assert read_gone(fs, "q", named) == 0
+    fs.create(path, encode_gone("q", named, 5, 9))
+    assert read_gone(fs, "q", named) == 5
+    fs.write_at(path, 60, [b"!"])
+    with pytest.raises(DamagedBlock):
+        read_gone(fs, "q", named)
 
 
 numbers = st.integers(0, layout.LAST_SEQ)
@@ -212,7 +256,7 @@ def test_a_name_tells_its_numbers(first: int, count: int) -> None:
         assert layout.parse_message_path(path) == ("q", named.last)
         assert layout.is_recorded(path)
         assert layout.is_recorded(path.replace(layout.COMMITTED, layout.ARCHIVE))
-        assert layout.is_recorded(layout.gone_path("q", first, message_id))
+        assert layout.is_recorded(layout.gone_path("q", named))
         assert layout.is_consumed(name, named.last)
         assert not layout.is_consumed(name, named.last - 1)
 
