@@ -111,15 +111,10 @@ class CallUnpacker:
         """Of a long frame: how many values it may have yet."""
         self._unpacker = msgpack.Unpacker(**self._limits)
 
-    def only_call(self, data: bytes) -> CallFrame | None:
-        """The request that these bytes are, where they are a short one from its first byte to its last. None where they
-        are anything else, for ``frames`` to see."""
-        if self._part or self._left is not None or len(data) > FRAME_VALUES or not data.startswith(_REQUEST_BYTES):
-            return None
-        try:
-            return call_of(_unpacked(data))
-        except (ValueError, MalformedFrame, msgpack.UnpackException):
-            return None
+    @property
+    def has_part(self) -> bool:
+        """Whether something has come of a frame that is not whole yet."""
+        return bool(self._part) or self._left is not None
 
     def frames(self, data: bytes) -> list[tuple[Any, int]]:
         """The frames that are whole now, each with its size in bytes. Raises ValueError, UnpackException."""
@@ -158,10 +153,10 @@ class CallUnpacker:
         self._fed_bytes, self._whole_bytes, self._part = len(self._part), 0, b""
 
 
-_REQUEST_BYTES = b"\x94" + bytes([REQUEST])
-"""With which one begins."""
 _REQUEST_TYPES, _NOTIFICATION_TYPES = [int, int, str, list], [int, str, list]
-_unpacked = partial(msgpack.unpackb, strict_map_key=True, max_array_len=LONGEST_LIST)
+unpacked = partial(msgpack.unpackb, strict_map_key=True, max_array_len=LONGEST_LIST)
+"""The frame that these bytes are, FRAME_VALUES at most. Raises ValueError, UnpackException: they may be several, or a
+part of one."""
 
 
 def call_of(frame: Any) -> CallFrame:
@@ -222,15 +217,13 @@ def xid_of(value: Any) -> Xid:
     if not isinstance(value, list | tuple) or len(value) != 3:
         raise InvalidArgument(f"{_short(value)} is no xid: [format id, gtrid, bqual] is wanted")
     try:
-        return _xid(*value)
+        return xid_known(*value)
     except TypeError:  # a list or map stands where a part should
         raise InvalidArgument(f"{_short(value)} is no xid: [format id, gtrid, bqual] is wanted") from None
 
 
-@lru_cache(maxsize=1024, typed=True)
-def _xid(format_id: int, gtrid: bytes, bqual: bytes) -> Xid:
-    """A transaction names its branch four times."""
-    return Xid(format_id, gtrid, bqual)
+xid_known = lru_cache(maxsize=1024, typed=True)(Xid)
+"""A transaction names its branch two times, or four."""
 
 
 def flags_of(value: Any) -> Flag:

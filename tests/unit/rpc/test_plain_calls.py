@@ -21,8 +21,11 @@ from xaqueue.rpc.server.peer import Caller
 from xaqueue.rpc.server.scheduler import Awaiting, Scheduler
 
 
-class Asks:
-    def __init__(self) -> None:
+class Calls(PlainCalls):
+    def __init__(self, scheduler: Scheduler, bare: BareSpace) -> None:
+        super().__init__(scheduler, bare.space)
+        self.session = Session(bare.space)
+        self.caller = cast(Caller, SimpleNamespace(identity=SimpleNamespace(owner=True)))
         self.told: list[Any] = []
 
     def answered(self, frame: bytes) -> None:
@@ -30,9 +33,6 @@ class Asks:
 
     def carry_out(self, number: int, call: Callable[[], Any]) -> None:
         self.told.append((number, call))
-
-    def break_off(self) -> None:
-        raise NotImplementedError
 
 
 class Gathers:
@@ -63,44 +63,42 @@ def bare(tmp_path: Path) -> Iterator[BareSpace]:
         yield space
 
 
-def begun(bare: BareSpace) -> tuple[PlainCalls, Asks, Gathers]:
-    asks, gathers, session = Asks(), Gathers(), Session(bare.space)
-    caller = SimpleNamespace(identity=SimpleNamespace(owner=True))
-    calls = PlainCalls(asks, session, cast(Caller, caller), cast(Scheduler, gathers))
+def begun(bare: BareSpace) -> tuple[Calls, Gathers]:
+    gathers = Gathers()
+    calls = Calls(cast(Scheduler, gathers), bare)
     work = [[7, b"x", b""], True, [["orders", b"body", fresh_id()]], "prepare"]
-    assert calls.begin(5, "work", work)
-    return calls, asks, gathers
+    assert calls.begin_plain(5, "work", work)
+    return calls, gathers
 
 
 def test_it_leads_once_and_answers_once_however_often_it_is_told(bare: BareSpace) -> None:
-    calls, asks, gathers = begun(bare)
+    calls, gathers = begun(bare)
     step = calls.step
     calls.go_on()  # of the step before
-    assert (gathers.led, asks.told) == ([], [])
+    assert (gathers.led, calls.told) == ([], [])
     step.round = [step]
     calls.go_on()
     calls.go_on()
-    assert (gathers.led, asks.told) == ([step], [])
+    assert (gathers.led, calls.told) == ([step], [])
     bare.space.log.run_rounds(step)
     calls.go_on()
     calls.go_on()
-    assert (gathers.led, asks.told) == ([step], [[1, 5, None, "ok"]])
+    assert (gathers.led, calls.told) == ([step], [[1, 5, None, "ok"]])
 
 
 def test_what_fails_is_carried_out_by_the_greenlet_once(bare: BareSpace) -> None:
-    calls, asks, gathers = begun(bare)
+    calls, gathers = begun(bare)
     bare.space.log.fail(OSError("the disk is gone"))
     calls.go_on()
     calls.go_on()
-    ((number, call),) = asks.told
+    ((number, call),) = calls.told
     assert (number, gathers.led) == (5, [])
     with pytest.raises(ResourceFailed, match="fenced"):
         call()
 
 
 def test_what_is_no_work_is_not_begun(bare: BareSpace) -> None:
-    calls, asks, _ = begun(bare)
-    assert not calls.begin(6, "work", [[7, b"y", b""], True, [["orders", b"", b"short"]], "prepare"])
-    assert not calls.begin(6, "commit", [[7, b"y", b""], 0])
-    assert not calls.begin(None, "work", [[7, b"y", b""], True, [["orders", b"", fresh_id()]], "prepare"])
-    assert asks.told == []
+    calls, _ = begun(bare)
+    assert not calls.begin_plain(6, "work", [[7, b"y", b""], True, [["orders", b"", b"short"]], "prepare"])
+    assert not calls.begin_plain(6, "commit", [[7, b"y", b""], 0])
+    assert calls.told == []

@@ -10,6 +10,7 @@ import pytest
 
 from xaqueue.reservation import Reservation
 from xaqueue.rpc import wire
+from xaqueue.rpc.methods.work import PLAIN, begins_plain
 from xaqueue.rpc.wire import MalformedFrame, decode, plain
 from xaqueue.xid import Xid
 
@@ -86,6 +87,7 @@ REQUEST = [wire.REQUEST, 1, "echo", [b"x"]]
     "data",
     [
         *map(msgpack.packb, (REQUEST, [0, 2**32 - 1, "work", [[0, b"", b""], True, []]], [0, 1, "echo", []])),
+        *map(msgpack.packb, ([0, 300, "commit", [[0, b"", b""]]], [0, 70_000, "work", [None, None, None, None]])),
         *map(
             msgpack.packb, ([2, "echo", []], [1, 1, None, None], None, [], [0, True, "echo", []], [False, 1, "e", []])
         ),
@@ -99,27 +101,57 @@ REQUEST = [wire.REQUEST, 1, "echo", [b"x"]]
         b"\xc1",
     ],
 )
-def test_one_request_by_itself_is_what_it_is_among_others(data: bytes) -> None:
+def test_one_frame_by_itself_is_what_it_is_among_others(data: bytes) -> None:
     unpacker = wire.CallUnpacker(LIMIT_BYTES)
-    found = unpacker.only_call(data)
     try:
-        calls = [(wire.call_of(frame), size) for frame, size in unpacker.frames(data)]
-    except (ValueError, MalformedFrame, msgpack.UnpackException):
-        calls = []
-    if found is not None:
-        assert calls == [(found, len(data))]
-    if data[:2] == b"\x94\x00" and calls and calls[0][1] == len(data) <= wire.FRAME_VALUES:
-        assert found is not None
+        frames = unpacker.frames(data)
+    except (ValueError, msgpack.UnpackException):
+        frames = []
+    try:
+        found = wire.unpacked(data)
+    except (ValueError, msgpack.UnpackException):
+        assert len(frames) != 1 or frames[0][1] < len(data)
+    else:
+        ((frame, size),) = frames
+        assert (size, _call_of(frame)) == (len(data), _call_of(found))
+        if begins_plain(data):
+            number, method, params = wire.call_of(found)
+            assert (number is not None, method in PLAIN, len(params) in range(1, 5)) == (True, True, True)
 
 
-def test_what_ends_a_request_is_none_by_itself() -> None:
-    packed = msgpack.packb([0, 1, "echo", [msgpack.packb(REQUEST)]])
+def _call_of(frame: Any) -> wire.CallFrame | str:
+    try:
+        return wire.call_of(frame)
+    except MalformedFrame as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("number", [0, 127, 128, 255, 256, 65535, 65536, 2**32 - 1])
+@pytest.mark.parametrize(("method", "params"), [("work", [1, 2, 3]), ("work", [1, 2, 3, 4]), ("commit", [1])])
+def test_what_may_be_plain_is_seen_by_how_it_begins(number: int, method: str, params: list[int]) -> None:
+    assert begins_plain(msgpack.packb([wire.REQUEST, number, method, params]))
+    for other in (
+        [wire.NOTIFICATION, method, params],
+        [wire.RESPONSE, number, method, params],
+        [wire.REQUEST, -1, method, params],
+        [wire.REQUEST, 2**32, method, params],
+        [wire.REQUEST, number, method.encode(), params],
+        [wire.REQUEST, number, method, {1: 2}],
+        [wire.REQUEST, number, method, []],
+        [wire.REQUEST, number, f"{method}s", params],
+        [wire.REQUEST, number, method, params, 0],
+    ):
+        assert not begins_plain(msgpack.packb(other))
+
+
+@pytest.mark.parametrize("size", [1, wire.FRAME_VALUES])
+def test_what_ends_a_frame_is_behind_a_part_of_it(size: int) -> None:
+    frame = [wire.REQUEST, 1, "echo", [b"x" * size, msgpack.packb(REQUEST)]]
+    packed = msgpack.packb(frame)
     unpacker = wire.CallUnpacker(LIMIT_BYTES)
     begin = len(packed) - len(msgpack.packb(REQUEST))
-    assert unpacker.frames(packed[:begin]) == []
-    assert unpacker.only_call(packed[begin:]) is None
-    assert unpacker.frames(packed[begin:]) == [([0, 1, "echo", [msgpack.packb(REQUEST)]], len(packed))]
-    assert unpacker.only_call(packed[begin:]) == tuple(REQUEST[1:])
+    found = [(unpacker.frames(data), unpacker.has_part) for data in (packed[:begin], packed[begin:], packed)]
+    assert found == [([], True), ([(frame, len(packed))], False), ([(frame, len(packed))], False)]
 
 
 def test_values_of_a_long_frame_are_counted_anew_for_each() -> None:

@@ -15,6 +15,7 @@ import xaqueue
 from support.patience import eventually
 from support.raw_client import HungUp, RawClient, Refused
 from support.served import PATIENCE_S, ServerThread
+from xaqueue.core.engine.plain import WholeSession
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import InvalidArgument, ProtocolError, RolledBack
@@ -389,18 +390,30 @@ def test_who_is_lost_while_its_round_syncs_is_out_of_it_behind_that(
 
 
 @pytest.mark.parametrize("server", ["JOURNAL"], indirect=True)
-@pytest.mark.parametrize("fails", ["begin", "go_on"])
+@pytest.mark.parametrize(("of", "fails"), [(WholeSession, "try_work"), (PlainCalls, "go_on")])
 def test_what_nobody_foresaw_in_a_plain_call_ends_its_session_and_nothing_else(
-    server: ServerThread, client: RawClient, monkeypatch: pytest.MonkeyPatch, fails: str
+    server: ServerThread, client: RawClient, monkeypatch: pytest.MonkeyPatch, of: type, fails: str
 ) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("by the test")
 
     client.call("work", Y, True, [["orders", b"first", ID]], "commit")  # from here on there is such a queue
     with raw(server) as unlucky, monkeypatch.context() as broken:
-        broken.setattr(PlainCalls, fails, fail)
+        broken.setattr(of, fails, fail)
         with pytest.raises(HungUp):
             unlucky.call("work", X, True, [["orders", b"a", OTHER]], "prepare")
         eventually(lambda: server.call(lambda: len(server.server.sessions)) == 1)
     assert bodies(client) == [b"first"]
     server.stop()
+
+
+@pytest.mark.parametrize("server", ["JOURNAL"], indirect=True)
+def test_what_ends_another_request_is_none(server: ServerThread, client: RawClient) -> None:
+    inner = client.packed("work", X, True, [["orders", b"a", ID]], "commit")
+    outer = client.packed("echo", inner)
+    client.call("work", Y, True, [["orders", b"first", OTHER]], "commit")  # a plain one may follow
+    client.send(outer[: -len(inner)])
+    eventually(lambda: server.call(lambda: sum(one.waiting_bytes for one in server.server.sessions)) > 0)
+    client.send(inner)
+    assert client.answer()[2:] == [None, inner]
+    assert bodies(client) == [b"first"]

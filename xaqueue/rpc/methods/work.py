@@ -9,6 +9,7 @@ They are the calls of the same names, one behind the other: what refuses one of 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,8 @@ from xaqueue.core.engine.session import Session
 from xaqueue.core.model.block import Kind
 from xaqueue.errors import InvalidArgument, ProtocolError
 from xaqueue.rpc.verb import method, methods
-from xaqueue.rpc.wire import RESPONSE, check_depth, enqueue_of, xid_of
-from xaqueue.xa import Flag, Vote
+from xaqueue.rpc.wire import RESPONSE, check_depth, enqueue_of, xid_known
+from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 
 if TYPE_CHECKING:
@@ -66,37 +67,49 @@ def work(caller: Caller, xid: Any, begins: Any, works: Any, ending: Any = None) 
 
 def try_work(session: WholeSession, params: list[Any]) -> Whole | None:
     """A work up to its round, where it is plain and right: see ``engine.plain``. Raises as that."""
-    if (*map(type, params),) not in _PARAMS:
+    try:
+        given, begins, works, ending = params if len(params) == 4 else (*params, None)
+        xid, how = xid_known(*given), PLAIN_ENDINGS[ending]
+    except (TypeError, ValueError, KeyError, InvalidArgument):  # which whoever does it call by call says
         return None
-    given, begins, works, ending = params if len(params) == 4 else (*params, None)
+    if type(works) is not list or begins is not (not session.is_in_branch) or (how is Ending.OPEN and not works):
+        return None
     plain: list[Work] = []
     for one in works:
         types = [*map(type, one)] if type(one) is list else []
         if types == _PUT and len(one[2]) == 16:
-            plain.append(Put(*one))
+            plain.append(_new(Put, one))
         elif types == _TAKE:
-            plain.append(Take(*one))
+            plain.append(_new(Take, one))
         else:
             return None
-    xid, how = _xid(given), PLAIN_ENDINGS.get(ending)
-    if xid is None or how is None or begins is session.is_in_branch or (how is Ending.OPEN and not plain):
-        return None
     return session.try_work(xid, plain, how)
 
 
 def try_commit(session: WholeSession, params: list[Any]) -> Whole | None:
     """The same for the commit of what was prepared."""
-    xid = _xid(params[0]) if len(params) == 1 else None
-    return session.try_commit(xid) if xid is not None else None
+    try:
+        ((format_id, gtrid, bqual),) = params
+        xid = xid_known(format_id, gtrid, bqual)
+    except (TypeError, ValueError, InvalidArgument):
+        return None
+    return session.try_commit(xid)
 
 
 PLAIN = {"work": try_work, "commit": try_commit}
+begins_plain = re.compile(
+    rb"\x94\x00(?:[\x00-\x7f]|\xcc.|\xcd..|\xce....)(?:%b)[\x91-\x94]" % b"|".join(map(msgpack.packb, PLAIN)), re.DOTALL
+).match
+"""Whether bytes that are one frame are a request for one of these: its id is packed as everybody does it, and its
+parameters are a few."""
 
 
 def answer_to(number: int, whole: Whole, pack: Callable[[Any], bytes]) -> bytes:
     """Of the request with this number: a large body by another packer, since this one keeps room for the largest that
     it has seen."""
-    answer: Any = whole.answers[-1] if whole.ending is Ending.OPEN else _ENDED[whole.ending]
+    if whole.ending is not Ending.OPEN:
+        return pack((RESPONSE, number, None, "ok" if whole.ending is Ending.PREPARE else None))
+    answer = whole.answers[-1]
     if type(answer) is not Taken:
         return pack((RESPONSE, number, None, answer))
     message_id, queue, seq, properties, body = answer
@@ -104,16 +117,8 @@ def answer_to(number: int, whole: Whole, pack: Callable[[Any], bytes]) -> bytes:
     return head + properties + (pack if len(body) <= HELD_BYTES else msgpack.packb)(body)
 
 
-def _xid(value: Any) -> Xid | None:
-    try:
-        return xid_of(value)
-    except InvalidArgument:  # which whoever does it call by call says
-        return None
-
-
-_PARAMS = {(list, bool, list), (list, bool, list, type(None)), (list, bool, list, str)}
+_new = tuple.__new__
 _PUT, _TAKE = [str, bytes, bytes], [str]
-_ENDED = {Ending.PREPARE: Vote.OK.value, Ending.ONE_PHASE: None, None: None}
 
 
 def return_unseen(self: Session, xid: Xid) -> None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from xaqueue.core.engine.plain import Ending, Whole
+from xaqueue.core.engine.state import Space
 from xaqueue.errors import Error, InvalidArgument
 from xaqueue.features.session import Session
 from xaqueue.rpc.client.manager import RemoteManager
@@ -57,50 +58,44 @@ def perform(caller: Caller, name: str, params: list[Any]) -> Any:
     return call(caller.session if method.is_verb else caller, *params)
 
 
-class Asks(Protocol):
-    """Whose calls they are."""
-
-    def answered(self, frame: bytes) -> None: ...
-
-    def carry_out(self, number: int, call: Callable[[], Any]) -> None: ...
-
-    def break_off(self) -> None: ...
-
-
 class PlainCalls(Awaiting):
     """Those of one session that need no greenlet, one at a time, in the loop."""
 
+    session: Session
+    caller: Caller
     step: Whole
     """On its way."""
 
-    def __init__(self, asks: Asks, session: Session, caller: Caller, scheduler: Scheduler) -> None:
-        super().__init__(scheduler, session.space.log)
-        self._asks = asks
-        self._session = session
-        self._space = session.space
-        self._caller = caller
+    def __init__(self, scheduler: Scheduler, space: Space) -> None:
+        super().__init__(scheduler, space.log)
+        self._space = space
         self._number: int | None = None
         """Of the request for the step, until that is answered."""
+        self._idle = True
+        """No call is under way."""
 
-    def begin(self, number: int | None, method: str, params: list[Any]) -> bool:
-        """Of one of PLAIN, whether it is so: then it is answered, or on its way. Raises what refuses it."""
-        if number is None or self._space.shipping is not None:
+    def begin_plain(self, number: int, method: str, params: list[Any]) -> bool:
+        """Of one of PLAIN, whether it is so: then it is answered, or on its way."""
+        if self._space.shipping is not None or not (self.caller.identity.owner or self._may(method, params)):
             return False
-        if not (self._caller.identity.owner or self._may(method, params)):
-            return False
-        whole = PLAIN[method](self._session, params)
-        if whole is None:
-            return False
-        self.step, self._number = whole, number
-        if whole.done:
-            self.go_on()
-        else:
-            self.scheduler.gather(self)
+        try:
+            whole = PLAIN[method](self.session, params)
+            if whole is None:
+                return False
+            self._idle, self.step, self._number = False, whole, number
+            if whole.done:
+                self.go_on()
+            else:
+                self.scheduler.gather(self)
+        except Error as error:
+            self.refused(error, number, method)
+        except Exception:
+            self.break_off()
         return True
 
     def _may(self, method: str, params: list[Any]) -> bool:
         """All of it; who is refused is told so by the greenlet."""
-        caller = self._caller
+        caller = self.caller
         if caller.is_unlimited:
             return True
         try:
@@ -119,17 +114,26 @@ class PlainCalls(Awaiting):
         if whole.done and whole.error is None:
             self._number = None
             del self.step
-            self._asks.answered(answer_to(number, whole, self.scheduler.pack))
+            self.answered(answer_to(number, whole, self.scheduler.pack))
         elif whole.done or self.log.failure is not None:
             self._number = None
-            self._asks.carry_out(number, partial(self._finish, whole))
+            self.carry_out(number, partial(self._finish, whole))
         elif whole.round is not None and whole.waiter is not None:
             self.scheduler.lead(self)
 
     def _finish(self, whole: Whole) -> Any:
         """One whose round has failed is done again."""
-        self._session.finish(whole)
+        self.session.finish(whole)
         return Vote.OK if whole.ending is Ending.PREPARE else None
 
-    def break_off(self) -> None:
-        self._asks.break_off()
+    def answered(self, frame: bytes) -> None:
+        """The call that was begun last is answered so."""
+        raise NotImplementedError
+
+    def refused(self, error: Error, number: int, method: str) -> None:
+        """The call that was to be begun is answered so."""
+        raise NotImplementedError
+
+    def carry_out(self, number: int, call: Callable[[], Any]) -> None:
+        """It is not plain any more: this answers it, in the greenlet."""
+        raise NotImplementedError

@@ -26,7 +26,7 @@ from xaqueue.features.session import Session
 from xaqueue.rpc import wire
 from xaqueue.rpc.methods.replication import give_up_copy
 from xaqueue.rpc.methods.sessions import SessionStatus
-from xaqueue.rpc.methods.work import PLAIN, NamedCall
+from xaqueue.rpc.methods.work import PLAIN, NamedCall, begins_plain
 from xaqueue.rpc.server.calls import PlainCalls, perform
 from xaqueue.rpc.server.listeners import Listeners, unix_pid
 from xaqueue.rpc.server.peer import UNAUTHENTICATED_BYTES, Caller, Limits, PeerTimeouts, ServerCalls
@@ -61,13 +61,12 @@ class Host(ServerCalls, Protocol):
     def ended(self, session: ServerSession) -> None: ...
 
 
-class ServerSession(asyncio.Protocol):
+class ServerSession(PlainCalls, asyncio.Protocol):
     """A session and its socket. All of it runs in the loop's thread."""
-
-    caller: Caller
 
     def __init__(self, host: Host, guest: Identity | None = None) -> None:
         """guest: who it is, where this process itself asks for somebody; such a one keeps no server from ending."""
+        super().__init__(host.scheduler, host.space)
         self._host = host
         self.guest = guest
         self._loop = host.scheduler.loop
@@ -78,8 +77,6 @@ class ServerSession(asyncio.Protocol):
         self._is_beginning = False
         self._unpacker = wire.CallUnpacker(host.limits.request_bytes)
         self._task = host.scheduler.spawn(self._run)
-        self._idle = True
-        """The greenlet waits for a call, and no plain one is under way."""
         self._stuck = False
         """The greenlet waits for the peer to read its answers."""
         self._lost = False
@@ -89,6 +86,9 @@ class ServerSession(asyncio.Protocol):
         """What it had active is rolled back."""
         self._waiting_bytes = 0
         """Received, and of no request that was begun."""
+        self._is_clear = False
+        """Nothing stands between a request and its answer: the peer was let in and reads its answers, of no request a
+        part has come, and nothing that was pipelined has failed."""
         self._paused = False
         self._writable = True
         self._pipelined_error: dict[str, Any] | None = None
@@ -117,23 +117,24 @@ class ServerSession(asyncio.Protocol):
             self._transport.close()
             return
         host.sessions.add(self)
-        session = Session(host.space)
+        self.session = session = Session(host.space)
         session.branch_limit = host.limits.branches
         listeners = host.listeners
         identity = self.guest or listeners.identify(transport)
         self.caller = Caller(session, host, identity, listeners.trust, name=self.name if self.guest is None else "")
-        self._plain = PlainCalls(self, session, self.caller, host.scheduler)
         self.caller.log_admission()
         self._pid = unix_pid(transport.get_extra_info("socket"))
 
     def data_received(self, data: bytes) -> None:
-        if self._idle and self._unauthenticated_bytes < 0:  # one request and nothing else, most often
-            call = self._unpacker.only_call(data)
-            if call is not None:
+        if self._idle and self._is_clear and len(data) <= wire.FRAME_VALUES:
+            try:
+                frame = wire.unpacked(data)
+            except (ValueError, msgpack.UnpackException):
+                pass
+            else:  # one request and nothing else, most often
                 self._timeouts.heard = self._loop.time()
-                if not self._begin_plain(call):
-                    self._calls.append((call, 0))
-                    self._task.switch()
+                if not (begins_plain(data) and self.begin_plain(frame[1], frame[2], frame[3])):
+                    self._begin_alone(frame)
                 return
         if self._lost or self._ending:
             return
@@ -146,9 +147,7 @@ class ServerSession(asyncio.Protocol):
             for frame, size in self._unpacker.frames(data):
                 calls.append((wire.call_of(frame), size))
         except (ValueError, MalformedFrame, msgpack.UnpackException) as error:
-            log.warning("[bad-frame] %s is ended: it sent no frame: %s", self.name, error or type(error).__name__)
-            calls.clear()
-            self._transport.close()
+            self._end_malformed(error)
         self._timeouts.hear(self._loop.time(), whole=len(calls) > waiting)
         if self._idle and calls:
             self._begin()
@@ -157,6 +156,22 @@ class ServerSession(asyncio.Protocol):
             self._transport.pause_reading()
         if self._waiting_bytes > UNAUTHENTICATED_BYTES:
             self._host.check_memory()
+        is_let_in, has_failed = self._unauthenticated_bytes < 0, self._pipelined_error is not None
+        self._is_clear = is_let_in and self._writable and not has_failed and not self._unpacker.has_part
+
+    def _begin_alone(self, frame: Any) -> None:
+        """In the greenlet, which waits for it."""
+        try:
+            self._calls.append((wire.call_of(frame), 0))
+        except MalformedFrame as error:
+            self._end_malformed(error)
+        else:
+            self._task.switch()
+
+    def _end_malformed(self, error: Exception) -> None:
+        log.warning("[bad-frame] %s is ended: it sent no frame: %s", self.name, error or type(error).__name__)
+        self._calls.clear()
+        self._transport.close()
 
     def status_for(self, asks: Caller) -> SessionStatus:
         """Without what its branches tell."""
@@ -221,7 +236,7 @@ class ServerSession(asyncio.Protocol):
                 self._task.switch()
 
     def pause_writing(self) -> None:
-        self._writable = False
+        self._writable = self._is_clear = False
 
     def resume_writing(self) -> None:
         self._writable = True
@@ -253,46 +268,35 @@ class ServerSession(asyncio.Protocol):
 
     def _begin(self) -> None:
         """What waits: plain calls up to one that is not done at once, or up to another one, which the greenlet does."""
+        if self._is_beginning:
+            return
         self._is_beginning = True
         while self._idle and self._calls and not self._lost and not self._ending:
-            call, size = self._calls.popleft()
-            self._waiting_bytes -= size
-            if not self._begin_plain(call):
-                self._calls.appendleft((call, 0))
+            (number, method, params), size = call = self._calls[0]
+            if number is None or method not in PLAIN or self._paused or not self._writable:
                 break
+            self._calls.popleft()
+            if self._pipelined_error is not None or not self.begin_plain(number, method, params):
+                self._calls.appendleft(call)
+                break
+            self._waiting_bytes -= size
         self._is_beginning = False
         if self._idle and (self._calls or self._lost or self._ending):
             self._task.switch()
 
-    def _begin_plain(self, call: CallFrame) -> bool:
-        """Whether it is plain: then it is under way, or answered."""
-        if call[1] not in PLAIN or self._pipelined_error is not None or self._paused or not self._writable:
-            return False
-        self._idle = False
-        try:
-            if self._plain.begin(*call):
-                return True
-        except Error as error:
-            number, method, _ = call
-            refused = self._refuse(error, *((None, "enqueue") if method == "work" else (number, method)))
-            self.answered(wire.response(number or 0, refused, None))
-            return True
-        except Exception:
-            self.break_off()
-        self._idle = True
-        return False
-
     def answered(self, frame: bytes) -> None:
-        """The plain call that was begun last is answered so."""
         self._answered += 1
         self._idle = True
         if not self._lost:
             self._transport.write(frame)
-        if not self._is_beginning and (self._calls or self._lost or self._ending):
+        if self._calls or self._lost or self._ending:
             self._begin()
 
+    def refused(self, error: Error, number: int, method: str) -> None:
+        refused = self._refuse(error, *((None, "enqueue") if method == "work" else (number, method)))
+        self.answered(wire.response(number, refused, None))
+
     def carry_out(self, number: int, call: Callable[[], Any]) -> None:
-        """It is not plain any more: this answers it, in the greenlet."""
         self._undone = number, call
         self._task.switch()
 
@@ -340,7 +344,6 @@ class ServerSession(asyncio.Protocol):
             finally:
                 give_up_copy(self.caller)
                 self._over = True
-                del self._plain  # which refers to it: neither waits for the collector
                 if self._lost:
                     self._host.ended(self)
                 else:
