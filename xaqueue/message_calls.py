@@ -144,7 +144,7 @@ class MessageCalls(OneCall):
             raise InvalidArgument(
                 f"bodies is a {type(bodies).__name__}: a list, or another iterable, of bytes is wanted"
             )
-        checked = [body_of(body) for body in bodies]
+        checked = [body if type(body) is bytes else body_of(body) for body in bodies]
         plain = options_of(options, time.time_ns() // 1000) if options else options
         self._transaction.work()
         found = self._manager.enqueue_many(queue, checked, **plain)

@@ -67,7 +67,7 @@ class Terms(NamedTuple):
     """See ``Rider.added_locked``."""
 
 
-_PLAIN, _NAMED, NAMED_NOW = Terms(), Terms(is_given=True), Terms(is_given=True, may_wait=False)
+PLAIN, _NAMED, NAMED_NOW = Terms(), Terms(is_given=True), Terms(is_given=True, may_wait=False)
 _ENQUEUE = Kind.ENQUEUE
 
 
@@ -87,7 +87,7 @@ def enqueue(space: Space, branch: Branch, name: str, body: bytes, options: Enque
     packed = before_time(name) + pack(space.now_ns() // 1000)
     head, checksum = head_of(_ENQUEUE, message_id, packed, body, space.epoch, definitions.max_body_bytes)
     written = Written(0, _ENQUEUE, name, message_id, checksum, Entry(0, message_id))
-    add(space, branch, written, (head, body), _NAMED if options else _PLAIN)
+    add(space, branch, written, (head, body), _NAMED if options else PLAIN)
     return message_id
 
 
@@ -142,7 +142,7 @@ def add(space: Space, branch: Branch, written: Written, content: tuple[bytes, by
         if name not in space.definitions.known:
             space.definitions.find(name)  # raises where it was undefined since the caller has looked
         queue = space.queues.get(name) or space.queue(name)
-        if queue.room is not None or terms is not _PLAIN:
+        if queue.room is not None or terms is not PLAIN:
             _admit_locked(space, branch, queue, written, len(head) + len(body), terms)
         queue.pending.add(message_id)
         branch.numbers = written.number = branch.numbers + 1

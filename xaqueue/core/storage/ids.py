@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from struct import unpack
+from typing import Any
 
 ID_BYTES = 16
 _AT_A_TIME = 256
@@ -18,6 +20,11 @@ def fresh_id() -> bytes:
         data = os.urandom(ID_BYTES * _AT_A_TIME)
         _fresh.extend(data[at : at + ID_BYTES] for at in range(ID_BYTES, len(data), ID_BYTES))
         return data[:ID_BYTES]
+
+
+def fresh_ids(count: int) -> list[Any]:
+    """So many of them."""
+    return [*unpack(f"{ID_BYTES}s" * count, os.urandom(ID_BYTES * count))]
 
 
 os.register_at_fork(after_in_child=_fresh.clear)

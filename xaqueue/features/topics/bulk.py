@@ -7,18 +7,19 @@ back.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 from xaqueue.access import CONSUME, PRODUCE
 from xaqueue.core.engine import messages
+from xaqueue.core.engine.disk_space import FILE_BYTES
 from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.block import NO_MESSAGE, Kind, head_of, pack_properties
 from xaqueue.core.model.branch import Branch, Written
 from xaqueue.core.model.entry import Entry
 from xaqueue.core.model.message_name import tags_of
-from xaqueue.core.storage.ids import fresh_id
+from xaqueue.core.storage.ids import fresh_id, fresh_ids
 from xaqueue.errors import ConnectionLost, Error, InvalidArgument, RolledBack
 from xaqueue.features.topics.options import subscribers
 from xaqueue.message import (
@@ -111,22 +112,31 @@ def enqueue_many(self: Link, queue: str, bodies: Sequence[bytes], **options: Unp
     self._check_working()
     checked = properties_of(queue, 0, options)
     pack_properties(checked)
-    sizes = [len(body) for body in bodies]
+    sizes = [*map(len, bodies)]
     self._check_size(max(sizes, default=0))
     if not self._is_known(queue):
         self._ask("enqueue_many", queue, None, [], options)  # the server says what is wrong
-    ids = [MessageId(fresh_id()) for _ in bodies]
-    most_bytes, first, size = min(PAGE_BYTES, self.space["max_body_bytes"]), 0, 0
+    ids = fresh_ids(len(bodies))
+    for page in _pages(sizes, min(PAGE_BYTES, self.space["max_body_bytes"])):
+        call = "enqueue_many", queue, ids[page], bodies[page], options
+        if checked.dedup_key is None:
+            self._pipeline(*call)
+        else:
+            ids[page] = self._ask(*call)
+    return ids
+
+
+def _pages(sizes: Sequence[int], most_bytes: int) -> Iterator[slice]:
+    """Of bodies of these sizes, those that go together."""
+    if 0 < len(sizes) <= PAGE and sum(sizes) <= most_bytes:
+        yield slice(len(sizes))
+        return
+    first, size = 0, 0
     for number, size_bytes in enumerate([*sizes, most_bytes + 1]):
         if number > first and (size + size_bytes > most_bytes or number - first == PAGE):
-            call = "enqueue_many", queue, ids[first:number], bodies[first:number], options
-            if checked.dedup_key is None:
-                self._pipeline(*call)
-            else:
-                ids[first:number] = map(MessageId, self._ask(*call))
+            yield slice(first, number)
             first, size = number, 0
         size += size_bytes
-    return ids
 
 
 @enqueue_many.server
@@ -246,24 +256,31 @@ def _enqueue_many(
     options: EnqueueOptions,
 ) -> list[MessageId]:
     space.definitions.find(name)
-    sizes = [len(body) for body in map(body_of, bodies)]
-    if sizes and max(sizes) > space.definitions.max_body_bytes:
-        largest = bodies[sizes.index(max(sizes))]
-        messages.enqueue(space, branch, name, largest, options)  # refused, before another is added
-    if not space.room.has(sum(sizes)):
-        messages.check_room(space, branch, sum(sizes))
+    bodies = [body if type(body) is bytes else body_of(body) for body in bodies]
+    given = fresh_ids(len(bodies)) if ids is None else [*map(id_of, ids)]
+    properties = properties_of(name, space.now_ns() // 1000, options)
+    packed, tags = pack_properties(properties), tags_of(properties)
+    epoch, limit_bytes = space.epoch, space.definitions.max_body_bytes
+    head, _ = head_of(Kind.ENQUEUE, NO_MESSAGE, packed, max(bodies, key=len, default=b""), epoch, limit_bytes)
+    size_bytes = sum(map(len, bodies))
+    on_disk = size_bytes + FILE_BYTES * max(len(bodies) - 1, 0)
+    if not space.room.has(on_disk):
+        messages.check_room(space, branch, on_disk)
     with space.lock:
         queue = space.queues.get(name) or space.queue(name)
         if queue.room is not None:
-            packed = pack_properties(properties_of(name, space.now_ns() // 1000, options))
-            head, _ = head_of(Kind.ENQUEUE, NO_MESSAGE, packed, b"", space.epoch)
-            size_bytes = sum(sizes) + len(head) * len(sizes)
-            queue.room.admit(space, branch, queue, size_bytes, count=len(sizes), may_wait=True)
+            size_bytes += len(head) * len(bodies)
+            queue.room.admit(space, branch, queue, size_bytes, count=len(bodies), may_wait=True)
+    terms = messages.Terms(ids is not None, wanted=properties) if options or ids is not None else messages.PLAIN
     found: list[MessageId] = []
     try:
-        for number, body in enumerate(bodies):
-            given: EnqueueOptions = options if ids is None else {**options, "message_id": ids[number]}
-            found.append(messages.enqueue(space, branch, name, body, given))
+        for message_id, body in zip(given, bodies, strict=True):
+            there = space.features.admit(space, branch, name, message_id, properties) if options else None
+            if there is None:
+                head, checksum = head_of(Kind.ENQUEUE, message_id, packed, body, epoch)
+                added = Written(0, Kind.ENQUEUE, name, message_id, checksum, Entry(0, message_id, tags))
+                messages.add(space, branch, added, (head, body), terms)
+            found.append(there or message_id)
     except BaseException as error:  # or interrupted: a commit would have some of them
         _fail_in_part(branch, len(found), len(bodies), error)
         raise
