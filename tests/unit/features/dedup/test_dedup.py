@@ -178,7 +178,7 @@ def test_in_one_branch_the_second_returns_the_id_of_the_first(bare: BareSpace) -
 
 
 def test_what_was_not_added_claims_nothing(bare: BareSpace, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
+    def full(*_: object, **options: object) -> None:
         raise RetryLater("not now")
 
     branch, given = Branch(bare, "x"), b"i" * 16
