@@ -40,7 +40,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("xaqueue.core.recovery",),
     ("xaqueue.core.owner",),
     ("xaqueue.features.snapshots.options",),
-    ("xaqueue.features.replica.options", "xaqueue.features.replica.replicated", "xaqueue.features.streams.record"),
+    (
+        *("xaqueue.features.replica.options", "xaqueue.features.replica.replicated", "xaqueue.features.streams.record"),
+        "xaqueue.features.streams.message_files",
+    ),
     *(
         ("xaqueue.features.dedup", "xaqueue.features.groups", "xaqueue.features.limits", "xaqueue.features.counters"),
         ("xaqueue.features.carry", "xaqueue.features.topics", "xaqueue.features.scrub"),

@@ -18,7 +18,8 @@ from xaqueue.core.recovery.load import Progress
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.regular import DAMAGE
 from xaqueue.errors import DamagedBlock
-from xaqueue.features.streams.record import consumed_in, ids_in
+from xaqueue.features.streams.message_files import ids_in
+from xaqueue.features.streams.record import consumed_in
 from xaqueue.message import MessageId
 from xaqueue.offline.findings import Finding, Prober, broken, damaged, leftover, note
 

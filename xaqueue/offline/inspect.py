@@ -18,7 +18,7 @@ from xaqueue.carried import CarrierStatus
 from xaqueue.core.engine import disk_space
 from xaqueue.core.engine.messages import message_of
 from xaqueue.core.model import layout, message_name, records
-from xaqueue.core.model.block_files import listed, read_checked
+from xaqueue.core.model.block_files import listed
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.core.model.format import Format, read_format
 from xaqueue.core.model.layout import JOURNAL
@@ -39,7 +39,7 @@ from xaqueue.features.kinds import KINDS
 from xaqueue.features.replica.replicated import ReplicationStatus
 from xaqueue.features.retries.options import limit_of
 from xaqueue.features.snapshots import restored
-from xaqueue.features.streams.record import message_names
+from xaqueue.features.streams.message_files import QueueMessages, message_names
 from xaqueue.message import Message, MessageId
 from xaqueue.offline import aside
 from xaqueue.offline.aside import Aside
@@ -48,8 +48,8 @@ from xaqueue.offline.queue_files import QueueFiles, share
 from xaqueue.offline.reader import watermark_in
 from xaqueue.offline.redo_view import JournalRead, look_into
 
-Place = tuple[int, MessageId, str]
-"""Number, id and tags of a message."""
+Place = tuple[tuple[int, MessageId, str], str]
+"""Number, id and tags of a message, and its name."""
 UNDEFINED = "undefined"
 """Stands for the order of a queue that has messages and no definition."""
 
@@ -307,12 +307,12 @@ def _queue(
     fs: FileSystem, name: str, definitions: Definitions, files: QueueFiles, held: Mapping[str, bool]
 ) -> QueueStatus:
     watermark, (order, description) = _watermark(fs, name), described(definitions, name)
-    names, definition = message_names(fs, name), definitions.of(name)
+    messages, definition = QueueMessages(fs, name), definitions.of(name)
     limit = limit_of(name, definition) if definition is not None else 0
-    seen = files.glance(name, names, held, limit)._asdict()
+    seen = files.glance(name, messages, held, limit)._asdict()
     for kind in KINDS:
         seen |= kind.view_queue(fs, name)
-    return QueueStatus(name, order, description, len(names), watermark, **seen)
+    return QueueStatus(name, order, description, len(messages.names), watermark, **seen)
 
 
 def _watermark(fs: FileSystem, queue: str) -> int | None:
@@ -353,17 +353,18 @@ def browse(
     """
     looked = look_into(path)
     fs = looked.fs
-    names = sorted(message_names(fs, queue))
-    places = [place for name in names if (place := message_name.parse(name)) and place[1].hex().startswith(id_digits)]
+    messages, hex_id = QueueMessages(fs, queue, damaged), message_name.ID_DIGITS
+    names = [name for name in sorted(messages.names) if name[hex_id].startswith(id_digits)]
+    places = [(place, name) for name in names if (place := message_name.parse(name))]
     upto = _watermark(fs, queue) if looked.owned else None  # what is above is not acknowledged, or the next open's
     if upto is not None:
-        places = [place for place in places if place[0] <= upto]
+        places = [found for found in places if found[0][0] <= upto]
     retries, past = records.read_retries(fs, queue), restored.read(fs)
     definition = _defined(path, queue)
-    for seq, message_id, tags in _ordered(places, definition.order):
-        where, retry = layout.message_path(queue, seq, message_id, tags), retries.get((seq, message_id))
+    for (seq, message_id, _), name in _ordered(places, definition.order):
+        where, retry = messages.path(name) or "", retries.get((seq, message_id))
         try:
-            message = message_of(queue, seq, message_id, read_checked(fs, where), retry.tries if retry else 0)
+            message = message_of(queue, seq, message_id, messages.read(name), retry.tries if retry else 0)
             ends = ends_at(fs, where, message, definition)
         except FileNotFoundError:
             continue  # consumed meanwhile
@@ -384,7 +385,7 @@ def _ordered(places: list[Place], order: Order) -> list[Place]:
     if order is Order.LIFO:
         return places[::-1]
     if order is Order.PRIORITY:
-        return sorted(places, key=lambda place: -message_name.read_tags(place[2]).priority)
+        return sorted(places, key=lambda place: -message_name.read_tags(place[0][2]).priority)
     return places
 
 

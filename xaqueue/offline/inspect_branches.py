@@ -23,7 +23,7 @@ from xaqueue.core.recovery.prepared import Holds, PreparedBranch, Verdict
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.errors import DamagedBlock, HeuristicOutcome, ProtocolError
 from xaqueue.features.kinds import KINDS
-from xaqueue.features.streams.record import ids_in
+from xaqueue.features.streams.message_files import ids_in
 from xaqueue.message import MessageId
 from xaqueue.offline.redo_view import look_into
 from xaqueue.xid import Xid

@@ -1,6 +1,6 @@
 """What the names and files of a queue tell of its messages: how many are ready, since when, and what they weigh.
 
-No file is opened. Where there are very many, the sizes of some stand for all.
+No message's file is opened. Where there are very many, the sizes of some stand for all.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ import errno
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from xaqueue.core.model import layout, message_name, records
+from xaqueue.core.model import message_name, records
 from xaqueue.core.model.entry import Retry
 from xaqueue.core.model.message_name import ID_DIGITS, PLAIN_NAME
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.regular import NO_FILE
+from xaqueue.features.streams.message_files import QueueMessages
 
 MEASURED = 4096
 """So many files are measured in one look, at most about; each queue has its share of that, and at least so many:"""
@@ -52,10 +53,10 @@ class QueueFiles:
         self._now_us = now_us
         self._most = most
 
-    def glance(self, queue: str, names: Iterable[str], held: Mapping[str, bool], max_tries: int) -> Glance:
-        """names: of its files. held: ids, in hex, of messages that branches hold, and whether one in doubt does."""
+    def glance(self, queue: str, messages: QueueMessages, held: Mapping[str, bool], max_tries: int) -> Glance:
+        """held: ids, in hex, of messages that branches hold, and whether one in doubt does."""
         ready, holders, delayed, exhausted = list[str](), list[bool](), 0, 0
-        named, retries = sorted(names), records.read_retries(self._fs, queue)
+        named, retries = sorted(messages.names), records.read_retries(self._fs, queue)
         for name in named:
             place = message_name.parse(name) if retries or len(name) > PLAIN_NAME else None
             retry = retries.get(place[:2]) if place is not None else None
@@ -67,25 +68,25 @@ class QueueFiles:
                 delayed += 1
             else:
                 ready.append(name)
-        some = named[:: -(-len(named) // self._most) or 1]
-        sizes = list(self._each(self._fs.size, queue, some))
-        times = list(self._each(self._fs.modified_ns, queue, ready[:1]))
+        files = sorted(messages.files)
+        some = files[:: -(-len(files) // self._most) or 1]
+        sizes = list(self._each(self._fs.size, map(messages.path, some)))
+        times = list(self._each(self._fs.modified_ns, map(messages.path, ready[:1])))
         since = times[0] // 1000 if times else None
         counts = len(ready), delayed, len(holders), sum(holders), exhausted
-        return Glance(*counts, since, sum_of(sizes, len(named)), len(some) < len(named))
+        return Glance(*counts, since, sum_of(sizes, len(files)), len(some) < len(files))
 
     def _is_delayed(self, tags: str, retry: Retry | None) -> bool:
         until = max((retry.not_before if retry is not None else 0) or 0, message_name.read_tags(tags).not_before or 0)
         return until > self._now_us
 
     @staticmethod
-    def _each(ask: Callable[[str], int], queue: str, names: Iterable[str]) -> Iterator[int]:
+    def _each(ask: Callable[[str], int], paths: Iterable[str | None]) -> Iterator[int]:
         """Of those that are there; others have moved on, or are foreign."""
-        for name in names:
-            place = message_name.parse(name)
-            if place is not None:
+        for path in paths:
+            if path is not None:
                 try:
-                    yield ask(layout.message_path(queue, *place))
+                    yield ask(path)
                 except OSError as error:
                     if error.errno not in (errno.ENOENT, *NO_FILE):
                         raise

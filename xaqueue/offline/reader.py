@@ -10,6 +10,7 @@ changes (network mounts), a look every ``IDLE_S`` seconds does. What is consumed
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -20,17 +21,20 @@ from pathlib import Path
 from xaqueue.core.model import layout, records
 from xaqueue.core.model.block_files import ahead, listed, ranges_in, read_message
 from xaqueue.core.model.format import check_recovered, read_format
-from xaqueue.core.model.message_name import ID_DIGITS, parse_seq
+from xaqueue.core.model.message_name import ID_DIGITS, parse_any, parse_seq
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.regular import NO_DIRECTORY, NO_FILE
 from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError
+from xaqueue.features.streams.message_files import BLOCK_ID_DIGITS, Block, is_block, read_whole
 from xaqueue.features.streams.record import StreamRecord, read_stream, stream_path
 from xaqueue.message import MessageId, check_queue_name
 
 READ_TRIES = 50
 IDLE_S = 1.0
 EARLIEST, LATEST = "earliest", "latest"
+
+log = logging.getLogger("xaqueue")
 
 Followed = tuple[int, MessageId, bytes]
 """Sequence number, message id, and the bytes of the message's block."""
@@ -93,7 +97,8 @@ class QueueReader:
         return ranges_in(self._fs, self.queue)
 
     def names(self, after: int, upto: int) -> Iterator[tuple[int, list[tuple[int, str]]]]:
-        """Per range directory, ascending: its number and the (seq, file name) with after < seq <= upto, ascending.
+        """Per range directory, ascending: its number and the (seq, file name) with after < seq <= upto, ascending; of
+        a block of messages its first number above ``after``.
 
         What is consumed is left out, also where its files are there yet.
         """
@@ -102,8 +107,9 @@ class QueueReader:
             if number < (after + 1) >> layout.RANGE_BITS or number > upto >> layout.RANGE_BITS:
                 continue
             low, high = f"{after:016x}.~", f"{upto:016x}.~"
-            taken = [name for name in listed(self._fs, self._range(number)) if low < name <= high]
-            found = [(seq, name) for name in taken if (seq := parse_seq(name)) is not None]
+            names = listed(self._fs, self._range(number))
+            taken = [name for name in names if name <= high and (low < name or is_block(name))]
+            found = [(seq, name) for name in taken if (seq := parse_seq(name) or _first_in(name, after)) is not None]
             if found:
                 yield number, found
 
@@ -123,14 +129,45 @@ class QueueReader:
                 continue
             try:
                 for seq, name in ahead(directory, found):
-                    read = read_message(directory, name)
-                    if read is not None:
+                    if is_block(name):
+                        yield from self._read_block(directory, seq, name, upto)
+                    elif (read := read_message(directory, name)) is not None:
                         yield seq, MessageId(bytes.fromhex(name[ID_DIGITS])), read[0]
             finally:
                 os.close(directory)
 
+    def block(self, name: str) -> Block:
+        """The block of messages of this name. Raises FileNotFoundError, DamagedBlock, any other OSError."""
+        named = parse_any(name)
+        if named is None:
+            raise FileNotFoundError(name)
+        return read_whole(self._fs, self.queue, named, self._warn)
+
+    def _read_block(self, directory: int, seq: int, name: str, upto: int) -> Iterator[Followed]:
+        """From this number on; one that is damaged is as a damaged message is."""
+        try:
+            block = self.block(name)
+        except FileNotFoundError:
+            return
+        except DamagedBlock:
+            if (read := read_message(directory, name)) is not None:
+                yield seq, MessageId(bytes.fromhex(name[BLOCK_ID_DIGITS])), read[0]
+            return
+        for index in block.left(seq - 1, upto):
+            yield block.named.first + index, block.table.message_id(index), block.file(index)
+
+    def _warn(self, seq: int, why: str) -> None:
+        text = "[message-damaged] the block of message %d of queue %s, see `xaqueue check`: %s"
+        log.warning(text, seq, self.queue, why)
+
     def _range(self, number: int) -> str:
         return layout.range_path(self.queue, number << layout.RANGE_BITS)
+
+
+def _first_in(name: str, after: int) -> int | None:
+    """Of a block's messages the first number that is above; None where there is none."""
+    named = parse_any(name)
+    return max(named.first, after + 1) if named is not None and named.last > after else None
 
 
 def watermark_in(fs: FileSystem, queue: str) -> int | None:

@@ -7,7 +7,7 @@ from xaqueue.core.model.record_kinds import Looking, Opening, RecordKind
 from xaqueue.core.storage.fs import FileSystem, replace_file
 from xaqueue.features.counters import counters
 from xaqueue.features.counters.values import COUNTERS, Counting, encode
-from xaqueue.features.streams.record import message_names
+from xaqueue.features.streams.message_files import message_names
 
 
 class _Uncounted:

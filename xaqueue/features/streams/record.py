@@ -14,11 +14,9 @@ from datetime import UTC, datetime
 from enum import IntEnum
 from typing import cast
 
-from xaqueue.core.model import layout
 from xaqueue.core.model.block import Kind, decode
-from xaqueue.core.model.block_files import damage_of, listed, ranges_in, read_block
+from xaqueue.core.model.block_files import damage_of, read_block
 from xaqueue.core.model.layout import ARCHIVE, COMMITTED, RANGE_BITS
-from xaqueue.core.model.message_name import ID_DIGITS
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.errors import DamagedBlock, QueueReserved
@@ -124,16 +122,3 @@ def consumed_in(fs: FileSystem, queue: str) -> int:
 def record_of(queue: Queue) -> StreamRecord | None:
     """Of the stream that consumes it, or of the last one that did."""
     return cast(StreamRecord | None, queue.record)
-
-
-def message_names(fs: FileSystem, queue: str) -> list[str]:
-    """The names of a queue's message files, those of foreign files among them, and of none that is consumed."""
-    ranges = [layout.range_path(queue, number << layout.RANGE_BITS) for number in ranges_in(fs, queue)]
-    names = [name for directory in ranges for name in listed(fs, directory)]
-    consumed = consumed_in(fs, queue)
-    return [name for name in names if not layout.is_consumed(name, consumed)] if consumed else names
-
-
-def ids_in(fs: FileSystem, queue: str) -> frozenset[str]:
-    """The ids, in hex, of the messages in a queue."""
-    return frozenset(name[ID_DIGITS] for name in message_names(fs, queue))
