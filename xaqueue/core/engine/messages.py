@@ -67,7 +67,7 @@ class Terms(NamedTuple):
     """See ``Rider.added_locked``."""
 
 
-PLAIN, _NAMED, NAMED_NOW = Terms(), Terms(is_given=True), Terms(is_given=True, may_wait=False)
+PLAIN, _NAMED = Terms(), Terms(is_given=True)
 _ENQUEUE = Kind.ENQUEUE
 
 
@@ -171,11 +171,15 @@ def _admit_locked(space: Space, branch: Branch, queue: Queue, written: Written, 
     if room is not None:
         room.admit(space, branch, queue, size_bytes, may_wait=terms.may_wait)
     if terms.is_given and (message_id in queue.pending or message_id in queue.index):
-        raise InvalidArgument(f"message {message_id.hex()} is in queue {queue.name} already: ids are unique")
+        raise there_is(queue, message_id)
     if queue.room is not None:  # by now
         queue.room.hold(message_id, size_bytes)
     if terms.is_given and space.log.hardens_names and _REUSED not in branch.riders:
         branch.riders = (*branch.riders, _REUSED)
+
+
+def there_is(queue: Queue, message_id: MessageId) -> InvalidArgument:
+    return InvalidArgument(f"message {message_id.hex()} is in queue {queue.name} already: ids are unique")
 
 
 class _Reused(Rider):

@@ -30,6 +30,8 @@ from xaqueue.message import MessageId
 from xaqueue.xa import Flag
 from xaqueue.xid import LOCAL_FORMAT_ID, Xid
 
+_ENQUEUE = Kind.ENQUEUE
+
 
 class Put(NamedTuple):
     """A message that has nothing but its id."""
@@ -95,20 +97,28 @@ class WholeSession(Session):
         """A whole transaction, up to its round, for which it does not wait. Raises as the verbs; where work is refused,
         the branch can only be rolled back."""
         space, before = self.space, self._current
-        with space.lock:
-            is_plain = xid[0] not in space.features.rules and self._are_plain_locked(works)
-            branch = self._plain_branch_locked(xid) if is_plain else None
-        if branch is None:
-            return None
-        whole = Whole(branch, ending)
+        branch: Branch | None = None
         try:
-            is_plain = all(self._add(whole, work) for work in works)
+            with space.lock:
+                branch = self._plain_branch_locked(xid, works)
+                if branch is None:
+                    return None
+                whole, take = Whole(branch, ending), None
+                for work in works:
+                    if type(work) is Put:
+                        self._put_locked(whole, work)
+                    else:
+                        take = work.queue
+            if take is not None:
+                whole.answers.append(messages.take_plain(space, branch, take, _taken))
+            is_plain = take is None or whole.answers[-1] is not None
             is_plain = is_plain and (ending is Ending.OPEN or self._plan(whole))
         except BaseException as error:
-            leave(space, branch, error)
-            self._enter(branch)
-            if isinstance(error, Error):
-                self.fail(error)
+            if branch is not None:
+                leave(space, branch, error)
+                self._enter(branch)
+                if isinstance(error, Error):
+                    self.fail(error)
             raise
         if not is_plain and branch is not before:
             with space.lock:
@@ -120,20 +130,23 @@ class WholeSession(Session):
             whole.done = True
         return whole if is_plain else None
 
-    def _add(self, whole: Whole, work: Work) -> bool:
-        """Whether it was plain work by what is found of it now; else nothing was done."""
+    def _put_locked(self, whole: Whole, work: Put) -> None:
+        """It is kept in memory, as ``JournalLog.add`` keeps HELD_BYTES of each branch, whatever others have."""
+        name, body, message_id = work
         space, branch = self.space, whole.branch
-        if type(work) is Put:
-            queue, body, message_id = work
-            packed = before_time(queue) + pack(space.now_ns() // 1000)
-            head, checksum = head_of(Kind.ENQUEUE, message_id, packed, body, space.epoch)
-            written = Written(0, Kind.ENQUEUE, queue, message_id, checksum, Entry(0, message_id))
-            messages.add(space, branch, written, (head, body), messages.NAMED_NOW)
-            answer: Answer = message_id
-        else:
-            answer = messages.take_plain(space, branch, work.queue, _taken)
-        whole.answers.append(answer)
-        return answer is not None
+        queue = space.queues[name]
+        if message_id in queue.pending or message_id in queue.index:
+            raise messages.there_is(queue, message_id)
+        packed = before_time(name) + pack(space.now_ns() // 1000)
+        head, checksum = head_of(_ENQUEUE, message_id, packed, body, space.epoch)
+        branch.numbers = number = branch.numbers + 1
+        written = Written(number, _ENQUEUE, name, message_id, checksum, Entry(0, message_id))
+        written.content = head, body
+        kept, count = branch.kept
+        branch.kept = kept + len(head) + len(body) + BLOCK_BYTES, count + 1
+        branch.blocks.append(written)
+        queue.pending.add(message_id)
+        whole.answers.append(message_id)
 
     def _plan(self, whole: Whole) -> bool:
         """False without anything to do."""
@@ -200,24 +213,25 @@ class WholeSession(Session):
                 return False
         return size <= HELD_BYTES and size <= definitions.max_body_bytes  # all in memory: files are made by who waits
 
-    def _plain_branch_locked(self, xid: Xid) -> Branch | None:
+    def _plain_branch_locked(self, xid: Xid, works: Sequence[Work]) -> Branch | None:
         """A new branch, or that in which the session is alone; a step of it is on its way from here on."""
         space, branch = self.space, self._current
-        if branch is None and xid not in space.branches:
-            if self.branch_limit is not None and len(self._begun) >= self.branch_limit:
+        if xid[0] in space.features.rules or not self._are_plain_locked(works):
+            return None
+        if branch is None:
+            if xid in space.branches or (self.branch_limit is not None and len(self._begun) >= self.branch_limit):
                 return None
             branch = self._begin_locked(xid, None)
             self._last = xid
             if xid[0] == LOCAL_FORMAT_ID:
                 self._local = branch
-        elif branch is None or branch.xid != xid or branch.base is not State.ACTIVE or branch.active != {self.number}:
-            return None
-        if branch.busy or branch.riders or branch.rollback_reason or branch.deadline or branch.suspended:
-            return None
-        if branch.to_harden:  # its files would be synced while everybody waits
-            return None
-        self._current = None
-        branch.active.discard(self.number)
+        else:
+            if branch.xid != xid or branch.base is not State.ACTIVE or branch.active != {self.number} or branch.busy:
+                return None
+            if branch.riders or branch.rollback_reason or branch.deadline or branch.suspended or branch.to_harden:
+                return None  # files of it would be synced while everybody waits
+            self._current = None
+            branch.active.discard(self.number)
         branch.busy = True
         return branch
 

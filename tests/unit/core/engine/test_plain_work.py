@@ -6,7 +6,7 @@ import errno
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Thread
 from typing import NamedTuple, NoReturn
 
 import pytest
@@ -20,7 +20,7 @@ from xaqueue.core.model import layout
 from xaqueue.core.model.block import before_time, pack_properties
 from xaqueue.core.model.definitions import parse
 from xaqueue.core.storage.scheduling import Threads
-from xaqueue.errors import DiskFull, DuplicateXid, Error, InvalidArgument, QueueFull, ResourceFailed, UnknownXid
+from xaqueue.errors import DiskFull, DuplicateXid, Error, InvalidArgument, ResourceFailed, UnknownXid
 from xaqueue.features.session import Session
 from xaqueue.message import MessageId
 from xaqueue.xa import Flag, Outcome
@@ -356,20 +356,31 @@ def test_a_branch_that_has_files_is_not_plain(bare: BareSpace) -> None:
     assert try_work(session, xid("1"), [put(1)], Ending.PREPARE) is None
 
 
-def test_a_queue_that_is_limited_meanwhile_is_not_waited_for(bare: BareSpace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever could make room in it may be served by the same thread."""
+def test_no_queue_is_limited_meanwhile(bare: BareSpace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever could make room in it may be served by the same thread: it is added under the lock that it was asked
+    under."""
     queue, session = bare.space.queues["few"], Session(bare.space)
     bare.put("few", b"1", b"2", b"3")
     room, queue.room = queue.room, None
+    limited, added = list[bool](), list[bool]()
 
-    def limit(name: str) -> bytes:
-        queue.room = room
+    def limit() -> None:
+        with bare.space.lock:
+            added.append(put(1).message_id in queue.pending)
+            queue.room = room
+
+    def begin_to_limit(name: str) -> bytes:
+        limited.append(bare.space.lock.acquire(blocking=False))
+        threads.append(Thread(target=limit))
+        threads[0].start()
         return before_time(name)
 
-    monkeypatch.setattr(plain, "before_time", limit)
-    with pytest.raises(QueueFull) as full:
-        try_work(session, xid("1"), [put(1, "few")], Ending.PREPARE)
-    assert "also after" not in str(full.value)
+    threads = list[Thread]()
+    monkeypatch.setattr(plain, "before_time", begin_to_limit)
+    assert try_work(session, xid("1"), [put(1, "few")], Ending.PREPARE) is not None
+    threads[0].join()
+    assert (limited, added) == ([False], [True])
+    assert try_work(session, xid("2"), [put(2, "few")], Ending.PREPARE) is None
 
 
 def test_work_is_progress(bare: BareSpace) -> None:
