@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timedelta
+from struct import unpack
 from typing import Any, NewType, TypedDict, cast
 
 from xaqueue.errors import InvalidArgument
@@ -67,6 +68,11 @@ def id_of(value: bytes | str) -> MessageId:
     if isinstance(value, str) and HEX_ID.fullmatch(value):
         return MessageId(bytes.fromhex(value))
     return check_message_id(value)  # type: ignore[arg-type]
+
+
+def ids_in(data: bytes) -> list[MessageId]:
+    """Those that stand there one behind the other."""
+    return [*unpack(f"{MESSAGE_ID_BYTES}s" * (len(data) // MESSAGE_ID_BYTES), data)]
 
 
 def id_digits_of(value: bytes | str | None) -> str:
@@ -287,9 +293,9 @@ Message.properties = property(_properties, _write)  # type: ignore[assignment,mi
 
 
 def properties_in(stored: Mapping[str, Any]) -> Properties:
-    """The values of a map as a command block has it, which has a queue."""
-    found = Properties.__new__(Properties)
-    found.__dict__ = {"headers": {}, "unknown": {}, **stored}
+    """The values of a map as a command block has it, which has a queue. Several messages may have the same map."""
+    found, headers = Properties.__new__(Properties), stored.get("headers", {})
+    found.__dict__ = {"unknown": {}, **stored, "headers": {**headers} if type(headers) is dict else headers}
     if not stored.keys() <= _KNOWN:
         unknown = {name: found.__dict__.pop(name) for name in stored if name not in _KNOWN}
         found.__dict__["unknown"] = unknown

@@ -20,6 +20,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache, lru_cache, partial
+from itertools import repeat
+from operator import contains
 from typing import Any, NamedTuple, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import msgpack
@@ -27,12 +29,13 @@ import msgpack
 from xaqueue import errors
 from xaqueue.core.model.block import property_map
 from xaqueue.errors import DatabaseError, Error, HeuristicOutcome, InvalidArgument, RolledBack
-from xaqueue.message import Message, check_message_id, stored_message, stored_of
+from xaqueue.message import MESSAGE_ID_BYTES, Message, check_message_id, ids_in, stored_message, stored_of
 from xaqueue.xa import Code, Flag
 from xaqueue.xid import Xid
 
-PROTOCOL = 2
-"""Version of the methods and values; ``hello`` settles it. Version 1 has neither ``work`` nor ``return``."""
+PROTOCOL = 3
+"""Version of the methods and values; ``hello`` settles it. Version 1 has neither ``work`` nor ``return``, version 2 no
+messages in columns."""
 REQUEST, RESPONSE, NOTIFICATION = 0, 1, 2
 ID_LIMIT = 2**32
 CHUNK_BYTES = 256 * 1024
@@ -286,6 +289,29 @@ def message_of(value: Any) -> Message:
     except (ValueError, TypeError) as error:
         raise MalformedFrame(f"{_short(value)} is no message: {error}") from None
     raise MalformedFrame(f"{_short(value)} is no message: its properties name no queue")
+
+
+def columns_to(found: Sequence[Message]) -> tuple[bytes, list[int], Any, list[bytes]]:
+    """Messages of one queue: their ids, one behind the other, their numbers, properties and bodies. The properties are
+    one map where all have the same."""
+    stored = [stored_of(message) or property_map(message.properties) for message in found]
+    is_one = bool(stored) and stored.count(stored[0]) == len(stored)
+    ids = b"".join([message.message_id for message in found])
+    return ids, [message.seq for message in found], stored[0] if is_one else stored, [one.body for one in found]
+
+
+def messages_of(queue: str, value: Any) -> list[Message]:
+    """Of what ``columns_to`` has made. Raises MalformedFrame."""
+    try:
+        ids, seqs, stored, bodies = value
+        each = [stored] * len(bodies) if type(stored) is dict else stored
+        are_maps = {*map(type, each)} <= {dict} and all(map(contains, each, repeat("queue")))
+        if are_maps and len(ids) == MESSAGE_ID_BYTES * len(bodies):
+            columns = zip(ids_in(ids), seqs, bodies, each, strict=True)
+            return [stored_message(message_id, queue, seq, body, one) for message_id, seq, body, one in columns]
+    except (ValueError, TypeError) as error:
+        raise MalformedFrame(f"{_short(value)} are no messages: {error}") from None
+    raise MalformedFrame(f"{_short(value)} are no messages: as many ids and properties as bodies are wanted")
 
 
 # Dataclasses: a map of their fields, each in its own wire form

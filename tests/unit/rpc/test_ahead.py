@@ -420,6 +420,11 @@ def test_an_older_server_gets_the_frames_that_it_knows(server: ServerThread, mon
             found.append(message.body)
             connection.commit()
         connection.rollback()
+        ids = connection.enqueue_many("others", [b"0", b"1"])
+        connection.commit()
+        assert [one.message_id for one in connection.dequeue_many("others", 9)] == ids
+        connection.rollback()
+        assert [one.message.message_id for one in connection.receive("others", 9)] == ids
     assert found == [b"0", b"1", b"2"]
     assert not {"work", "return"} & {*asked}
     assert asked[:6] == ["hello", "start", "enqueue", "enqueue", "end", "prepare"]

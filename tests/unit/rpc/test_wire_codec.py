@@ -8,6 +8,7 @@ from typing import Any
 import msgpack
 import pytest
 
+from xaqueue.message import Message, MessageId, stored_message
 from xaqueue.reservation import Reservation
 from xaqueue.rpc import wire
 from xaqueue.rpc.methods.work import PLAIN, begins_plain
@@ -43,6 +44,52 @@ def test_a_dataclass_comes_back() -> None:
     held = Reservation("q", "s#1", 3, (3, 9), 12, 77, True)
     assert over_the_wire(held) == {**asdict(held), "in_flight": [3, 9]}
     assert decode(Reservation, over_the_wire(held)) == held
+
+
+def stored(number: int, **properties: Any) -> Message:
+    return stored_message(MessageId(b"%016d" % number), "q", number, b"%d" % number, {"queue": "q", **properties})
+
+
+ALIKE = [stored(1, enqueued_at=5), stored(2, enqueued_at=5)]
+COLUMNS: list[Any] = list(wire.columns_to(ALIKE))
+
+
+@pytest.mark.parametrize("found", [[], ALIKE, [stored(1, tries=2), stored(2)], [stored(3, headers={"a": "b"})]])
+def test_messages_come_back_in_columns(found: list[Message]) -> None:
+    values = [(one.message_id, one.seq, one.body) for one in found]
+    back = wire.messages_of("q", over_the_wire(wire.columns_to(found)))
+    assert [(one.message_id, one.seq, one.body) for one in back] == values
+    assert back == found, "and their properties"
+    assert wire.messages_of("q", over_the_wire(wire.columns_to(found))) == back, "also of those that were looked at"
+
+
+def test_properties_that_all_have_are_one_map_of_which_each_has_its_own() -> None:
+    assert COLUMNS[2] == {"queue": "q", "enqueued_at": 5}
+    one, other = wire.messages_of("q", over_the_wire([*COLUMNS[:2], {"queue": "q", "headers": {"a": "b"}}, COLUMNS[3]]))
+    one.properties.headers["c"] = "d"  # type: ignore[index]
+    one.properties.tries = 3
+    assert (other.headers, other.tries) == ({"a": "b"}, 0)
+
+
+WRONG: list[list[Any]] = [
+    [None, [], b"", b"x" * 31, b"x" * 48, "x" * 32],
+    [None, 3, [], [1], [1, 2, 3]],
+    [None, {}, [], [{"queue": "q"}], [{"queue": "q"}, {}], ["queue"] * 2],
+    [None, 3, [], [b"1"]],
+]
+"""In the place of each column."""
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *(None, 3, "text", [], {}, COLUMNS[:3], [*COLUMNS, 1]),
+        *([*COLUMNS[:at], wrong, *COLUMNS[at + 1 :]] for at, some in enumerate(WRONG) for wrong in some),
+    ],
+)
+def test_what_are_no_columns_is_refused(wrong: Any) -> None:
+    with pytest.raises(MalformedFrame, match="no messages"):
+        wire.messages_of("q", wrong)
 
 
 def test_a_list_stands_for_fields_in_their_order() -> None:

@@ -9,7 +9,7 @@ Who settles takes the branch with the lock held, where it is decided once whethe
 ack, a nack and a reject are one step each, of which a crash leaves all or nothing. To accept a delivery renames its
 block, in active/ both before and after: a crash counts a try, as if it had come before.
 
-    delivery   [lease, message]
+    delivery   [lease, message]; or, with the option columns, of all [leases, messages in columns]
 
 A client asks again where an answer is lost, if that may be done twice: the server knows what was settled, and after it
 was killed what its journal tells of. A lost connection ends no lease: its client settles over the next one.
@@ -39,7 +39,7 @@ from xaqueue.errors import (
     RetryLater,
 )
 from xaqueue.features.retries import moving, tries
-from xaqueue.message import Message, checked_reason
+from xaqueue.message import Message, checked_reason, ids_in
 from xaqueue.rpc import wire
 from xaqueue.rpc.verb import verb, verb_of
 from xaqueue.rpc.wire import PAGE_BYTES, TRIES
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 BQUAL = b"lease"
 ENDED = {ACK: Outcome.COMMITTED, NACK: Outcome.ROLLED_BACK, REJECT: Outcome.COMMITTED}
 """What is remembered of a branch that was settled so; of one whose lease has ended nothing is."""
-RECEIVE_OPTIONS = ("max_messages", "lease_s", "wait_s")
+RECEIVE_OPTIONS = ("max_messages", "lease_s", "wait_s", "columns")
 
 _unanswered: set[bytes] = set()
 """Leases that may be settled, since the answer was lost or the call broken off: a delivery may be settled over any
@@ -109,15 +109,23 @@ def receive(
     way is back when its lease has ended."""
     count, lease_s, limit_s = checked_count(max_messages), checked_lease_s(lease_s), check_seconds("wait_s", wait_s)
     options = {"max_messages": count, "lease_s": lease_s, "wait_s": limit_s}
-    found = self.call("receive", queue, options, waits_s=limit_s)
+    if count > 1 and self.space["protocol"] > 2:
+        leases, columns = self.call("receive", queue, options | {"columns": True}, waits_s=limit_s)
+        found: list[tuple[bytes, Message]] = [*zip(ids_in(leases), wire.messages_of(queue, columns), strict=True)]
+    else:
+        answer = self.call("receive", queue, options, waits_s=limit_s)
+        found = [(lease, wire.message_of(message)) for lease, message in answer]
     self.has_received |= bool(found)
-    return [(lease, wire.message_of(message)) for lease, message in found]
+    return found
 
 
 @receive.server
-def _(caller: Caller, queue: str, options: Any = None) -> list[tuple[bytes, Any]]:
+def _(caller: Caller, queue: str, options: Any = None) -> Sequence[Any]:
     given = {} if options is None else wire.options_of(options, "receive", RECEIVE_OPTIONS)
+    in_columns = given.pop("columns", False)
     found = _receive(caller.session, queue, most_bytes=PAGE_BYTES, **given)
+    if in_columns:
+        return b"".join([lease for lease, _ in found]), wire.columns_to([message for _, message in found])
     return [(lease, wire.message_to(message)) for lease, message in found]
 
 

@@ -23,6 +23,7 @@ from xaqueue.core.storage.ids import fresh_id, fresh_ids
 from xaqueue.errors import ConnectionLost, Error, InvalidArgument, RolledBack
 from xaqueue.features.topics.options import subscribers
 from xaqueue.message import (
+    MESSAGE_ID_BYTES,
     PLAIN_OPTIONS,
     EnqueueOptions,
     Message,
@@ -31,6 +32,7 @@ from xaqueue.message import (
     check_queue_name,
     check_queues,
     id_of,
+    ids_in,
     properties_of,
 )
 from xaqueue.rpc import wire
@@ -97,7 +99,7 @@ def _add_many(
     self: Session,
     queue: str,
     bodies: Sequence[bytes],
-    ids: Sequence[bytes] | None = None,
+    ids: Sequence[MessageId] | None = None,
     **options: Unpack[EnqueueOptions],
 ) -> list[MessageId]:
     """Adds several messages with these options; see ``Connection.enqueue_many``. ids: what the caller has made."""
@@ -118,7 +120,8 @@ def enqueue_many(self: Link, queue: str, bodies: Sequence[bytes], **options: Unp
         self._ask("enqueue_many", queue, None, [], options)  # the server says what is wrong
     ids = fresh_ids(len(bodies))
     for page in _pages(sizes, min(PAGE_BYTES, self.space["max_body_bytes"])):
-        call = "enqueue_many", queue, ids[page], bodies[page], options
+        made = b"".join(ids[page]) if self.space["protocol"] > 2 else ids[page]
+        call = "enqueue_many", queue, made, bodies[page], options
         if checked.dedup_key is None:
             self._pipeline(*call)
         else:
@@ -142,6 +145,10 @@ def _pages(sizes: Sequence[int], most_bytes: int) -> Iterator[slice]:
 @enqueue_many.server
 def _(caller: Caller, queue: str, ids: Any, bodies: Any, options: Any = None) -> list[MessageId]:
     given = caller.options_to_add("enqueue_many", options, MANY_OPTIONS)
+    if type(ids) is bytes and len(ids) % MESSAGE_ID_BYTES == 0:
+        ids = ids_in(ids)
+    elif type(ids) is list:
+        ids = [*map(id_of, ids)]
     is_right = isinstance(bodies, list) and (ids is None or (isinstance(ids, list) and len(ids) == len(bodies)))
     if not is_right or len(bodies) > PAGE:
         raise InvalidArgument(f"enqueue_many is refused: ids (or nil) and as many bodies, at most {PAGE}, are wanted")
@@ -181,28 +188,31 @@ def _take_many(
 def dequeue_many(self: Link, queue: str, count: int, *, wait_s: float | None = 0.0) -> list[Message]:
     self._check_working()
     found: list[Message] = []
-    more, limit_s = True, check_seconds("wait_s", wait_s)
+    more, limit_s, in_columns = True, check_seconds("wait_s", wait_s), count > 1 and self.space["protocol"] > 2
     while more and len(found) < count:
         waits_s = 0.0 if found else limit_s
+        options = {"wait_s": waits_s} | ({"columns": True} if in_columns else {})
         try:
-            more, page = self._ask("dequeue_many", queue, count - len(found), {"wait_s": waits_s}, waits_s=waits_s)
+            more, page = self._ask("dequeue_many", queue, count - len(found), options, waits_s=waits_s)
         except Error as error:
             if not found or isinstance(error, ConnectionLost):
                 raise
             break  # those are taken; the next call says what is wrong
-        found += map(wire.message_of, page)
+        found += wire.messages_of(queue, page) if in_columns else map(wire.message_of, page)
     return found
 
 
 @dequeue_many.server
-def _(caller: Caller, queue: str, count: Any, options: Any = None) -> tuple[bool, list[Any]]:
+def _(caller: Caller, queue: str, count: Any, options: Any = None) -> tuple[bool, Sequence[Any]]:
     """Whether there may be more, for want of which it did not end, and the messages."""
-    given = {} if options is None else wire.options_of(options, "dequeue_many", ("wait_s",))
+    given = {} if options is None else wire.options_of(options, "dequeue_many", ("wait_s", "columns"))
+    in_columns = given.pop("columns", False)
     if type(count) is not int or count < 1:
         raise InvalidArgument(f"dequeue_many of {count!r} messages: a number from 1 is wanted")
     found = _take_many(caller.session, queue, min(count, PAGE), most_bytes=PAGE_BYTES, **given)
     is_full = len(found) == PAGE or sum(len(message.body) for message in found) >= PAGE_BYTES
-    return is_full and len(found) < count, [wire.message_to(message) for message in found]
+    page = wire.columns_to(found) if in_columns else [wire.message_to(message) for message in found]
+    return is_full and len(found) < count, page
 
 
 # The steps
@@ -252,12 +262,12 @@ def _enqueue_many(
     branch: Branch,
     name: str,
     bodies: Sequence[bytes],
-    ids: Sequence[bytes] | None,
+    ids: Sequence[MessageId] | None,
     options: EnqueueOptions,
 ) -> list[MessageId]:
     space.definitions.find(name)
     bodies = [body if type(body) is bytes else body_of(body) for body in bodies]
-    given = fresh_ids(len(bodies)) if ids is None else [*map(id_of, ids)]
+    given = fresh_ids(len(bodies)) if ids is None else ids
     properties = properties_of(name, space.now_ns() // 1000, options)
     packed, tags = pack_properties(properties), tags_of(properties)
     epoch, limit_bytes = space.epoch, space.definitions.max_body_bytes
