@@ -172,9 +172,9 @@ class Connection(MessageCalls):
 
         timeout_s: a branch that is not prepared by then is rolled back, and its next call is told so.
         """
-        if self._pid != Process.pid or not self._entered.acquire(False):
+        if self._entered.locked():
             raise self._refused()
-        try:
+        with self._entered:
             if self._transaction.phase is not Phase.NONE:
                 self._transaction.check("tpc_begin")
             if timeout_s is not None:
@@ -184,8 +184,6 @@ class Connection(MessageCalls):
                 xid = _as_xid(xid)
             self._manager.start(xid, flags, timeout_s)
             self._transaction.enter(Phase.ACTIVE, xid)
-        finally:
-            self._entered.release()
 
     @alone
     def tpc_end(self, xid: Xid | None = None, flags: Flag = Flag.SUCCESS) -> None:
@@ -204,12 +202,10 @@ class Connection(MessageCalls):
 
         Called again after OutcomeUnknown it asks what became of the first call, and answers that.
         """
-        if self._pid != Process.pid or not self._entered.acquire(False):
+        if self._entered.locked():
             raise self._refused()
-        try:
+        with self._entered:
             return self._transaction.prepare()
-        finally:
-            self._entered.release()
 
     @property
     def is_embedded(self) -> bool:
@@ -273,16 +269,14 @@ class Connection(MessageCalls):
         leaves it prepared. At level JOURNAL; the others do not wait. Raises UnknownXid where it is finished,
         HeuristicOutcome where an operator decided, RetryLater where it stays in doubt.
         """
-        if self._pid != Process.pid or not self._entered.acquire(False):
+        if self._entered.locked():
             raise self._refused()
-        try:
+        with self._entered:
             if xid is not None:
                 self._transaction.check("the call with an xid")
                 self._manager.commit(_as_xid(xid), Flag.LATE if late else Flag.NOFLAGS)
                 return
             self._transaction.commit_branch(late=late)
-        finally:
-            self._entered.release()
 
     @alone
     def harden(self) -> None:

@@ -22,7 +22,7 @@ from xaqueue.message import (
     id_of,
     options_of,
 )
-from xaqueue.one_call import OneCall, Process, alone
+from xaqueue.one_call import OneCall, alone
 from xaqueue.snapshot import SnapshotStatus
 from xaqueue.times import FOREVER_S, check_seconds
 from xaqueue.transaction import Phase
@@ -38,20 +38,23 @@ class MessageCalls(OneCall):
         Raises UnknownQueue, MessageTooLarge, InvalidArgument (and nothing has changed), QueueFull, DiskLow (nothing has
         changed either; there may be room later), any other DiskFull (the transaction can only be rolled back).
         """
-        if self._pid != Process.pid or not self._entered.acquire(False):
+        if self._entered.locked():
             raise self._refused()
-        try:
+        with self._entered:
             if type(body) is not bytes:
                 body = body_of(body)
-            plain = options_of(options, time.time_ns() // 1000) if options else options
             if type(queue) is not str:
                 check_queue_name(queue)
-            self._transaction.work()
-            message_id = self._manager.enqueue(queue, body, **plain)
-            self._transaction.uncommitted += 1
+            transaction = self._transaction
+            if not options:
+                transaction.work()
+                message_id = self._manager.enqueue(queue, body)
+            else:
+                plain = options_of(options, time.time_ns() // 1000)
+                transaction.work()
+                message_id = self._manager.enqueue(queue, body, **plain)
+            transaction.uncommitted += 1
             return message_id
-        finally:
-            self._entered.release()
 
     def dequeue(
         self,
@@ -68,9 +71,9 @@ class MessageCalls(OneCall):
         Messages that other transactions hold are passed over. message_id: 16 bytes or 32 hex digits.
         Raises UnknownQueue, QueueReserved, InvalidArgument.
         """
-        if self._pid != Process.pid or not self._entered.acquire(False):
+        if self._entered.locked():
             raise self._refused()
-        try:
+        with self._entered:
             if type(queue) is not str:
                 check_queue_name(queue)
             if message_id is not None:
@@ -82,8 +85,6 @@ class MessageCalls(OneCall):
             if found is not None:
                 self._transaction.uncommitted += 1
             return found
-        finally:
-            self._entered.release()
 
     def consume(self, queue: str, *, wait_s: float | None = None) -> Iterator[Message]:
         """The messages of the queue as they come, each taken as by ``dequeue`` when the loop asks for it:

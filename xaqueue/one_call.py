@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
@@ -20,13 +21,25 @@ S = TypeVar("S", bound="OneCall")
 
 
 class Process:
-    """This one; a forked child is another, and is told so: each call asks."""
+    """This one; a forked child is another, in which each connection of its parent is shut."""
 
     pid = os.getpid()
 
 
+_all: weakref.WeakSet[OneCall] = weakref.WeakSet()
+
+
 def _in_child() -> None:
     Process.pid = os.getpid()
+    for one in list(_all):
+        one._entered = _held_lock()  # noqa: SLF001
+
+
+def _held_lock() -> threading.Lock:
+    """Nobody gets in."""
+    made = threading.Lock()
+    made.acquire()
+    return made
 
 
 os.register_at_fork(after_in_child=_in_child)
@@ -35,17 +48,17 @@ os.register_at_fork(after_in_child=_in_child)
 def alone(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
     """The method, for one thread at a time of the process that connected. Raises InterfaceError, ResourceFailed.
 
-    What every two-phase transaction calls has the same in its own body: five calls less.
+    What every two-phase transaction calls has the same in its own body: five calls less. The lock is taken by ``with``,
+    since an interrupt may come behind any other call that takes it: then nobody would give it back. Who comes between
+    the two looks waits.
     """
 
     @wraps(method)
     def alone_in(self: S, *arguments: P.args, **options: P.kwargs) -> T:
-        if self._pid != Process.pid or not self._entered.acquire(False):
+        if self._entered.locked():
             raise self._refused()
-        try:
+        with self._entered:
             return method(self, *arguments, **options)
-        finally:
-            self._entered.release()
 
     return alone_in  # type: ignore[return-value]
 
@@ -60,6 +73,7 @@ class OneCall:
         self._pid = Process.pid
         self._entered = threading.Lock()
         """Held by who is in a call."""
+        _all.add(self)
 
     def _refused(self) -> Error:
         if self._pid != Process.pid:

@@ -31,6 +31,16 @@ if TYPE_CHECKING:  # brings the types of batches, which a plain connection never
     from xaqueue.resource_manager import ResourceManager
 
 
+class _Here(threading.local):
+    """What ``threading.current_thread`` answers, without the call."""
+
+    def __init__(self) -> None:
+        self.thread = threading.current_thread()
+
+
+_HERE = _Here()
+
+
 class Phase(Enum):
     """As its connection sees it; what the branch is to the space, ``xaqueue.core.model.branch`` says."""
 
@@ -101,7 +111,7 @@ class Transaction:
 
     def _check_thread(self) -> None:
         """Work is its thread's, as long as that one lives."""
-        if self._thread is not threading.current_thread() and self._thread is not None and self._thread.is_alive():
+        if self._thread is not _HERE.thread and self._thread is not None and self._thread.is_alive():
             raise InterfaceError(
                 "the connection is in a transaction of another thread: open one for each, or hand it on between "
                 "transactions"
@@ -114,7 +124,7 @@ class Transaction:
 
     def enter(self, phase: Phase, xid: Xid) -> None:
         self.phase, self.xid, self.uncommitted = phase, xid, 0
-        self._thread = threading.current_thread()  # its number may be another one's once it has ended
+        self._thread = _HERE.thread  # its number may be another one's once it has ended
 
     def leave(self) -> None:
         self.phase, self.xid, self.uncommitted = Phase.NONE, None, 0
@@ -124,7 +134,7 @@ class Transaction:
         if self.phase is not Phase.LOCAL and self.phase is not Phase.ACTIVE:
             self.check("work")
             self._begin_local()
-        elif self._thread is not threading.current_thread():
+        elif self._thread is not _HERE.thread:
             self._check_thread()
 
     def _begin_local(self) -> None:
@@ -164,9 +174,10 @@ class Transaction:
 
     def commit_branch(self, *, late: bool = False) -> None:
         """As ``tpc_commit`` without an xid."""
-        if self.phase is Phase.PREPARED and self.xid is not None and not late:
+        xid = self.xid
+        if self.phase is Phase.PREPARED and xid is not None and not late:
             try:  # as ``_finish``, without the call
-                self._manager.commit(self.xid)
+                self._manager.commit(xid)
             except (UnknownXid, HeuristicOutcome):
                 self.leave()
                 raise

@@ -155,7 +155,7 @@ def stream_of(connection: Connection) -> ClientSocket | None:
 
 def is_connected(connection: Connection) -> bool:
     stream = stream_of(connection)
-    return stream is not None and not stream.is_stale
+    return stream is not None and not stream.has_said(0)
 
 
 def expected(cut: Cut, verbs: list[str]) -> tuple[str, type[BaseException] | None]:

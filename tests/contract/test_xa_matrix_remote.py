@@ -21,7 +21,7 @@ from xaqueue.core.engine.state import Space
 from xaqueue.errors import DatabaseError, Error, RolledBack
 from xaqueue.features.session import Session
 from xaqueue.rpc.client.manager import RemoteManager, remote_manager
-from xaqueue.rpc.client.sockets import ClientSocket
+from xaqueue.rpc.client.sockets import ClientSocket, Refused
 from xaqueue.rpc.wire import error_of, message_of, xid_of
 from xaqueue.xa import Code, Flag, Vote
 from xaqueue.xid import Xid
@@ -44,10 +44,10 @@ class AskedSession:
         self.ask("hello")
 
     def ask(self, method: str, *params: Any) -> Any:
-        error, result = self._socket.request(method, params)
-        if error is not None:
-            raise error_of(error)
-        return result
+        try:
+            return self._socket.request(method, params)
+        except Refused as refused:
+            raise error_of(refused.error) from None
 
     def start(self, xid: Xid, flags: Flag = Flag.NOFLAGS, timeout_s: float | None = None) -> None:
         self.ask("start", xid, int(flags), timeout_s)

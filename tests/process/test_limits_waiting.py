@@ -114,7 +114,7 @@ def test_an_idle_session_is_ended_and_its_client_connects_again(start: Start, ca
         assert stream is not None
         eventually(lambda: not server.server.sessions)
         assert "is ended: it has asked for nothing for 1 s" in caplog.text
-        eventually(lambda: stream.is_stale)  # the session is over before its socket is closed
+        eventually(lambda: stream.has_said(0))  # the session is over before its socket is closed
         connection.enqueue("q", b"2")
         connection.commit()
     assert bodies(server) == [b"1", b"2"]

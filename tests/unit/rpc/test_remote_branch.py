@@ -36,7 +36,7 @@ def test_only_what_is_asked_changes_the_state() -> None:
     ],
 )
 def test_a_lost_connection(before: BranchProgress, after: BranchProgress, refusal: type[Exception]) -> None:
-    branch = RemoteBranch(X, before)
+    branch = RemoteBranch.of(X, before)
     branch.disconnect(LOST)
     assert branch.progress is after
     assert type(branch.refusal()) is refusal
@@ -45,14 +45,14 @@ def test_a_lost_connection(before: BranchProgress, after: BranchProgress, refusa
 def test_without_a_branch_nothing_is_lost() -> None:
     branch = RemoteBranch()
     branch.disconnect(LOST)
-    assert branch == RemoteBranch()
+    assert vars(branch) == {}
 
 
 @pytest.mark.parametrize(
     ("pipelined", "after"), [("start", BranchProgress.NEVER_BEGAN), ("enqueue", BranchProgress.LOST)]
 )
 def test_a_refused_pipelined_call(pipelined: str, after: BranchProgress) -> None:
-    branch = RemoteBranch(X, BranchProgress.PREPARING)
+    branch = RemoteBranch.of(X, BranchProgress.PREPARING)
     branch.fail(ResourceFailed("the space is fenced"), pipelined)
     assert branch.progress is after
     assert type(branch.refusal()) is ResourceFailed

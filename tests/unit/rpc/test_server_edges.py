@@ -115,10 +115,10 @@ def test_an_enqueue_that_is_interrupted_takes_none_of_those_before_it_along(serv
         stream = manager._socket
         assert stream is not None
         real = stream._socket
-        stream._socket = StruckSocket(real, sent)
+        stream.speak_over(StruckSocket(real, sent))
         with pytest.raises(Struck):
             connection.enqueue("q", body)
-        stream._socket = real
+        stream.speak_over(real)
         with pytest.raises(RolledBack):
             connection.commit()
         connection.enqueue("q", b"again")
@@ -201,10 +201,10 @@ def test_a_dequeue_that_is_interrupted_consumes_nothing(served: ServerThread) ->
         stream = manager._socket
         assert stream is not None
         real = stream._socket
-        stream._socket = StruckSocket(real, 1000)
+        stream.speak_over(StruckSocket(real, 1000))
         with pytest.raises(Struck):
             connection.dequeue("q")
-        stream._socket = real
+        stream.speak_over(real)
         with pytest.raises(RolledBack):
             connection.commit()
         found = connection.dequeue("q", wait_s=PATIENCE_S)

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 
 from xaqueue.errors import ConnectionLost
 from xaqueue.rpc import wire
-from xaqueue.rpc.client.branch import BranchProgress, RemoteBranch
+from xaqueue.rpc.client.branch import RemoteBranch
+from xaqueue.rpc.client.sockets import Refused
 from xaqueue.xid import Xid
 
 if TYPE_CHECKING:
@@ -50,15 +51,19 @@ def take(self: Link, queue: str, enter: Callable[[Xid], object]) -> Message | No
         self._give_back()
         return None
     try:
-        error, found = socket.hear()
+        found = socket.hear()
+    except Refused:  # who asks again is told
+        self._give_back()
+        return None
     except ConnectionLost as lost:
         self._lose(lost)
         return None
-    if error is not None or socket.is_stale:  # who asks again is told
+    if socket.has_said(0):
         self._give_back()
         return None
     message = None if found is None else wire.message_of(found)
-    self._branch = RemoteBranch(ahead.xid, BranchProgress.OPEN, None, self._key)
+    branch = RemoteBranch.of(ahead.xid)
+    branch.begun_by, self._branch = self._key, branch
     enter(ahead.xid)
     self._ahead, self._ahead_later = None, AFTER_NONE if found is None else 0
     return message

@@ -12,7 +12,6 @@ COMMITTING where the answer got lost; nobody knows its outcome until the same ca
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from xaqueue.errors import ConnectionLost, Error, OutcomeUnknown, ResourceFailed, RolledBack
@@ -89,9 +88,12 @@ class Ahead(NamedTuple):
 
 Work = tuple[Any, ...]
 """In a frame ``work``."""
+WORK_BYTES = 66
+"""What a work takes beside its body, about: a server takes no longer lists than 1024."""
+DEFERRED_BYTES = 64 * 1024 + 2 * WORK_BYTES
+"""What is deferred is pipelined where there is more of it."""
 
 
-@dataclass(init=False)
 class RemoteBranch:
     """One branch, from its start to the answer that ends it."""
 
@@ -103,34 +105,27 @@ class RemoteBranch:
     """The key of the session that was to begin it; None where it was there before."""
     sends: int = -1
     """How often its connection had sent anything when it began; as long as it is so often, no server knows of it."""
-    is_deferred: bool = False
-    """Something of the following is there, to be sent with what is asked next: its start, what it adds, its end."""
-    begins: bool = False
-    works: list[Work] = field(default_factory=list)
+    deferred: list[Any] | None = None
+    """To be sent with what is asked next, as the first parameters of ``work``: its xid, whether it begins, and what it
+    adds. None where there is nothing of the kind."""
     ends: bool = False
-    size_bytes: int = 0
-    """Of its works."""
+    """Its end belongs to what is deferred."""
+    room_bytes: int = DEFERRED_BYTES
+    """For what is deferred yet."""
     next_queue: str = ""
     """Of which the next message is asked for with its commit."""
 
-    def __init__(
-        self,
-        xid: Xid | None = None,
-        progress: BranchProgress = BranchProgress.NONE,
-        why: Error | None = None,
-        begun_by: bytes | None = None,
-        sends: int = -1,
-    ) -> None:
-        self.works = []
-        if xid is not None:
-            self.xid, self.progress, self.why, self.begun_by, self.sends = xid, progress, why, begun_by, sends
+    @classmethod
+    def of(cls, xid: Xid, progress: BranchProgress = BranchProgress.OPEN) -> RemoteBranch:
+        made = cls()  # of which most begin and end without a value of their own: what there is not is the class's
+        made.xid, made.progress = xid, progress
+        return made
 
-    def take_deferred(self) -> tuple[bool, list[Work], bool]:
-        """What was deferred, and is not any more: its start, works, its end."""
-        begins, works, ends = self.begins, self.works, self.ends
-        self.is_deferred = self.begins = self.ends = False
-        self.works, self.size_bytes = [], 0
-        return begins, works, ends
+    def take_deferred(self) -> tuple[list[Any], bool]:
+        """What was deferred, and is not any more; and whether its end was."""
+        deferred, ends = self.deferred, self.ends
+        self.deferred, self.ends, self.room_bytes = None, False, DEFERRED_BYTES
+        return deferred or [self.xid, False, []], ends
 
     def begin_again(self, begun_by: bytes | None) -> None:
         """On a connection that was made instead of a lost one."""

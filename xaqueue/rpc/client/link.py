@@ -26,8 +26,8 @@ from xaqueue.errors import (
     RolledBack,
 )
 from xaqueue.rpc import wire
-from xaqueue.rpc.client.branch import Ahead, RemoteBranch, Work
-from xaqueue.rpc.client.sockets import PIPELINED_BYTES, ClientSocket, Request
+from xaqueue.rpc.client.branch import DEFERRED_BYTES, WORK_BYTES, Ahead, RemoteBranch, Work
+from xaqueue.rpc.client.sockets import ClientSocket, Refused, Request
 from xaqueue.rpc.credentials import is_refusal
 from xaqueue.rpc.wire import enqueue_of
 from xaqueue.xa import Flag
@@ -39,8 +39,8 @@ CONNECT_S = 10.0
 """For how long it is tried."""
 AFTER_OTHERS = 15
 """So many commits of a consumer do not ask ahead, where that was not wanted."""
-MOST_WORKS = 1000
-"""Deferred ones of a branch; a server takes no longer lists than 1024."""
+MOST_NAMES = 10_000
+"""Of queues that are remembered to be right."""
 
 
 class Link:
@@ -81,6 +81,9 @@ class Link:
         """There may be messages on lease to be given back when it is closed."""
         self.space: dict[str, Any] = {}
         """What the server said of itself and its space."""
+        self.queues = set[str]()
+        """Names with which nothing is wrong that keeps them from being sent."""
+        self.max_body_bytes = 0
         self.takes_work = False
         """It knows ``work``, and ``return``; an older one takes each call in a frame of its own."""
         self._connect()
@@ -90,8 +93,7 @@ class Link:
 
         waits_s: how long it may wait there.
         """
-        if not self._is_live():
-            self._reconnect()
+        self._live_socket()
         before = self._branch.why
         try:
             return self._ask(method, *params, waits_s=waits_s)
@@ -124,9 +126,10 @@ class Link:
 
     def drop(self) -> bool:
         self._closed, socket, self._socket = True, self._socket, None
+        self.queues = set()
         if socket is None:
             return False
-        had = not socket.is_stale
+        had = not socket.has_said(0)
         socket.close()
         return had
 
@@ -136,22 +139,24 @@ class Link:
         """Adds this to the branch: it has no answer of its own, and is sent with what is asked next."""
         if branch.ends:
             self._pipeline_deferred(branch)  # it is out of order, as the server says
-        branch.is_deferred = True
-        branch.works.append(work)
-        branch.size_bytes += size_bytes
-        if branch.size_bytes > PIPELINED_BYTES or len(branch.works) == MOST_WORKS:
+        deferred = branch.deferred
+        if deferred is None:
+            deferred = branch.deferred = [branch.xid, False, []]
+        deferred[2].append(work)
+        branch.room_bytes -= size_bytes + WORK_BYTES
+        if branch.room_bytes < 0:
             self._pipeline_deferred(branch)
 
     def _pipeline_deferred(self, branch: RemoteBranch) -> None:
         """As calls of their own, before another one."""
         try:
-            begins, works, ends = branch.take_deferred()
+            (xid, begins, works), ends = branch.take_deferred()
             if begins:
-                self._pipeline("start", branch.xid)
+                self._pipeline("start", xid)
             for work in works:
                 self._pipeline("enqueue", *enqueue_of(work))
             if ends:
-                self._pipeline("end", branch.xid)
+                self._pipeline("end", xid)
         except BaseException as error:  # interrupted, perhaps: the rest is nowhere, and nobody commits without it
             self._lose(error if isinstance(error, Error) else ConnectionLost("a call was interrupted"))
             raise
@@ -162,14 +167,17 @@ class Link:
             endings = {"prepare": (branch.xid,), "commit": (branch.xid, Flag.ONEPHASE)}
             return self._ask(last[0], *endings[last[0]]) if branch.ends else self._ask("dequeue", *last)
         try:
-            begins, works, ends = branch.take_deferred()
-            if not ends:
-                works.append(last)
-                return self._request("work", (branch.xid, begins, works))
-            whole = branch.xid, begins, works, *last
+            work: Any
+            work, branch.deferred = branch.deferred, None
+            if not branch.ends:
+                branch.room_bytes = DEFERRED_BYTES
+                work[2].append(last)
+                return self._request("work", work)
+            branch.ends = False
+            work += last
             if not branch.next_queue:
-                return self._request("work", whole)
-            answer = self._request("work", whole, behind=self._next_of(branch.next_queue))
+                return self._request("work", work)
+            answer = self._request("work", work, behind=self._next_of(branch.next_queue))
         except Error:
             raise
         except BaseException:  # interrupted: what was deferred is nowhere, perhaps, and nobody commits without it
@@ -200,7 +208,7 @@ class Link:
 
     def _pipeline(self, method: str, *params: Any) -> None:
         """Sends this with the next call that is asked; it has no answer of its own."""
-        if self._branch.is_deferred:
+        if self._branch.deferred is not None:
             self._pipeline_deferred(self._branch)
         socket = self._socket
         if socket is None:
@@ -212,7 +220,7 @@ class Link:
             raise
 
     def _ask(self, method: str, *params: Any, waits_s: float = 0.0) -> Any:
-        if self._branch.is_deferred:
+        if self._branch.deferred is not None:
             self._pipeline_deferred(self._branch)
         return self._request(method, params, waits_s)
 
@@ -221,7 +229,9 @@ class Link:
         if socket is None:
             raise self._not_connected()
         try:
-            error, result = socket.request(method, params, waits_s, behind)
+            return socket.request(method, params, waits_s, behind)
+        except Refused as refused:
+            error = self._error_of(refused.error)
         except ConnectionLost as lost:
             self._lose(lost)
             raise
@@ -229,9 +239,7 @@ class Link:
             raise InvalidArgument(
                 f"{method}: {wrong.object[wrong.start : wrong.end]!r} is refused: it has no UTF-8"
             ) from None
-        if error is not None:
-            raise self._error_of(error)
-        return result
+        raise error
 
     def _error_of(self, answered: dict[str, Any]) -> Error:
         """What a request is answered with, or what refuses the branch where a call before it has failed."""
@@ -252,23 +260,38 @@ class Link:
 
     def _is_known(self, queue: str) -> bool:
         """Whether nothing is wrong with the name that keeps it from being sent."""
-        return queue in self.space["queues"] or (self.space["any_queue"] and queue.isascii())
+        if queue in self.queues:
+            return True
+        is_known: bool = self.space["any_queue"] and queue.isascii()
+        if is_known and len(self.queues) < MOST_NAMES:
+            self.queues.add(queue)
+        return is_known
 
     def _check_size(self, size_bytes: int) -> None:
-        if size_bytes > self.space["max_body_bytes"]:
+        if size_bytes > self.max_body_bytes:
             raise MessageTooLarge(
-                f"body of {size_bytes:,} bytes is over the limit of {self.space['max_body_bytes']:,}: "
+                f"body of {size_bytes:,} bytes is over the limit of {self.max_body_bytes:,}: "
                 "raise [space] max_body_bytes in queues.toml, or send a reference to the content"
             )
 
     # The connection
+
+    def _live_socket(self) -> ClientSocket:
+        """For what belongs to no branch on its way; connected again where it must be."""
+        socket = self._socket
+        if self._ahead is not None or socket is None or socket.has_said(0):
+            if not self._is_live():
+                self._reconnect()
+            socket = self._socket
+            assert socket is not None
+        return socket
 
     def _is_live(self) -> bool:
         """Whether the server has not hung up, for what belongs to no branch on its way, or ends one."""
         if self._ahead is not None:
             self._give_back()
         socket = self._socket
-        return socket is not None and not socket.is_stale
+        return socket is not None and not socket.has_said(0)
 
     def _reconnect(self) -> None:
         """Outside a branch a lost connection is made again; a branch that it was in is lost with it."""
@@ -319,6 +342,7 @@ class Link:
                 said = self._request("hello", [{**known, **self._hello()}])
                 self._check_epoch(said)
                 self.space, self.takes_work = said, said["protocol"] > 1
+                self.queues, self.max_body_bytes = set(said["queues"]), said["max_body_bytes"]
             except (ConnectionLost, ResourceFailed) as error:  # not there, or it takes no sessions now
                 self._lose(error)
                 if is_refusal(error.__cause__):

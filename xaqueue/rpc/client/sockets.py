@@ -9,8 +9,9 @@ import math
 import select
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol
 
 import msgpack
@@ -18,7 +19,7 @@ import msgpack
 from xaqueue.errors import ConnectionLost
 from xaqueue.rpc import wire
 from xaqueue.rpc.credentials import explain
-from xaqueue.rpc.wire import MalformedFrame
+from xaqueue.rpc.wire import ID_LIMIT, NOTIFICATION, REQUEST, RESPONSE, MalformedFrame
 
 PIPELINED_BYTES = 64 * 1024
 """What is pipelined is sent before its request when there is more of it."""
@@ -31,6 +32,14 @@ NO_LIMIT_BYTES = 2**31 - 1
 
 Request = tuple[str, Sequence[Any]]
 """A method and its parameters."""
+
+
+class Refused(Exception):
+    """The server has answered with an error."""
+
+    def __init__(self, error: dict[str, Any]) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 class Connected(Protocol):
@@ -54,23 +63,25 @@ class PlainSocket(socket.socket):
     """
 
     _limit_s: float | None = None
-    _limit_ms: int | None = None
-    _poll: select.poll
-    """select() knows numbers below 1024 only."""
+    limit_ms: int | None = None
+    poll: Callable[[int | None], object]
+    """Waits so many milliseconds until there is something to be received. select() knows numbers below 1024 only."""
+    recv_now = socket.socket.recv
 
     @classmethod
     def of(cls, connected: socket.socket) -> PlainSocket:
         """Takes its place."""
         made = cls(fileno=connected.detach())
         made.setblocking(False)
-        made._poll = select.poll()
-        made._poll.register(made, select.POLLIN)
+        poll = select.poll()
+        poll.register(made, select.POLLIN)
+        made.poll = poll.poll
         return made
 
     def settimeout(self, timeout_s: float | None, /) -> None:
         """None: there is none."""
         self._limit_s = timeout_s
-        self._limit_ms = None if timeout_s is None else math.ceil(min(timeout_s, LONGEST_S) * 1000)
+        self.limit_ms = None if timeout_s is None else math.ceil(min(timeout_s, LONGEST_S) * 1000)
 
     def sendall(self, data: Any, flags: int = 0, /) -> None:
         try:
@@ -85,12 +96,12 @@ class PlainSocket(socket.socket):
                 self.setblocking(False)
 
     def recv(self, size: int, flags: int = 0, /) -> bytes:
-        if not self._poll.poll(self._limit_ms):
+        if not self.poll(self.limit_ms):
             raise TimeoutError("timed out")
-        return super().recv(size, flags)
+        return self.recv_now(size, flags)
 
     def close(self) -> None:
-        self._limit_ms = 0  # of somebody else's socket that has its number by then
+        self.limit_ms = 0  # of somebody else's socket that has its number by then
         super().close()
 
 
@@ -105,7 +116,7 @@ class ClientSocket:
         """timeout_s: how long an answer may take, beside what its request itself may wait. hello_s: the first one.
         place: where it is, for the error of a peer that has not answered yet.
         """
-        self._socket = made
+        self.speak_over(made)
         self._answer_s = timeout_s
         self._place = place
         self._timeout_s = timeout_s if hello_s is None else hello_s
@@ -116,29 +127,46 @@ class ClientSocket:
         self.sends = 0
         """How often anything was sent."""
         self._notifications: list[bytes] = []
-        poll = select.poll()  # select() knows numbers below 1024 only
-        if made.fileno() >= 0:
-            poll.register(made.fileno(), select.POLLIN)
-        self._poll = poll.poll
         self.requests = 0
         """How many it has sent, as far as they are counted: modulo 2**32."""
         self._behind = -1
         """The number of the last that went out behind another one."""
-        self._heard: Any = None
+        self._heard: list[Any] | None = None
         """The answer to that, where it came before its turn."""
-        made.settimeout(self._timeout_s)
+        self._limit(self._timeout_s)
+
+    def speak_over(self, made: Connected) -> None:
+        """What each request calls of a plain socket is what the interpreter has."""
+        self._socket = made
+        self.has_said: Callable[[int], object]
+        """Whether the server has hung up meanwhile, since it never speaks unasked. Called with 0: how long to wait."""
+        self._send_some: Callable[[bytes], int]
+        self._wait: Callable[[int | None], object]
+        self._recv: Callable[[int], bytes]
+        self._limit_ms: int | None = None
+        if isinstance(made, PlainSocket):
+            self.has_said = self._wait = made.poll
+            self._send_some, self._recv, self._limit_ms = made.send, made.recv_now, made.limit_ms
+        else:
+            self.has_said, self._wait = partial(_has_said, made, _poll_of(made)), _is_there
+            self._send_some, self._recv = partial(_send_all, made), made.recv
+
+    def _limit(self, timeout_s: float | None) -> None:
+        self._socket.settimeout(timeout_s)
+        if isinstance(self._socket, PlainSocket):
+            self._limit_ms = self._socket.limit_ms
 
     def hurry(self, answer_s: float) -> None:
         """No answer may take longer than this."""
         self._answer_s, self._timeout_s = (
             answer_s if limit_s is None else min(limit_s, answer_s) for limit_s in (self._answer_s, self._timeout_s)
         )
-        self._socket.settimeout(self._timeout_s)
+        self._limit(self._timeout_s)
 
     def greeted(self) -> None:
         """The first answer has come."""
         self._timeout_s, self._place = self._answer_s, ""
-        self._socket.settimeout(self._timeout_s)
+        self._limit(self._timeout_s)
 
     def pipeline(self, method: str, params: Sequence[Any], *, later: bool = False) -> None:
         """Sends this with the next request; it has no answer. Raises ConnectionLost.
@@ -146,68 +174,54 @@ class ClientSocket:
         later: nothing is sent now, and nothing else touched; the collector may come by in the middle of another call.
         """
         if later:
-            self._notifications.append(msgpack.packb((wire.NOTIFICATION, method, params)))
+            self._notifications.append(msgpack.packb((NOTIFICATION, method, params)))
             return
-        self.unsent += self._pack((wire.NOTIFICATION, method, params))
+        self.unsent += self._pack((NOTIFICATION, method, params))
         if len(self.unsent) > PIPELINED_BYTES:
             self._send()
 
-    def request(
-        self, method: str, params: Sequence[Any], waits_s: float = 0.0, behind: Request | None = None
-    ) -> tuple[Any, Any]:
-        """Sends a request and waits for its answer: the error, a map or None, and the result.
+    def request(self, method: str, params: Sequence[Any], waits_s: float = 0.0, behind: Request | None = None) -> Any:
+        """Sends a request and waits for its answer.
 
         behind: is asked in the same write, and ``hear`` waits for its answer.
-        Raises ConnectionLost: whether it was done is unknown.
+        Raises Refused, and ConnectionLost: whether it was done is unknown.
         """
-        self.requests = number = (self.requests + 1) % wire.ID_LIMIT
-        packed = self._pack((wire.REQUEST, number, method, params))
+        self.requests = number = (self.requests + 1) % ID_LIMIT
+        packed = self._pack((REQUEST, number, method, params))
         try:
             if self.unsent or self._notifications or len(packed) > PIPELINED_BYTES:
                 packed = self._gathered(packed)
             if behind is not None:
-                self.requests = self._behind = (number + 1) % wire.ID_LIMIT
+                self.requests = self._behind = (number + 1) % ID_LIMIT
                 self._heard = None
-                packed += self._pack((wire.REQUEST, self._behind, *behind))
+                packed += self._pack((REQUEST, self._behind, *behind))
             self.sends += 1
             try:
-                self._socket.sendall(packed)
+                left = len(packed) - self._send_some(packed)
+                if left:
+                    self._socket.sendall(packed[-left:])
             except OSError as error:
-                self._check_hears(error)
-            frame = self._receive(number, waits_s)
-            if frame[1] != number:
-                frame = self._answer_to(number, frame)
+                self._finish_sending(packed, error)
+            return self._receive(number, waits_s)
+        except Refused:
+            raise
         except BaseException:  # interrupted, perhaps: the answer may come yet, and is none to what is asked next
             self.close()
             raise
-        return frame[2], frame[3]
 
-    def hear(self) -> tuple[Any, Any]:
+    def hear(self) -> Any:
         """The answer to what went out behind the last request that had such, as ``request``."""
-        frame, self._heard = self._heard, None
+        heard, self._heard = self._heard, None
         try:
-            if frame is None:
-                frame = self._answer_to(self._behind, self._receive(self._behind))
+            return self._receive(self._behind) if heard is None else _result_of(heard)
+        except Refused:
+            raise
         except BaseException:
             self.close()
             raise
-        return frame[2], frame[3]
-
-    def _answer_to(self, number: int, frame: Any) -> Any:
-        """One that was to come before it is kept for who asks for that."""
-        if frame[1] == self._behind != number:
-            self._heard = frame
-            frame = self._receive(number)
-        if frame[1] not in (number, 0):
-            raise self._lost(f"it answered request {frame[1]} instead of {number}")
-        return frame
-
-    @property
-    def is_stale(self) -> bool:
-        """Whether the server has hung up meanwhile."""
-        return self._socket.fileno() < 0 or bool(self._poll(0))  # it never speaks unasked
 
     def close(self) -> None:
+        self.has_said, self._limit_ms = _is_there, 0  # its number may be somebody else's from here on
         with suppress(OSError):
             self._socket.close()
 
@@ -233,6 +247,16 @@ class ClientSocket:
             self.close()
             raise
 
+    def _finish_sending(self, packed: bytes, error: OSError) -> None:
+        """Of a request of which nothing was sent yet, or that cannot be sent."""
+        if isinstance(error, BlockingIOError):
+            try:
+                self._socket.sendall(packed)
+            except OSError as failed:
+                self._check_hears(failed)
+        else:
+            self._check_hears(error)
+
     def _check_hears(self, error: OSError) -> bool:
         """Nothing more can be sent; before it hung up the server may have said why, which is read next."""
         if isinstance(error, ConnectionError) and not isinstance(self._socket, ssl.SSLSocket):
@@ -243,7 +267,10 @@ class ClientSocket:
     def _farewell(self) -> str:
         """Why the server hung up, where it said so."""
         with suppress(ConnectionLost):
-            return str((wire.answer_of(self._receive()).error or {}).get("message", ""))
+            try:
+                self._receive()
+            except Refused as why:
+                return str(why.error.get("message", ""))
         return ""
 
     def _parting(self, error: OSError) -> OSError:
@@ -256,29 +283,37 @@ class ClientSocket:
         return error
 
     def _receive(self, number: int = 0, waits_s: float = 0.0) -> Any:
-        """What ``wire.answer_of`` takes. number: of the request whose answer is most likely."""
+        """The answer to the request with this number; what went out behind another one may be answered before. A server
+        answers 0 where it hangs up."""
         try:
             if waits_s and self._timeout_s is not None:
-                self._socket.settimeout(None if math.isinf(waits_s) else self._timeout_s + waits_s)
+                self._limit(None if math.isinf(waits_s) else self._timeout_s + waits_s)
+            unpacker = self._unpacker
             while True:
-                for frame in self._unpacker:
+                for frame in unpacker:
                     if waits_s:
-                        self._socket.settimeout(self._timeout_s)
-                    if frame[:3] != [wire.RESPONSE, number, None]:
-                        wire.check_answer(frame)
-                    return frame
-                data = self._socket.recv(RECEIVE_BYTES)
+                        self._limit(self._timeout_s)
+                    if frame[:3] == [RESPONSE, number, None]:
+                        return frame[3]
+                    wire.check_answer(frame)
+                    if frame[1] in (number, 0):
+                        return _result_of(frame)
+                    if frame[1] != self._behind:
+                        raise self._lost(f"it answered request {frame[1]} instead of {number}")
+                    self._heard = frame
+                data = self._recv(RECEIVE_BYTES) if self._wait(self._limit_ms) else None
                 if not data:
-                    raise self._lost("the server hung up")
-                self._unpacker.feed(data)
-        except TimeoutError as error:
-            raise self._silent(f"no answer within {self._timeout_s} s") from error
-        except ssl.SSLError as error:
-            raise self._lost(explain(error, "server")) from error
+                    raise TimeoutError if data is None else self._lost("the server hung up")
+                unpacker.feed(data)
         except OSError as error:
-            raise self._lost(error.strerror or str(error)) from error
+            raise self._unheard(error) from error
         except (ValueError, TypeError, MalformedFrame, msgpack.UnpackException) as error:
             raise self._silent(f"it sent what is no answer: {error}") from error
+
+    def _unheard(self, error: OSError) -> ConnectionLost:
+        if isinstance(error, TimeoutError):
+            return self._silent(f"no answer within {self._timeout_s} s")
+        return self._lost(explain(error, "server") if isinstance(error, ssl.SSLError) else error.strerror or str(error))
 
     def _silent(self, why: str) -> ConnectionLost:
         """Of a peer that took the connection, and may be no server of a space."""
@@ -293,6 +328,34 @@ class ClientSocket:
     def _lost(self, why: str) -> ConnectionLost:
         self.close()
         return ConnectionLost(f"the connection to the server is lost: {why}")
+
+
+def _result_of(frame: list[Any]) -> Any:
+    """Raises Refused."""
+    if frame[2] is not None:
+        raise Refused(frame[2])
+    return frame[3]
+
+
+def _is_there(_: int | None) -> bool:
+    """Of a socket that waits by itself; and of one that is closed."""
+    return True
+
+
+def _poll_of(made: Connected) -> Callable[[int], object]:
+    poll = select.poll()
+    if made.fileno() >= 0:
+        poll.register(made.fileno(), select.POLLIN)
+    return poll.poll
+
+
+def _has_said(made: Connected, poll: Callable[[int], object], wait_ms: int) -> bool:
+    return made.fileno() < 0 or bool(poll(wait_ms))
+
+
+def _send_all(made: Connected, data: bytes) -> int:
+    made.sendall(data)
+    return len(data)
 
 
 def keep_alive(connected: socket.socket) -> None:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from xaqueue.rpc.server.peer import Caller
 
 METHOD = {call: call.value for call in BranchCall}
+WITH_ITS_END = {BranchCall.PREPARE: Flag.NOFLAGS, BranchCall.COMMIT: Flag.ONEPHASE}
+"""How a branch is ended in one frame with what is deferred of it."""
 
 harden = verb(TRANSACT)(Session.harden)
 recover = verb(EITHER)(Session.recover)
@@ -62,17 +64,21 @@ def _(caller: Caller, queue: str, settings: Any, is_topic: Any = False) -> None:
 @verb_of(TRANSACT_OR_LOCAL, Session.start)
 def start(self: Link, xid: Xid, flags: Flag = Flag.NOFLAGS, timeout_s: float | None = None) -> None:
     """Deferred; with flags it is asked, since there is something to find."""
-    if not self._is_live():
-        self._reconnect()
-    if self._branch.is_deferred:
+    socket = self._live_socket()
+    if self._branch.deferred is not None:
         self._pipeline_deferred(self._branch)
-    sends = -1 if flags or self._socket is None else self._socket.sends
-    self._branch = branch = RemoteBranch(xid, BranchProgress.OPEN, None, None if flags else self._key, sends)
+    branch = RemoteBranch()
+    branch.xid, branch.progress = xid, BranchProgress.OPEN
     if flags:
+        self._branch = branch
         self._ask("start", xid, flags, timeout_s)
-    elif timeout_s is None:
-        branch.begins = branch.is_deferred = True
+        return
+    branch.begun_by, branch.sends = self._key, socket.sends
+    if timeout_s is None:
+        branch.deferred = [xid, True, []]
+        self._branch = branch
     else:
+        self._branch = branch
         self._pipeline("start", xid, 0, timeout_s)
 
 
@@ -80,10 +86,12 @@ def start(self: Link, xid: Xid, flags: Flag = Flag.NOFLAGS, timeout_s: float | N
 def end(self: Link, xid: Xid, flags: Flag = Flag.SUCCESS) -> None:
     branch = self._branch
     own = xid == branch.xid
-    if own and TRANSITIONS[branch.progress, BranchCall.END][0] is Action.REFUSE:
+    if own and branch.why is not None and TRANSITIONS[branch.progress, BranchCall.END][0] is Action.REFUSE:
         raise branch.refusal()
     if own and flags is Flag.SUCCESS:
-        branch.ends = branch.is_deferred = True
+        branch.ends = True
+        if branch.deferred is None:
+            branch.deferred = [xid, False, []]
     else:
         self._ask("end", xid, flags)
 
@@ -91,13 +99,13 @@ def end(self: Link, xid: Xid, flags: Flag = Flag.SUCCESS) -> None:
 @verb_of(TRANSACT, Session.prepare)
 def prepare(self: Link, xid: Xid, flags: Flag = Flag.NOFLAGS) -> Vote:
     """From its answer on the branch does not depend on this session."""
-    vote = _decide(self, BranchCall.PREPARE, xid, flags)
+    vote = (_decide if xid == self._branch.xid else _ask_once)(self, BranchCall.PREPARE, xid, flags)
     return Vote.OK if vote == "ok" else Vote(vote)
 
 
 @verb_of(TRANSACT_OR_LOCAL, Session.commit)
 def commit(self: Link, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
-    _decide(self, BranchCall.COMMIT, xid, flags)
+    (_decide if xid == self._branch.xid else _ask_once)(self, BranchCall.COMMIT, xid, flags)
 
 
 @verb_of(TRANSACT_OR_LOCAL, Session.rollback)
@@ -105,7 +113,7 @@ def rollback(self: Link, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
     branch = self._branch
     own = xid == branch.xid
     if not own or TRANSITIONS[branch.progress, BranchCall.ROLLBACK][0] is not Action.NOTHING:
-        _roll_back(self, xid, flags, branch if own else RemoteBranch(xid, BranchProgress.OPEN))
+        _roll_back(self, xid, flags, branch if own else RemoteBranch.of(xid))
     if own:
         self._branch = RemoteBranch()
 
@@ -122,51 +130,60 @@ def explain(self: Link, xid: Xid, reason: str) -> None:
 
 
 def _decide(self: Link, verb: BranchCall, xid: Xid, flags: Flag, *, undone: bool = False) -> Any:
-    """Prepares or commits, for which it connects again where it must. A lost answer leaves the outcome unknown.
+    """Prepares or commits the branch that the session is in, or was, for which it connects again where it must. A lost
+    answer leaves the outcome unknown.
 
     undone: that a call before this one has not done it was asked already.
     """
     branch = self._branch
-    own = xid == branch.xid
-    before = asked = branch.progress
-    if own:
-        action, asked = TRANSITIONS[before, verb]
-        if action is Action.ASK_OUTCOME and not undone:
-            return _ask_outcome(self, verb, xid, flags)
+    before = branch.progress
+    action, asked = TRANSITIONS[before, verb]
+    if action is not Action.ASK:
         if action is Action.REFUSE:
             raise branch.refusal()
-    if not self._is_live():
-        _connect_again(self, branch if own else None)
-        if own and TRANSITIONS[branch.progress, verb][0] is Action.REFUSE:  # it was found lost just now
+        if not undone:
+            return _ask_outcome(self, verb, xid, flags)
+    socket = self._socket
+    if self._ahead is not None or socket is None or socket.has_said(0):
+        if not self._is_live():
+            _connect_again(self, branch)
+        if TRANSITIONS[branch.progress, verb][0] is Action.REFUSE:  # it was found lost just now
             raise branch.refusal()
-    if own:
-        branch.progress = asked
+    branch.progress = asked
     try:
-        if own and branch.ends and flags is (Flag.NOFLAGS if verb is BranchCall.PREPARE else Flag.ONEPHASE):
+        if branch.ends and flags is WITH_ITS_END[verb]:
             answer = self._work(branch, METHOD[verb])
         else:
             answer = self._ask(METHOD[verb], xid, flags) if flags else self._ask(METHOD[verb], xid)
     except ConnectionLost as lost:
         raise unknown(verb.value, xid, lost) from lost
     except Error:
-        if own and branch.progress is asked:
+        if branch.progress is asked:
             branch.progress = before
         raise
-    if own:
-        self._branch = RemoteBranch()
+    self._branch = RemoteBranch()
     return answer
 
 
-def _connect_again(self: Link, branch: RemoteBranch | None) -> None:
+def _ask_once(self: Link, verb: BranchCall, xid: Xid, flags: Flag) -> Any:
+    """As ``_decide``, of a branch that this session is not in."""
+    self._live_socket()
+    try:
+        return self._ask(METHOD[verb], xid, flags) if flags else self._ask(METHOD[verb], xid)
+    except ConnectionLost as lost:
+        raise unknown(verb.value, xid, lost) from lost
+
+
+def _connect_again(self: Link, branch: RemoteBranch) -> None:
     """A branch of which no server knows begins there, with the same ids."""
     socket, unsent = self._socket, b""
-    if branch is not None and socket is not None and socket.sends == branch.sends:
-        if branch.is_deferred:
+    if socket is not None and socket.sends == branch.sends:
+        if branch.deferred is not None:
             self._pipeline_deferred(branch)
         if socket.sends == branch.sends:
             unsent = bytes(socket.unsent)
     self._reconnect()
-    if branch is not None and unsent and self._socket is not None:
+    if unsent and self._socket is not None:
         branch.begin_again(self._key)
         self._socket.unsent += unsent
 

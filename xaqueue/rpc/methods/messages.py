@@ -45,15 +45,20 @@ remove = verb(CONSUME, "work")(Session.remove)
 
 @verb_of(PRODUCE, Session.enqueue)
 def enqueue(self: Link, queue: str, body: bytes, **options: Unpack[EnqueueOptions]) -> MessageId:
-    if self._closed or self._branch.why is not None:
+    branch = self._branch
+    if branch.why is not None or not self.queues:
         self._check_working()
-    checked = properties_of(queue, 0, options) if options else None
+    if not options and type(body) is bytes and queue in self.queues and len(body) <= self.max_body_bytes:
+        message_id = MessageId(fresh_id())
+        self._defer(branch, (queue, body, message_id), len(body))
+        return message_id
+    checked = properties_of(queue, 0, options)
     if not isinstance(body, bytes) or not self._is_known(queue):
         return MessageId(self._ask("enqueue", queue, body, options))  # the server says what is wrong
     size_bytes = len(body)
     self._check_size(size_bytes)
     message_id = MessageId(fresh_id())
-    if checked is None:
+    if not options:
         self._defer(self._branch, (queue, body, message_id), size_bytes)
         return message_id
     size_bytes += len(pack_properties(checked))  # raises MessageTooLarge
@@ -93,7 +98,8 @@ def dequeue(
             answer = self._ask("dequeue", queue, given, waits_s=limit_s)
         else:
             branch = self._branch
-            answer = self._work(branch, queue) if branch.begins and not branch.ends else self._ask("dequeue", queue)
+            is_work = branch.deferred is not None and not branch.ends
+            answer = self._work(branch, queue) if is_work else self._ask("dequeue", queue)
         return None if answer is None else wire.message_of(answer)
     except (Error, TypeError):
         raise
