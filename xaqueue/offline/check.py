@@ -286,11 +286,11 @@ class JournalCheck:
 
     def judged(self, finding: Finding) -> Finding:
         """The same, or where the journal is ahead of what was found, what that means."""
-        path = finding.path
+        path = finding.block or finding.path
         ahead = path in self.ahead or any(one.startswith(path + ".") for one in self.ahead)
         if finding.severity is not Severity.DAMAGE or not ahead:
             return finding
-        return leftover(path, f"{finding.problem}; the journal has what it is to be: made so by the next open")
+        return leftover(finding.path, f"{finding.problem}; the journal has what it is to be: made so by the next open")
 
     def _names(self) -> Iterator[Finding]:
         for name in sorted(self._fs.list(JOURNAL)):

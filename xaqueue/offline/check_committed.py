@@ -5,23 +5,25 @@ Memory holds one id and one number a message, and no body.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import suppress
 from functools import partial
 
 from xaqueue.core.engine.quarantine import TWICE
 from xaqueue.core.model import layout, message_name
-from xaqueue.core.model.block import check_message
-from xaqueue.core.model.block_files import listed
+from xaqueue.core.model.block import check_message, decode
+from xaqueue.core.model.block_files import listed, read_gone, read_messages
 from xaqueue.core.model.layout import COMMITTED, RANGE_BITS, RANGE_SIZE, Watermark
+from xaqueue.core.model.message_name import Named
 from xaqueue.core.recovery import prepared
 from xaqueue.core.recovery.load import Progress
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.regular import DAMAGE
 from xaqueue.errors import DamagedBlock
-from xaqueue.features.streams.message_files import ids_in
+from xaqueue.features.streams.message_files import Block, blocks_of, ids_in, is_block, read_names
 from xaqueue.features.streams.record import consumed_in
 from xaqueue.message import MessageId
-from xaqueue.offline.findings import Finding, Prober, broken, damaged, leftover, note
+from xaqueue.offline.findings import Finding, Prober, Severity, broken, damaged, leftover, note
 
 _SEQ_BITS = 63
 _SEQ_MASK = (1 << _SEQ_BITS) - 1
@@ -72,6 +74,7 @@ class CommittedCheck:
                 progress(done, len(ranges))
         for queue in self.queues:
             yield from self.watermark(queue)
+            yield from self.bitmaps(queue)
 
     def find_queues(self) -> Iterator[Finding]:
         """Fills ``queues``."""
@@ -97,6 +100,10 @@ class CommittedCheck:
         """Of a queue's numbers, after all of its ranges."""
         return self.prober.at(partial(self._watermark, queue))
 
+    def bitmaps(self, queue: str) -> list[Finding]:
+        """Of what is gone of a queue's blocks, after all of its ranges: those without a block."""
+        return self.prober.at(partial(self._bitmaps, queue))
+
     def _range(self, queue: str, name: str) -> Iterator[Finding]:
         number = layout.parse_range(name)
         path = f"{layout.queue_path(queue)}/{name}"
@@ -112,40 +119,82 @@ class CommittedCheck:
             yield leftover(path, f"{gone:,} files of messages that a stream has consumed: cleared by the next open")
         if not names and not self.prober.live and not self._takes_more(queue, number):
             yield leftover(path, "is empty and takes no more messages: removed by the next open")
+        above = -1
         for message in left:
+            found = message_name.parse_any(message)
+            if found is None or found.first >> RANGE_BITS != number:
+                what = "is no message of this range: its name is not <seq>.<message id>[.<tag>...]"
+                yield damaged(f"{path}/{message}", what)
+                continue
+            if found.first <= above:
+                yield damaged(f"{path}/{message}", "its numbers are those of another block, which is kept")
+                continue
             try:
-                yield from self._message(queue, number, message)
+                if not found.is_block:
+                    yield from self._message(queue, found)
+                elif (yield from self._block(queue, found, consumed)):
+                    above = found.last
             except FileNotFoundError:
                 continue  # consumed since it was listed
 
-    def _message(self, queue: str, number: int, name: str) -> Iterator[Finding]:
-        path = f"{layout.range_path(queue, number << RANGE_BITS)}/{name}"
-        parsed = message_name.parse(name)
-        if parsed is None or parsed[0] >> RANGE_BITS != number:
-            yield damaged(path, "is no message of this range: its name is not <seq>.<message id>[.<tag>...]")
-            return
-        seq, message_id, tags = parsed
+    def _message(self, queue: str, named: Named) -> Iterator[Finding]:
+        path = layout.messages_path(queue, named)
         try:
             head = prepared.read_whole(self.fs, path)
-            check_message(head, queue, message_id)
+            check_message(head, queue, named.message_id)
             wanted = message_name.tags_of(head.properties)
         except DamagedBlock as damage:
             yield damaged(path, str(damage))
             return
-        if known_tags(tags) != wanted:
-            right = f"{name[: message_name.PLAIN_NAME]}{wanted}"
+        if known_tags(named.tags) != wanted:
+            right = path.rpartition("/")[2][: message_name.PLAIN_NAME] + wanted
             yield broken(path, f"its name does not say what its head says: rename it to {right} while nobody uses it")
+        yield from self._place(queue, named.first, named.message_id, path, is_shared=not head.properties.queue)
+
+    def _block(self, queue: str, named: Named, consumed: int) -> Generator[Finding, None, bool]:
+        """Returns whether it can be read. What is gone of it is read first, for it goes after that."""
+        path = layout.messages_path(queue, named)
+        try:
+            gone = read_gone(self.fs, queue, named)
+        except DamagedBlock as damage:
+            gone = 0
+            yield damaged(layout.gone_path(queue, named), f"what is gone of a block: {damage}; all of that is back")
+        try:
+            block = Block(named, *read_messages(self.fs, queue, named), gone)
+        except DamagedBlock as damage:
+            yield damaged(path, str(damage))
+            return False
+        table = block.table
+        if block.mended() != block.data:
+            yield Finding(Severity.DAMAGE, path, "damaged outside of its bodies: one of its tables holds", block=path)
+        for index in block.left(consumed):
+            own = f"{path.rpartition('/')[0]}/{block.name(index)}"
+            try:
+                properties = decode(block.file(index)).properties
+                wanted = message_name.tags_of(properties)
+            except DamagedBlock as damage:
+                yield damaged(own, f"{damage}: in {path}", path)
+                continue
+            if known_tags(table.tags_of(index)) != wanted:
+                yield broken(own, f"its tags in the table of {path} do not say what its properties say: {wanted}")
+            yield from self._place(queue, named.first + index, table.message_id(index), own, block=path)
+        return True
+
+    def _place(
+        self, queue: str, seq: int, message_id: MessageId, path: str, *, is_shared: bool = False, block: str = ""
+    ) -> Iterator[Finding]:
+        """A whole message. is_shared: several queues have it."""
         self.highest[queue] = max(self.highest.get(queue, 0), seq)
         place = self.queues.index(queue) << _SEQ_BITS | seq
         earlier = self._places.setdefault(message_id, place)
-        if earlier == place or (not head.properties.queue and self.queues[earlier >> _SEQ_BITS] != queue):
+        if earlier == place or (is_shared and self.queues[earlier >> _SEQ_BITS] != queue):
             return  # that of several queues is in each of them
         other = self.queues[earlier >> _SEQ_BITS]
         first = find_message(self.fs, other, earlier & _SEQ_MASK, message_id)
         if first is None:
             return
         if other == queue:
-            yield damaged(path, f"message {message_id.hex()} {TWICE}: first as {first}")
+            yield damaged(path, f"message {message_id.hex()} {TWICE}: first as {first}", block)
         else:
             yield note(path, f"has the message id of {first}: ids are meant to be unique")
 
@@ -189,6 +238,18 @@ class CommittedCheck:
         elif highest > watermark.published and not self.prober.live:
             yield leftover(path, f"message {highest} is above published {watermark.published}: the next open shows it")
 
+    def _bitmaps(self, queue: str) -> Iterator[Finding]:
+        directory = f"{layout.queue_path(queue)}/{layout.GONE}"
+        blocks: set[str] | None = None
+        for name in listed(self.fs, directory):
+            if layout.parse_message(name) is None or len(name) != message_name.PLAIN_NAME:
+                yield damaged(f"{directory}/{name}", "is no bitmap of a block: its name is not <seq>.<message id>")
+                continue
+            if blocks is None:
+                blocks = {layout.gone_path(queue, one) for one in blocks_of(self.fs, queue)}
+            if f"{directory}/{name}" not in blocks and not self.prober.live:
+                yield leftover(f"{directory}/{name}", "its block is gone: removed by the next open")
+
     def _without_watermark(self, queue: str, path: str, highest: int) -> Iterator[Finding]:
         """A crash in a queue's first commits may leave none, or an empty one."""
         used = bool(self.ranges(queue))
@@ -213,4 +274,13 @@ def find_message(fs: FileSystem, queue: str, seq: int, message_id: bytes) -> str
     if fs.exists(path):
         return path
     directory, _, start = path.rpartition("/")
-    return next((f"{directory}/{name}" for name in listed(fs, directory) if name.startswith(f"{start}.")), None)
+    for name in listed(fs, directory):
+        if name.startswith(f"{start}."):
+            return f"{directory}/{name}"
+        named = message_name.parse_any(name) if is_block(name) else None
+        if named is not None and named.first <= seq <= named.last:
+            with suppress(FileNotFoundError, DamagedBlock):
+                block = read_names(fs, queue, named)
+                own = [block.name(index) for index in block.left(seq - 1, seq)]
+                return next((f"{directory}/{one}" for one in own if one.startswith(start)), None)
+    return None

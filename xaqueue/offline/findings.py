@@ -28,7 +28,8 @@ WRONG = (Severity.DAMAGE, Severity.DUPLICATE)
 
 
 class Finding(NamedTuple):
-    """``path`` is relative to the space. ``movable``: the file itself is bad, and repair can set it aside."""
+    """``path`` is relative to the space; of a message in a block of many what it would be, had it a file of its own.
+    ``movable``: the file itself is bad, and repair can set it aside."""
 
     severity: Severity
     path: str
@@ -36,6 +37,8 @@ class Finding(NamedTuple):
     movable: bool = False
     space: str = ""
     """Its directory, where many are checked."""
+    block: str = ""
+    """The path of the block in which the message lies; of one that repair can mend, its own path."""
 
 
 Probe = Callable[[], Iterable[Finding]]
@@ -64,9 +67,9 @@ class Prober:
             self.again = False
 
 
-def damaged(path: str, problem: str) -> Finding:
-    """The file itself is bad, and can be set aside."""
-    return Finding(Severity.DAMAGE, path, problem, movable=True)
+def damaged(path: str, problem: str, block: str = "") -> Finding:
+    """The file itself is bad, and can be set aside; in a block, this message of it."""
+    return Finding(Severity.DAMAGE, path, problem, movable=True, block=block)
 
 
 def broken(path: str, problem: str) -> Finding:

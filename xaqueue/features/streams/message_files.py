@@ -17,7 +17,7 @@ from zlib import crc32
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import CHECKSUM_OFFSET, HEAD_CRC, PREFIX_BYTES, Kind, head_of, pack
 from xaqueue.core.model.block_files import listed, ranges_in, read_checked, read_gone, read_messages, read_table
-from xaqueue.core.model.message_block import Table
+from xaqueue.core.model.message_block import Table, decode_table
 from xaqueue.core.model.message_name import ID_DIGITS, Named, parse_any
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.errors import DamagedBlock
@@ -81,6 +81,22 @@ class Block:
         checksum ^= crc32(body) ^ table.checksums[index]  # as of the body that it was
         return b"".join((head[:CHECKSUM_OFFSET], HEAD_CRC.pack(checksum), head[PREFIX_BYTES:], body))
 
+    def mended(self) -> bytes:
+        """The file with a whole table at both of its ends."""
+        begin, end = self.table.offsets[0], self.table.offsets[-1]
+        tables = self.data[:begin], self.data[end : end + begin]
+        whole = tables[0] if has_table(tables[0]) else tables[1]
+        return b"".join((whole, self.data[begin:end], whole, HEAD_CRC.pack(begin)))
+
+
+def has_table(data: bytes) -> bool:
+    """Whether a block of messages may begin like this."""
+    try:
+        decode_table(data)
+    except DamagedBlock:
+        return False
+    return True
+
 
 def read_whole(fs: FileSystem, queue: str, named: Named, damaged: Damaged) -> Block:
     """Raises FileNotFoundError, DamagedBlock, any other OSError."""
@@ -88,7 +104,7 @@ def read_whole(fs: FileSystem, queue: str, named: Named, damaged: Damaged) -> Bl
     return Block(named, *read_messages(fs, queue, named), gone)
 
 
-def read_names(fs: FileSystem, queue: str, named: Named, damaged: Damaged) -> Block:
+def read_names(fs: FileSystem, queue: str, named: Named, damaged: Damaged = _told) -> Block:
     """The same without the bodies."""
     gone = gone_of(fs, queue, named, damaged)
     return Block(named, read_table(fs, queue, named), b"", gone)
@@ -102,8 +118,7 @@ class QueueMessages:
         self._queue = queue
         self._damaged = damaged
         self._kept: dict[int, Block] = {}
-        ranges = [layout.range_path(queue, number << layout.RANGE_BITS) for number in ranges_in(fs, queue)]
-        self.files = [name for directory in ranges for name in listed(fs, directory)]
+        self.files = _files_in(fs, queue)
         self._consumed = consumed = consumed_in(fs, queue)
         if consumed:
             self.files = [name for name in self.files if not layout.is_consumed(name, consumed)]
@@ -157,6 +172,18 @@ class QueueMessages:
         for index in block.left(seq - 1, seq):
             return block.file(index)
         raise FileNotFoundError(name)  # gone since it was listed
+
+
+def _files_in(fs: FileSystem, queue: str) -> list[str]:
+    """Their names, range by range."""
+    ranges = [layout.range_path(queue, number << layout.RANGE_BITS) for number in ranges_in(fs, queue)]
+    return [name for directory in ranges for name in listed(fs, directory)]
+
+
+def blocks_of(fs: FileSystem, queue: str) -> list[Named]:
+    """The blocks of many messages in a queue, whatever is gone of them."""
+    names = [name for name in _files_in(fs, queue) if is_block(name)]
+    return [named for name in names if (named := parse_any(name)) is not None]
 
 
 def message_names(fs: FileSystem, queue: str) -> list[str]:
