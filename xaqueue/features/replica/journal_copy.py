@@ -20,7 +20,7 @@ from xaqueue.core.model import layout
 from xaqueue.core.model.block_files import listed, ranges_in
 from xaqueue.core.model.change import highest_numbers, is_valid, targets_of
 from xaqueue.core.model.layout import JOURNAL, Watermark
-from xaqueue.core.model.message_name import parse_seq
+from xaqueue.core.model.message_name import parse_any
 from xaqueue.core.storage.fs import FileSystem, discard
 from xaqueue.core.storage.journal_files import OWN_BYTES, content, headers, make_segment
 from xaqueue.core.storage.journal_format import (
@@ -315,16 +315,18 @@ class JournalCopy:
             if number > record.consumed >> layout.RANGE_BITS:
                 continue
             for name in self._fs.list(directory):
-                seq = parse_seq(name)
-                if seq is None or seq > record.consumed:
+                named = parse_any(name)
+                if named is None or named.last > record.consumed:
                     continue
                 path = f"{directory}/{name}"
-                if record.archives(seq):
+                if record.archives(named.last):
                     archived = archived_path(path)
                     redo.make_dirs(self._fs, archived.rpartition("/")[0])
                     self._fs.rename(path, archived)
                 else:
                     discard(self._fs, path)
+                if named.is_block:
+                    discard(self._fs, layout.gone_path(queue, named))
 
     def _stream(self, queue: str) -> StreamRecord | None:
         try:

@@ -11,9 +11,11 @@ from contextlib import closing
 from pathlib import Path
 
 from xaqueue.core.model import layout
-from xaqueue.core.model.change import is_valid, name_of, paths_of, queues_of, step_name, targets_of
+from xaqueue.core.model.block import decode_head
+from xaqueue.core.model.change import PUT, is_valid, name_of, ops_of, paths_of, queues_of, step_name, targets_of
 from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.model.layout import JOURNAL
+from xaqueue.core.model.message_name import Named, parse_seq
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.fs import FileSystem, discard
 from xaqueue.core.storage.hardening import Hardening
@@ -26,10 +28,12 @@ from xaqueue.features.replica.options import policy_of
 from xaqueue.features.replica.replicated import UNSHIPPED, Replicated
 from xaqueue.features.snapshots.manifest import KEPT_JOURNAL
 
+_Number = tuple[str, int]
+
 
 def list_unshipped(fs: FileSystem, made: Replicated) -> int:
     """Writes the list, durably, a line of JSON a step; returns how many there are. Raises OSError."""
-    lines = [json.dumps(_line(record)) for record in _records(fs, made)]
+    lines = [json.dumps(line) for line in map(_Told().line, _records(fs, made))]
     discard(fs, UNSHIPPED)
     fs.create(UNSHIPPED, ["".join(f"{line}\n" for line in lines).encode()])
     fs.sync_file(UNSHIPPED)
@@ -48,18 +52,49 @@ def _records(fs: FileSystem, made: Replicated) -> Iterator[Record]:
                 yield good.record
 
 
-def _line(record: Record) -> dict[str, object]:
-    """Messages by queue and number."""
-    added = [found for path in targets_of(record) if (found := layout.parse_message_path(path)) is not None]
-    gone = [layout.parse_message_path(path) for path in paths_of(record) if path not in targets_of(record)]
-    return {
-        "lsn": record.lsn,
-        "step": step_name(record.kind),
-        "branch": name_of(record),
-        "queues": queues_of(record),
-        "added": added,
-        "taken": [found for found in gone if found is not None],
-    }
+class _Told:
+    """Messages by queue and number. What is gone of a block is recorded as a whole each time, and told once; of a block
+    that was there before, the first line has all that was gone by then."""
+
+    def __init__(self) -> None:
+        self._gone: dict[str, int] = {}
+        """Of each block of which something is gone, by the path of that."""
+
+    def line(self, record: Record) -> dict[str, object]:
+        added, taken = list[_Number](), list[_Number]()
+        targets = set(targets_of(record))
+        for path in targets_of(record):
+            if (found := layout.parse_path(path)) is not None:
+                added += _numbers(*found)
+        for op in ops_of(record):
+            if op[0] == PUT and f"/{layout.GONE}/" in op[1]:
+                taken += self._newly_gone(op[1], op[2], op[3])
+        for path in paths_of(record):
+            found = layout.parse_path(path) if path not in targets else None
+            if found is not None:
+                gone = self._gone.pop(layout.gone_path(*found), 0)
+                taken += [one for at, one in enumerate(_numbers(*found)) if not gone >> at & 1]
+        return {
+            "lsn": record.lsn,
+            "step": step_name(record.kind),
+            "branch": name_of(record),
+            "queues": queues_of(record),
+            "added": added,
+            "taken": taken,
+        }
+
+    def _newly_gone(self, path: str, head: bytes, body: bytes | memoryview) -> Iterator[_Number]:
+        queue, first = decode_head(head).properties.queue, parse_seq(path.rpartition("/")[2])
+        gone = int.from_bytes(body, "little")
+        new = gone & ~self._gone.get(path, 0)
+        self._gone[path] = gone
+        for at in range(new.bit_length() if first is not None else 0):
+            if new >> at & 1:
+                yield queue, (first or 0) + at
+
+
+def _numbers(queue: str, named: Named) -> list[_Number]:
+    return [(queue, seq) for seq in range(named.first, named.last + 1)]
 
 
 def check_replication(root: Path, definitions: Definitions, hardening: Hardening, waiting: Threads) -> None:

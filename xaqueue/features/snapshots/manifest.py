@@ -65,6 +65,11 @@ def is_copied(path: str) -> bool:
     return _COPIED.fullmatch(path) is not None and len(os.fsencode(path.rpartition("/")[2])) <= NAME_BYTES
 
 
+def is_in_place(path: str) -> bool:
+    """Whether it is a bitmap of a block of messages, which may be overwritten: it has no other name, but copies."""
+    return f"/{layout.GONE}/" in path
+
+
 @dataclass(frozen=True, slots=True)
 class Manifest:
     number: int

@@ -8,18 +8,24 @@ consumed since, or lost, and comes back. Nothing of the space is changed.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 
 from xaqueue.core.engine import heuristics, quarantine, redo
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import Kind, decode
 from xaqueue.core.model.block_files import listed, ranges_in
+from xaqueue.core.model.message_block import decode_table, encode_gone
+from xaqueue.core.model.message_name import Named, parse_any
 from xaqueue.core.model.record_kinds import RecordKinds
 from xaqueue.core.recovery.load import read_head
 from xaqueue.core.storage.fs import NO_LINK, FileSystem, discard
+from xaqueue.core.storage.layers import Below
 from xaqueue.core.storage.regular import NO_DIRECTORY
 from xaqueue.errors import DamagedBlock
-from xaqueue.message import Message, MessageId
+from xaqueue.features.snapshots.manifest import is_in_place
+from xaqueue.features.streams.message_files import count_in, read_names
+from xaqueue.message import Message, MessageId, properties_in
 from xaqueue.xid import Xid
 
 
@@ -79,32 +85,77 @@ class Newer:
 
     def _bring_messages(self, queue: str, directory: str) -> None:
         for name in _names(self.fs, directory):
-            path = f"{directory}/{name}"
-            message = layout.parse_message(name)
-            if message is None or self.fs.exists(f"{self.place}/{path}"):
+            path, named = f"{directory}/{name}", parse_any(name)
+            if named is None or self.fs.exists(f"{self.place}/{path}"):
                 continue
+            found: list[Message] = []
             try:
-                block = decode(self.fs.read(path))
+                if named.is_block:
+                    found = self._in_block(queue, named)
+                    if self.fs.exists(gone := layout.gone_path(queue, named)):
+                        self.link(gone)
+                else:
+                    properties = decode(self.fs.read(path)).properties
+                    found = [Message(named.message_id, queue, named.first, b"", properties)]
             except (OSError, DamagedBlock):
-                self.lost += 1
+                self.lost += count_in(self.fs, queue, named)
                 continue
             self.link(path)
-            self.messages += 1
-            origin = Message(message[1], queue, message[0], b"", block.properties).origin
-            origins = self._origins.setdefault(message[1], set())
-            if origin is not None and origin.queue:
-                origins |= {origin.queue, queue}
-                if origin.message_id:
-                    self._origins.setdefault(MessageId(bytes.fromhex(origin.message_id)), set()).update(origins)
+            self.messages += len(found)
+            for message in found:
+                self._note_origin(message)
+
+    def _in_block(self, queue: str, named: Named) -> list[Message]:
+        """Those of a block that are there; a damaged one is among them as well. Raises DamagedBlock, OSError."""
+        block = read_names(self.fs, queue, named)
+        table = block.table
+        return [
+            Message(table.message_id(index), queue, named.first + index, b"", properties_in(table.stored(index)))
+            for index in block.left(0)
+        ]
+
+    def _note_origin(self, message: Message) -> None:
+        origin, queue = message.origin, message.queue
+        origins = self._origins.setdefault(message.message_id, set())
+        if origin is not None and origin.queue:
+            origins |= {origin.queue, queue}
+            if origin.message_id:
+                self._origins.setdefault(MessageId(bytes.fromhex(origin.message_id)), set()).update(origins)
 
     def _drop_moved(self, path: str) -> None:
         """What stands elsewhere by now, in the queue to which it was moved or under a later number."""
-        place, message = layout.parse_message_path(path), layout.parse_message(path.rpartition("/")[2])
-        if place is None or message is None or self.fs.exists(path):
+        found = layout.parse_path(path)
+        if found is None:
             return
-        origins = self._origins.get(message[1])
-        if origins is not None and (not origins or place[0] in origins):
+        queue, named = found
+        if named.is_block:
+            self._drop_of_block(queue, named)
+        elif not self.fs.exists(path) and self._has_moved(queue, named.message_id):
             discard(self.fs, f"{self.place}/{path}")
+
+    def _drop_of_block(self, queue: str, named: Named) -> None:
+        """It is gone of the block, with what was gone then."""
+        try:
+            then = read_names(Below(self.fs, self.place), queue, named)
+        except (DamagedBlock, OSError):
+            return
+        left: Sequence[int] = ()
+        with suppress(DamagedBlock, OSError):
+            left = read_names(self.fs, queue, named).left(0)
+        before, path = then.left(0), f"{self.place}/{layout.gone_path(queue, named)}"
+        moved = [one for one in before if one not in left and self._has_moved(queue, then.table.message_id(one))]
+        if moved:
+            discard(self.fs, path)
+        if len(moved) == len(before):
+            discard(self.fs, f"{self.place}/{layout.messages_path(queue, named)}")
+        elif moved:
+            redo.make_dirs(self.fs, path.rpartition("/")[0])
+            gone = then.gone | sum(1 << index for index in moved)
+            self.fs.create(path, encode_gone(queue, named, gone, then.table.epoch))
+
+    def _has_moved(self, queue: str, message_id: MessageId) -> bool:
+        origins = self._origins.get(message_id)
+        return origins is not None and (not origins or queue in origins)
 
     def _is_another(self, path: str) -> bool:
         """Whether a whole block is not the one that the snapshot has: its branch is decided, or a later one."""
@@ -120,9 +171,11 @@ class Newer:
         """Whether a block of a branch added a message that is there."""
         try:
             head = read_head(self.fs, path)
+            many = decode_table(self.fs.read(path)).message_ids() if head.kind is Kind.MESSAGES else ()
         except (DamagedBlock, FileNotFoundError):
             return False
-        return head.kind is Kind.ENQUEUE and head.message_id in self._origins
+        added = many or (head.message_id,) if head.kind in (Kind.ENQUEUE, Kind.MESSAGES) else ()
+        return any(message_id in self._origins for message_id in added)
 
     def names(self, directory: str) -> list[str]:
         return _names(self.fs, directory)
@@ -148,13 +201,15 @@ def link_into(fs: FileSystem, source: str, target: str) -> None:
 
 
 def link_or_copy(fs: FileSystem, source: str, target: str) -> None:
-    try:
-        fs.link(source, target)
-    except OSError as error:
-        if error.errno not in NO_LINK:
-            raise
-        fs.create(target, [fs.read(source)])
-        fs.set_modified_ns(target, fs.modified_ns(source))
+    if not is_in_place(source):
+        try:
+            fs.link(source, target)
+            return  # noqa: TRY300
+        except OSError as error:
+            if error.errno not in NO_LINK:
+                raise
+    fs.create(target, [fs.read(source)])
+    fs.set_modified_ns(target, fs.modified_ns(source))
 
 
 def branches_in(fs: FileSystem, directory: str) -> dict[Xid, list[str]]:

@@ -43,6 +43,7 @@ from xaqueue.features.snapshots.history import History
 from xaqueue.features.snapshots.manifest import KEPT_JOURNAL, SNAPSHOTS, Manifest
 from xaqueue.features.snapshots.newer import Newer, branches_in, link_into, link_or_copy
 from xaqueue.features.snapshots.restored import REMOVED, RESTORE_READY, RESTORED, Restored
+from xaqueue.features.streams.message_files import count_in
 from xaqueue.xid import Xid
 
 READY = RESTORE_READY
@@ -264,7 +265,8 @@ class _Build:
         if at_us:
             through |= self._done_again(through)
             names = manifest.files_below(fs, PLACE)
-            messages = sum(1 for path in names if layout.parse_message_path(path))
+            places = filter(None, map(layout.parse_path, names))
+            messages = sum(count_in(Below(fs, PLACE), *place) for place in places)
         unknown = self._bring_over(names, through)
         self._keep_journal()
         branches = sorted(map(str, unknown))

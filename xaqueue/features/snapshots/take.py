@@ -24,11 +24,13 @@ from xaqueue.core.engine import redo
 from xaqueue.core.engine.state import LOOK_S, Space
 from xaqueue.core.model import layout, options
 from xaqueue.core.storage.fs import NO_LINK, NO_ROOM, FileSystem, discard
+from xaqueue.core.storage.layers import Below
 from xaqueue.core.storage.regular import NO_FILE
 from xaqueue.errors import NotSupportedError, OperationalError, RetryLater
 from xaqueue.features.snapshots import manifest, store
 from xaqueue.features.snapshots.manifest import CHECKSUMS, MANIFEST, SNAPSHOTS, Manifest
 from xaqueue.features.snapshots.options import policy_of
+from xaqueue.features.streams.message_files import count_in
 from xaqueue.snapshot import SnapshotStatus
 
 _taking: WeakSet[Space] = WeakSet()
@@ -121,7 +123,7 @@ class _Links:
 
     def changing(self) -> None:
         """All of every queue, but what is written in place."""
-        own = {kind.directory for kind in options.everything().kinds()}
+        own = {layout.GONE, *(kind.directory for kind in options.everything().kinds())}
         for queue in self._names(layout.COMMITTED):
             if layout.parse_queue_directory(queue) is None:
                 continue
@@ -178,6 +180,9 @@ class _Links:
         name twice."""
         if not manifest.is_copied(path):
             return
+        if manifest.is_in_place(path):
+            self._copy_block(path)
+            return
         try:
             self.fs.link(path, f"{self.place}/{path}")
         except (FileNotFoundError, FileExistsError):
@@ -189,8 +194,9 @@ class _Links:
             self._copy_block(path)
 
     def _copy_block(self, path: str) -> None:
-        """Where links end. A directory that stands where a file should is nothing of the space."""
-        with suppress(FileNotFoundError, IsADirectoryError):
+        """Where links end, or would have what is written in place. A directory that stands where a file should is
+        nothing of the space."""
+        with suppress(FileNotFoundError, FileExistsError, IsADirectoryError):
             if not self.fs.is_dir(path):
                 data, when_ns = self.fs.read(path), self.fs.modified_ns(path)
                 self.fs.create(f"{self.place}/{path}", [data])
@@ -216,11 +222,13 @@ def _manifest(space: Space, links: _Links, number: int, lsn: int) -> Manifest:
     fs.create(f"{links.place}/{CHECKSUMS}", [checksums])
     counts: dict[str, int] = {}
     highest: dict[str, int] = {}
+    below = Below(fs, links.place)
     for path in names:
-        message = layout.parse_message_path(path)
-        if message is not None:
-            queue, seq = message
-            counts[queue], highest[queue] = counts.get(queue, 0) + 1, max(highest.get(queue, 0), seq)
+        found = layout.parse_path(path)
+        if found is not None:
+            queue, named = found
+            counts[queue] = counts.get(queue, 0) + count_in(below, queue, named)
+            highest[queue] = max(highest.get(queue, 0), named.last)
     queues: dict[str, tuple[int, int, int]] = {}
     for directory in fs.list(f"{links.place}/{layout.COMMITTED}"):
         name = layout.parse_queue_directory(directory)

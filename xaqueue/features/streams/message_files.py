@@ -110,6 +110,11 @@ def read_names(fs: FileSystem, queue: str, named: Named, damaged: Damaged = _tol
     return Block(named, read_table(fs, queue, named), b"", gone)
 
 
+def count_in(fs: FileSystem, queue: str, named: Named) -> int:
+    """How many messages are in a file."""
+    return named.count - gone_of(fs, queue, named, _told).bit_count() if named.is_block else 1
+
+
 class QueueMessages:
     """Those of one queue that are there now, without what a stream has consumed."""
 
