@@ -95,7 +95,7 @@ PURE = {
         "xaqueue.core.model.entry",
         "xaqueue.features.groups.groups",
     ),
-    *("xaqueue.core.model.message_name", "xaqueue.core.model.packed_index"),
+    *("xaqueue.core.model.message_name", "xaqueue.core.model.message_block", "xaqueue.core.model.packed_index"),
     *("xaqueue.features.counters.values", "xaqueue.core.model.order"),
     *("xaqueue.features.retries.policy", "xaqueue.features.limits.limits"),
     *("xaqueue.rpc.wire", "xaqueue.rpc.client.branch", "xaqueue.tm.gtrid", "xaqueue.tm.voting"),

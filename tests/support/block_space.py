@@ -11,7 +11,7 @@ from typing import Any
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import Block, Kind, encode, pack_properties
 from xaqueue.core.model.layout import Watermark
-from xaqueue.core.model.message_block import decode_table, encode_gone, hollowed
+from xaqueue.core.model.message_block import decode_table, encode_gone
 from xaqueue.core.model.message_block import encode as encode_many
 from xaqueue.core.model.message_name import Named, tags_of
 from xaqueue.message import MessageId, Properties
@@ -74,7 +74,12 @@ class MadeBlock:
     def hollow(self, gone: int) -> None:
         """Without the bodies of these."""
         data = self.file.read_bytes()
-        head, body, _ = hollowed(decode_table(data), data, gone, 1)
+        table = decode_table(data)
+        hollow = [index for index in range(table.count) if gone >> index & 1]
+        bodies = [b"" if index in hollow else table.body(data, index) for index in range(table.count)]
+        head, body, _ = encode_many(
+            table.packed, table.message_ids(), bodies, 1, tags=table.tags, own=table.own, hollow=hollow
+        )
         self._write(head + body)
 
     def take(self, gone: int) -> None:

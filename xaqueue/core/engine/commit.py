@@ -23,14 +23,14 @@ from enum import IntEnum
 from functools import partial
 from typing import Any
 
-from xaqueue.core.engine import quarantine
+from xaqueue.core.engine import many, quarantine
 from xaqueue.core.engine.blocks import add, add_branch_block
 from xaqueue.core.engine.log import HELD_BYTES, STEP_FILES, CommitPending
 from xaqueue.core.engine.state import Space
-from xaqueue.core.model.block import Kind
-from xaqueue.core.model.block_files import dequeue_block
+from xaqueue.core.model.block import ADDS, Kind
 from xaqueue.core.model.branch import Branch, State, Written
 from xaqueue.core.model.change import DROP, MOVE, PUT, Change, CoreStep, Op
+from xaqueue.core.model.entry import MessageBlock, Run
 from xaqueue.core.model.layout import (
     COMMIT,
     FIRST,
@@ -58,7 +58,7 @@ def prepare(space: Space, branch: Branch, perform: Callable[..., object] | None 
     blocks, suffix = branch.blocks, FIRST
     for written in blocks:
         if written.content is None and not written.path:
-            add(space, branch, written, dequeue_block(written, space.epoch))
+            add(space, branch, written, many.dequeue_block(space, written))
     if len(blocks) > 1 or blocks[0].shared is not None or (branch.riders and branch.needs_list):
         add_branch_block(space, branch)
         blocks, suffix = branch.all_blocks, ""
@@ -139,7 +139,7 @@ def _complete(space: Space, branch: Branch) -> None:
     """Adds the blocks by which recovery finds all of a branch that was never prepared."""
     for written in branch.blocks:
         if not written.path:
-            add(space, branch, written, dequeue_block(written, space.epoch))
+            add(space, branch, written, many.dequeue_block(space, written))
     add_branch_block(space, branch)
 
 
@@ -150,23 +150,29 @@ def commit_change(space: Space, branch: Branch, step: IntEnum) -> Change:
     removals: list[Op] = []
     rest: list[Op] = []
     arrivals: list[tuple[str, int]] = []
+    taken: dict[MessageBlock, int] = {}
     for written in branch.blocks:
         entry, name = written.entry, written.queue
         if entry is None:  # the message is lost, and an operator knows
             rest.append((DROP, written.path))
-        elif written.kind is _ENQUEUE:
+        elif written.kind in ADDS:
             queue = space.queues.get(name) or space.queue(name)
-            entry.seq = seq = queue.keep_number(entry.seq) if entry.seq else queue.allocate()
-            target = message_path(name, seq, written.message_id, entry.tags)
+            if type(entry) is Run:
+                target = many.number(queue, entry, arrivals)
+            else:
+                entry.seq = seq = queue.keep_number(entry.seq) if entry.seq else queue.allocate()
+                target = message_path(name, seq, written.message_id, entry.tags)
+                arrivals.append((name, seq))
             if written.path:
                 ops.append((MOVE, written.path, target, when_us))
             else:
                 assert written.content is not None
                 ops.append((PUT, target, *written.content, when_us))
-            arrivals.append((name, seq))
         else:
-            path = entry.path or message_path(name, entry.seq, written.message_id, entry.tags)
-            removals.append((DROP, path))
+            queue = space.queues[name]
+            if not (queue.blocks and many.takes(queue, entry, taken)):
+                path = entry.path or message_path(name, entry.seq, written.message_id, entry.tags)
+                removals.append((DROP, path))
             if entry.retry is not None:
                 rest.append((DROP, retry_path(name, entry.seq, written.message_id)))
             if written.path:
@@ -174,21 +180,26 @@ def commit_change(space: Space, branch: Branch, step: IntEnum) -> Change:
     for rider in branch.riders:
         if rider.acts:
             ops += rider.ops(space, branch)
-    point: Sequence[Op] = ()
-    if branch.branch_block is not None:
-        marker = block_path(PREPARED, branch.name, COMMIT)
-        if branch.branch_block.path != marker:
-            point = ((MOVE, branch.branch_block.path, marker, 0),)
-        rest.append((DROP, marker))
-    return Change(step, branch.name, ops + removals if removals else ops, point, rest, arrivals, commits=True)
+    point = _point(branch.branch_block, branch.name, rest) if branch.branch_block is not None else ()
+    if taken:
+        many.leave(space, taken, removals, rest)
+    ops = ops + removals if removals else ops
+    return Change(step, branch.name, ops, point, rest, arrivals, commits=True, taken=taken)
+
+
+def _point(branch_block: Written, name: str, rest: list[Op]) -> Sequence[Op]:
+    """Of several blocks, unless it is done; what marks it goes with the rest."""
+    marker = block_path(PREPARED, name, COMMIT)
+    rest.append((DROP, marker))
+    return ((MOVE, branch_block.path, marker, 0),) if branch_block.path != marker else ()
 
 
 def forget_numbers(space: Space, branch: Branch) -> None:
     """Its messages found no room: others may have published above their numbers by then."""
     with space.lock:
         for written in branch.blocks:
-            if written.kind is Kind.ENQUEUE and written.entry is not None and written.entry.seq:
-                space.queues[written.queue].return_number(written.entry.seq)
+            if written.kind in ADDS and written.entry is not None and written.entry.seq:
+                space.queues[written.queue].return_number(written.entry.seq, len(written.ids))
                 written.entry.seq = 0
 
 
@@ -205,6 +216,10 @@ def publish_commit(space: Space, branch: Branch, *, ends: bool = False) -> None:
             queue.enqueued += 1
             if entry.seq > queue.shown:
                 queue.shown = entry.seq
+            space.log.changed_queues[queue.name] = queue
+            continue
+        if type(entry) is Run:
+            many.publish(queue, entry)
             space.log.changed_queues[queue.name] = queue
             continue
         queue.dequeued += 1
@@ -275,8 +290,9 @@ def release(space: Space, branch: Branch, back: Sequence[Any]) -> None:
     """Gives every message back that the branch held, and forgets what it had added."""
     with space.lock:
         for written in branch.blocks:
-            if written.kind is Kind.ENQUEUE:
-                space.queue(written.queue).withdraw(written.message_id)
+            if written.kind in ADDS:
+                for message_id in written.ids:
+                    space.queue(written.queue).withdraw(message_id)
         for rider in branch.riders:
             rider.release_locked(space, branch)
         space.features.returns.publish_locked(space, back)

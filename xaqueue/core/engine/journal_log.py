@@ -30,7 +30,7 @@ from xaqueue.core.engine.deferred import DeferringCommit
 from xaqueue.core.engine.disk_space import refusal
 from xaqueue.core.engine.log import BLOCK_BYTES, HELD_BYTES, Copying, Owner, Register
 from xaqueue.core.model import layout
-from xaqueue.core.model.block import Kind, split_block
+from xaqueue.core.model.block import ADDS, split_block
 from xaqueue.core.model.block_files import make_shared, read_block
 from xaqueue.core.model.branch import Branch, Written
 from xaqueue.core.model.change import DROP, MOVE, PUT, Change, Moved, Op, entry_of, final_states
@@ -122,7 +122,7 @@ class JournalLog(DeferringCommit):
         return self.behind.size_bytes > PENDING_BYTES or self.behind.files > PENDING_FILES
 
     def add(self, branch: Branch, written: Written, head: bytes, body: bytes, *, may_wait: bool = True) -> None:
-        if may_wait and written.kind is Kind.ENQUEUE and self.adds_late:
+        if may_wait and written.kind in ADDS and self.adds_late:
             self.settle()  # whoever adds waits for the directories, and needs room in them; what ends a branch does not
         original = written.shared
         if original is written:
@@ -217,7 +217,7 @@ class JournalLog(DeferringCommit):
             self.sync_names((ACTIVE,))  # content and names of all of them at once
 
     def harden_unprepared(self, branch: Branch, complete: Callable[[], None]) -> None:
-        if branch.to_harden and (branch.needs_list or branch.blocks[0].kind is Kind.ENQUEUE):
+        if branch.to_harden and (branch.needs_list or branch.blocks[0].kind in ADDS):
             self.harden(branch)
 
     def stage(self, path: str, head: bytes, body: bytes) -> None:
@@ -253,9 +253,12 @@ class JournalLog(DeferringCommit):
     def _publish(self, group: Sequence[Step]) -> None:
         behind = self.behind
         for step in group:
-            if step.error is None:
+            planned = step.planned
+            if step.error is not None:
+                if type(planned) is Change:
+                    planned.take_back()
+            else:
                 step.publish()
-                planned = step.planned
                 if type(planned) is Change:
                     ops = planned.ops
                     if planned.point or planned.rest:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from xaqueue.core.engine import blocks, quarantine
+from xaqueue.core.engine import blocks, many, quarantine
 from xaqueue.core.engine.state import Space, log
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import (
@@ -288,8 +288,13 @@ def take_plain(
             branch.numbers = written.number = branch.numbers + 1
             branch.blocks.append(written)
         if not entry.tries:
-            entry.path = path = layout.message_path(name, entry.seq, message_id, entry.tags)
-            found, packed, body = split_message(space.log.read(path, may_wait=False))
+            block = queue.block_of(entry.seq) if queue.blocks else None
+            if block is not None:
+                packed, body = many.content(space, block, entry.seq, may_wait=False)
+                found: bytes = message_id
+            else:
+                entry.path = path = layout.message_path(name, entry.seq, message_id, entry.tags)
+                found, packed, body = split_message(space.log.read(path, may_wait=False))
             if found == message_id:
                 answer = made(message_id, name, entry.seq, packed, body)
                 space.log.take(branch, (written,), space.epoch)
@@ -342,7 +347,11 @@ def _read_each(space: Space, name: str, entries: Iterator[Entry], limit: int | N
             return
         path = layout.message_path(name, entry.seq, entry.message_id, entry.tags)
         try:
-            message = message_of(name, entry.seq, entry.message_id, space.log.read(path), entry.tries)
+            queue = space.queues[name]
+            if queue.blocks:
+                message = _read_beside(space, queue, entry)
+            else:
+                message = message_of(name, entry.seq, entry.message_id, space.log.read(path), entry.tries)
             for gate in space.gates:
                 gate.passes(message)
         except FileNotFoundError:
@@ -359,6 +368,18 @@ def _read_each(space: Space, name: str, entries: Iterator[Entry], limit: int | N
             continue  # for the next dequeue to set aside
         shown += 1
         yield message
+
+
+def _read_beside(space: Space, queue: Queue, entry: Entry) -> Message:
+    """A message that lies in a block, maybe. Raises DamagedBlock, OSError."""
+    block = queue.block_of(entry.seq)
+    if block is None:
+        return message_of(queue.name, entry.seq, entry.message_id, space.log.read(queue.path_of(entry)), entry.tries)
+    packed, body = many.content(space, block, entry.seq)
+    stored = stored_in(packed)
+    if entry.tries:
+        stored["tries"] = entry.tries
+    return stored_message(entry.message_id, queue.name, entry.seq, body, stored)
 
 
 def message_of(queue: str, seq: int, message_id: MessageId, data: bytes, tries: int = 0) -> Message:
@@ -465,9 +486,12 @@ def fetch(space: Space, branch: Branch, written: Written, *, is_held: bool = Fal
     entry = written.entry
     assert entry is not None
     path = layout.message_path(written.queue, entry.seq, entry.message_id, entry.tags)
-    reason = ""
+    reason, queue = "", space.queues[written.queue]
     try:
-        message = message_of(written.queue, entry.seq, entry.message_id, space.log.read(path), entry.tries)
+        if queue.blocks:
+            message = _read_beside(space, queue, entry)
+        else:
+            message = message_of(written.queue, entry.seq, entry.message_id, space.log.read(path), entry.tries)
         for gate in space.gates:
             gate.passes(message)
         return message  # noqa: TRY300
@@ -485,7 +509,8 @@ def fetch(space: Space, branch: Branch, written: Written, *, is_held: bool = Fal
     if reason:
         try:
             space.settle()
-            _set_aside(space, path, files_of(written.queue, entry)[1:], reason)
+            if not (queue.blocks and many.set_aside(space, queue, entry, reason)):
+                _set_aside(space, queue.path_of(entry), files_of(written.queue, entry)[1:], reason)
         except RetryLater:
             if not is_held:
                 _return_entry(space, branch, written)

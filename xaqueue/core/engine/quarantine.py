@@ -31,18 +31,20 @@ _REASON_BYTES = 16 * 1024
 log = logging.getLogger("xaqueue")
 
 
-def move(fs: FileSystem, path: str, reason: str, now_us: int, *, foreign: bool = False) -> str:
+def move(fs: FileSystem, path: str, reason: str, now_us: int, *, foreign: bool = False, stood: str = "") -> str:
     """Quarantines a file or directory and returns its new path. The caller syncs both directories. Raises OSError.
 
     foreign: it is nothing of the space, where something of it is made again, and nobody is to take it for that.
+    stood: where, if it is a copy of what stood elsewhere.
     """
-    name = f"{_FOREIGN}{_name_of(path)}" if foreign else _name_of(path)
+    stood = stood or path
+    name = f"{_FOREIGN}{_name_of(stood)}" if foreign else _name_of(stood)
     target, copies = f"{layout.QUARANTINE}/{name}", 1
     while fs.exists(target) or fs.exists(target + ".reason"):
         copies += 1
         target = f"{layout.QUARANTINE}/{name}~{copies}"
     when = datetime.fromtimestamp(now_us / 1e6, UTC).isoformat(timespec="seconds")
-    text = f"{reason}\n{_STOOD}{path}\nmoved here {when}\nThe file is as it was found; nothing reads it any more.\n"
+    text = f"{reason}\n{_STOOD}{stood}\nmoved here {when}\nThe file is as it was found; nothing reads it any more.\n"
     try:
         fs.create(target + ".reason", [os.fsencode(text)])
         fs.sync_data(target + ".reason")

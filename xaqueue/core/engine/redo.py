@@ -23,6 +23,7 @@ from xaqueue.core.model.block import Kind, decode_head, has_valid_checksum
 from xaqueue.core.model.block_files import read_block
 from xaqueue.core.model.change import Content, Final, Moved, Op, final_states, highest_numbers, ops_of
 from xaqueue.core.model.layout import Watermark
+from xaqueue.core.model.message_name import parse_any
 from xaqueue.core.model.record_kinds import RecordKinds
 from xaqueue.core.storage.fs import NO_LINK, NO_ROOM, FileSystem, discard
 from xaqueue.core.storage.journal_format import Record
@@ -309,14 +310,14 @@ def is_that(fs: FileSystem, place: str, path: str) -> bool:
     """Whether a whole block stands in a place, and can be the one that belongs to this path: of a message the one that
     added it to its queue, and not one that takes it, or that adds to another queue under the same id."""
     data = read(fs, place)
-    message = layout.parse_message(path.rpartition("/")[2]) if path.startswith(_OF_MESSAGES) else None
-    if message is None or not has_valid_checksum(data):
+    named = parse_any(path.rpartition("/")[2]) if path.startswith(_OF_MESSAGES) else None
+    if named is None or not has_valid_checksum(data):
         return has_valid_checksum(data)
     try:
         head = decode_head(data)
     except DamagedBlock:
         return False
-    adds = head.kind is Kind.ENQUEUE and head.message_id == message[1]
+    adds = head.kind is (Kind.MESSAGES if named.is_block else Kind.ENQUEUE) and head.message_id == named.message_id
     return adds and head.properties.queue in ("", path.split("/")[1].removeprefix("queue="))
 
 

@@ -71,6 +71,9 @@ class Kind(IntEnum):
     """Many to enqueue; see ``message_block``."""
 
 
+ADDS = (Kind.ENQUEUE, Kind.MESSAGES)
+
+
 @dataclass(slots=True)
 class Block:
     """A decoded command block. ``checksum`` is the CRC-32 over everything, as stored."""

@@ -25,7 +25,17 @@ from xaqueue.core.model.block import (
     size_in_head,
 )
 from xaqueue.core.model.branch import Written
-from xaqueue.core.model.message_block import MOST_BYTES, Table, check_block, decode_copy, decode_gone, decode_table
+from xaqueue.core.model.entry import MessageBlock
+from xaqueue.core.model.message_block import (
+    BLOCK,
+    MOST_BYTES,
+    Table,
+    check_block,
+    decode_copy,
+    decode_gone,
+    decode_table,
+    taken_from,
+)
 from xaqueue.core.model.message_name import Named
 from xaqueue.core.storage.fs import NO_LINK, FileSystem, is_damage
 from xaqueue.core.storage.regular import NO_DIRECTORY, NO_FILE, READ, open_regular, read_up_to
@@ -56,9 +66,14 @@ def ranges_in(fs: FileSystem, queue: str) -> list[int]:
     return sorted(number for name in names if (number := layout.parse_range(name)) is not None)
 
 
-def dequeue_block(written: Written, epoch: int) -> bytes:
-    """The block that names the message to remove, and says how many tries that had had."""
-    packed = _packed(written.queue, written.entry.tries if written.entry is not None else 0, written.is_try)
+def dequeue_block(written: Written, epoch: int, block: MessageBlock | None = None) -> bytes:
+    """The block that names the message to remove, says how many tries that had had, and in which block it lies."""
+    entry = written.entry
+    packed = _packed(written.queue, entry.tries if entry is not None else 0, written.is_try)
+    if block is not None and entry is not None:
+        taken = {BLOCK: taken_from(block.named, block.bit(entry.seq))}
+        unknown = taken if written.is_try else {NO_TRY: True, **taken}
+        packed = pack_properties(Properties(written.queue, tries=entry.tries, unknown=unknown))
     head, written.checksum = head_of(Kind.DEQUEUE, written.message_id, packed, b"", epoch)
     return head
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from xaqueue.core.model.block import Kind
-from xaqueue.core.model.entry import Entry
+from xaqueue.core.model.entry import Entry, Run
 from xaqueue.errors import (
     AsyncNotSupported,
     DuplicateXid,
@@ -237,6 +237,11 @@ class Written:
         self.message_id = message_id
         self.checksum = checksum
         self.entry = entry
+
+    @property
+    def ids(self) -> Sequence[MessageId]:
+        """Of its messages."""
+        return self.entry.ids if isinstance(self.entry, Run) else (self.message_id,)
 
     @property
     def original(self) -> Written | None:

@@ -19,7 +19,7 @@ A redo record is atomic, and holds them all.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import chain
@@ -29,6 +29,7 @@ import msgpack
 
 from xaqueue.core.model import layout, options
 from xaqueue.core.model.block import decode_head, has_valid_checksum
+from xaqueue.core.model.entry import MessageBlock
 from xaqueue.core.storage.journal_format import Entry, Record
 
 LAST_US = 2**63 // 1000 - 1
@@ -68,6 +69,13 @@ class Change(NamedTuple):
     """Queue and sequence number of each message that enters ``committed/``."""
     commits: bool = False
     """It is what a branch was committed for: where there is no room for it, that is to be done again."""
+    taken: Mapping[MessageBlock, int] = {}
+    """Bits that it has set of blocks of many messages."""
+
+    def take_back(self) -> None:
+        """It has failed, and these bits are not set. Called before another change is planned."""
+        for block, bits in self.taken.items():
+            block.gone &= ~bits
 
 
 def step_name(kind: int) -> str:
@@ -80,7 +88,7 @@ def entry_of(change: Change | Entry) -> Entry:
     """Its redo record; a record of the journal's own stays one."""
     if isinstance(change, Entry):
         return change
-    kind, name, ops, point, rest, _, _ = change
+    kind, name, ops, point, rest, *_ = change
     bodies = []
     packed: list[Op] = []
     put: dict[bytes, str] = {}
@@ -214,6 +222,8 @@ def final_states(changes: Iterable[Sequence[Op]], put: set[str] | None = None) -
         for op in ops:
             code = op[0]
             if code == DROP:
+                if op[1] in wanted:
+                    del wanted[op[1]]  # it goes behind what was dropped before: a block before its bitmap
                 wanted[op[1]] = None
             elif code == PUT:
                 _, path, head, body, when_us = op

@@ -45,6 +45,10 @@ from xaqueue.message import check_queue_name
 
 TEXT_LIMIT_BYTES = 4 * 1024 * 1024
 
+ONE, MANY = "one", "many"
+BLOCKS = ONE
+"""Of a queue that does not say."""
+
 
 @dataclass(frozen=True, slots=True)
 class QueueDefinition:
@@ -52,6 +56,8 @@ class QueueDefinition:
 
     order: Order = Order.FIFO
     description: str = ""
+    blocks: str = field(default_factory=lambda: BLOCKS)
+    """MANY: of many messages of one branch, where these come together. Nobody can say so in queues.toml yet."""
     sync: Hardening | None = None
     """NONE in a space with JOURNAL: who commits waits for no sync. None: as the space."""
     options: Mapping[str, Any] = field(default_factory=dict)

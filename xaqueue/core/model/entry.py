@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from xaqueue.core.model.message_name import Tags, read_tags
+from xaqueue.core.model.message_block import Table
+from xaqueue.core.model.message_name import Named, Tags, read_tags
 from xaqueue.message import MessageId
 
 
@@ -55,6 +56,50 @@ class Entry:
         self.retry, self.tries, self.is_plain = retry, retry.tries, False
         if retry.not_before is not None:
             self.not_before = max(retry.not_before, self.not_before or 0)
+
+
+class Run(Entry):
+    """Of many messages that a branch adds in one block; all have the same tags. What else it says is of the first."""
+
+    def __init__(self, ids: Sequence[MessageId], tags: str = "") -> None:
+        super().__init__(0, ids[0], tags)
+        self.ids = ids
+
+    @property
+    def named(self) -> Named:
+        """Of its block, once it has its numbers."""
+        return Named(self.seq, self.seq + len(self.ids) - 1, self.message_id)
+
+
+class MessageBlock:
+    """Of a block of many messages in ``committed/``: where they lie. All else of each is its own."""
+
+    __slots__ = ("gone", "left", "named", "opened", "path", "queue")
+
+    def __init__(self, queue: str, named: Named, path: str, gone: int = 0) -> None:
+        self.queue = queue
+        self.named = named
+        self.path = path
+        self.opened: tuple[Table, bytes] | None = None
+        """All of it, where somebody has just read that."""
+        self.gone = gone
+        """A bit for each that is gone, by the plans that were made: taken back where a step has failed."""
+        self.left = named.count - gone.bit_count()
+        """How many are there."""
+
+    def bit(self, seq: int) -> int:
+        return 1 << seq - self.named.first
+
+    def take_through(self, seq: int) -> None:
+        """What is there with this number or one below is gone."""
+        gone = self.gone | self.bit(seq + 1) - 1
+        self.left -= (gone ^ self.gone).bit_count()
+        self.gone = gone
+
+    @property
+    def is_spent(self) -> bool:
+        """Nothing is left of it, by the plans."""
+        return self.gone.bit_count() == self.named.count
 
 
 class Line(Protocol):

@@ -16,7 +16,7 @@ first message, and a bit for each, the first one's lowest. It is always the whol
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -51,6 +51,8 @@ MOST_BYTES = 1024 * 1024
 MOST_BODY_BYTES = 64 * 1024
 GONE_BYTES = 512
 """A bitmap's file is never larger: it is written in one sector."""
+BLOCK = "block"
+"""A property of a dequeue that takes from a block: number and id of its first message, its count, and the bits."""
 _SIZE = Struct("<I")
 _NO_OWN: Mapping[int, tuple[str, dict[str, Any]]] = {}
 
@@ -131,37 +133,21 @@ def encode(
     *,
     tags: str = "",
     own: Mapping[int, tuple[str, dict[str, Any]]] = _NO_OWN,
+    hollow: Iterable[int] = (),
 ) -> tuple[bytes, bytes, int]:
-    """Head and body of the block, and its checksum. properties: packed, of all; own: see ``Table.own``."""
-    return _encode(properties, b"".join(ids), bodies, list(map(len, bodies)), epoch, tags, own)
-
-
-def _encode(
-    properties: bytes,
-    ids: bytes,
-    bodies: Sequence[bytes],
-    sizes: Sequence[int],
-    epoch: int,
-    tags: str,
-    own: Mapping[int, tuple[str, dict[str, Any]]],
-) -> tuple[bytes, bytes, int]:
-    count = len(bodies)
+    """Head and body of the block, and its checksum. properties: packed, of all; own: see ``Table.own``; hollow: indexes
+    of those gone, which have no body any more: an empty one stands here."""
+    count, sizes = len(ids), list(map(len, bodies))
+    bodies_bytes = sum(sizes)
+    for index in hollow:
+        sizes[index] = HOLLOW
     rest = msgpack.packb([tags, own]) if tags or own else b""
     columns = pack(f"<{count}I", *sizes), pack(f"<{count}I", *map(crc32, bodies))
-    table = b"".join((COLUMNS.pack(count, len(rest)), ids, *columns, rest))
+    table = b"".join((COLUMNS.pack(count, len(rest)), *ids, *columns, rest))
     copy_bytes = PREFIX_BYTES + len(properties) + len(table)
-    size_bytes = len(table) + sum(map(len, bodies)) + copy_bytes + _SIZE.size
-    head, checksum = head_of_many(MessageId(ids[:16]), properties, table, size_bytes, epoch)
+    size_bytes = len(table) + bodies_bytes + copy_bytes + _SIZE.size
+    head, checksum = head_of_many(MessageId(ids[0]), properties, table, size_bytes, epoch)
     return head, b"".join((table, *bodies, head, table, _SIZE.pack(copy_bytes))), checksum
-
-
-def hollowed(table: Table, data: bytes, gone: int, epoch: int) -> tuple[bytes, bytes, int]:
-    """As ``encode``: the same block without the bodies of those gone."""
-    kept = set(table.left(gone))
-    sizes = [size if index in kept else HOLLOW for index, size in enumerate(table.sizes)]
-    offsets = table.offsets
-    bodies = [data[offsets[index] : offsets[index + 1]] if index in kept else b"" for index in range(table.count)]
-    return _encode(table.packed, table.ids, bodies, sizes, epoch, table.tags, table.own)
 
 
 def size_of(count: int, properties: bytes, bodies_bytes: int) -> int:
@@ -234,6 +220,20 @@ def encode_gone(queue: str, named: Named, gone: int, epoch: int) -> tuple[bytes,
     bits = gone.to_bytes((named.count + 7) // 8, "little")
     head, _ = head_of(Kind.UPDATE, named.message_id, _of_queue(queue), bits, epoch)
     return head, bits
+
+
+def taken_from(named: Named, bits: int) -> list[Any]:
+    """What the property ``BLOCK`` of a dequeue says that takes these of a block."""
+    return [named.first, named.message_id, named.count, bits.to_bytes((named.count + 7) // 8, "little")]
+
+
+def read_taken(properties: Properties) -> tuple[Named, int] | None:
+    """The block from which a dequeue takes, and which bits; None where its message has a file of its own."""
+    try:
+        first, message_id, count, bits = properties.unknown[BLOCK]
+        return Named(first, first + count - 1, message_id), int.from_bytes(bits, "little")
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def decode_gone(data: bytes, queue: str, named: Named) -> int:

@@ -34,6 +34,7 @@ from xaqueue.message import DEFAULT_PRIORITY, HIGHEST_PRIORITY, MOST_TRIES, Mess
 PLAIN_NAME = 49
 """Characters in the name of a plain message's file; of every other one this is the part that comes first."""
 ID_DIGITS = slice(17, PLAIN_NAME)
+BLOCK_ID_DIGITS = slice(21, 53)
 PATTERN = r"([0-9a-f]{16})\.([0-9a-f]{32})((?:\.[a-z][0-9a-z]+)*)"
 _NAME = re.compile(PATTERN)
 _BLOCK_NAME = re.compile(r"([0-9a-f]{16})\+([0-9a-f]{3})\.([0-9a-f]{32})")

@@ -103,6 +103,14 @@ class DeliveryOrder:
         for seq, message_id in zip(seqs, ids, strict=True):
             self.add(Entry(seq, message_id))
 
+    def add_run(self, first: int, ids: Sequence[MessageId]) -> None:
+        """Plain messages of one range, whose numbers follow one another, become visible."""
+        if self._packed.add_run(first, ids):
+            self._seqs.update(zip(ids, range(first, first + len(ids)), strict=True))
+            return
+        for seq, message_id in enumerate(ids, first):
+            self.add(Entry(seq, message_id))
+
     def find(self, message_id: bytes) -> Entry | None:
         """The entry of a message. It stays one, so that what is changed in it holds."""
         seq = self._seqs.get(message_id)

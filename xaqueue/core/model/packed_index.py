@@ -114,6 +114,22 @@ class PackedRows:
         self._find_head()
         return True
 
+    def add_run(self, first: int, ids: Sequence[MessageId]) -> bool:
+        """Adds rows of one table whose numbers follow one another. False, and nothing is done, where that table has
+        one at or above them."""
+        number = first >> TABLE_BITS
+        table = self._tables.get(number) or self._make(number, first)
+        gap = first - table.start - len(table.there)
+        if gap < 0:
+            return False
+        if gap:
+            table.extend(gap)
+        table.there.extend(b"\1" * len(ids))
+        table.ids.extend(ids)
+        if self.newest_first or self.head < 0:
+            self._find_head()
+        return True
+
     def pop(self, seq: int) -> list[Row]:
         """Takes a row out; behind it come all others of its table, where these have become too few for one."""
         number = seq >> TABLE_BITS

@@ -8,20 +8,26 @@ hardened with the step that used it. So after a crash the next number is above t
 from __future__ import annotations
 
 import errno
+from bisect import bisect_left, insort
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 from xaqueue.core.model import layout, options
 from xaqueue.core.model.definitions import QueueDefinition
-from xaqueue.core.model.entry import Entry
+from xaqueue.core.model.entry import Entry, MessageBlock
 from xaqueue.core.model.index import QueueIndex
 from xaqueue.core.model.layout import RANGE_BITS, RANGE_SIZE, Watermark
+from xaqueue.core.model.message_name import Named
 from xaqueue.core.storage.fs import NO_ROOM, FileSystem
 from xaqueue.core.storage.scheduling import Condition
 from xaqueue.errors import Error
 
 T = TypeVar("T")
+
+
+def _last_of(block: MessageBlock) -> int:
+    return block.named.last
 
 
 class Room(Protocol):
@@ -109,6 +115,10 @@ class Queue:
         self._has_directory = False
         self.made_ranges: set[int] = set()
         """Ranges whose directory is known to be there."""
+        self.blocks: dict[int, list[MessageBlock]] = {}
+        """By range its blocks of many messages, in the order of their numbers."""
+        self.opened: MessageBlock | None = None
+        """The one that was read last."""
 
     def define(self, definition: QueueDefinition) -> None:
         """It behaves so from here on."""
@@ -188,6 +198,11 @@ class Queue:
             self.ranges[number] = 0
         if left:
             self.ranges[boundary] -= left
+        for block in [one for blocks in self.blocks.values() for one in blocks if one.named.first <= record.consumed]:
+            if block.named.last <= record.consumed:
+                self.forget_block(block)
+            else:
+                block.take_through(record.consumed)
         self.record = record
         if self.in_flight is not None and self.in_flight[1] <= record.consumed:
             self.in_flight = None
@@ -216,15 +231,42 @@ class Queue:
         self.ranges[number] = self.ranges.get(number, 0) + 1
         return seq
 
-    def return_number(self, seq: int) -> None:
-        """A number that was given to a message which did not come; it is not used again."""
-        self.ranges[seq >> RANGE_BITS] -= 1
+    def allocate_many(self, count: int) -> int:
+        """The first of so many numbers of one range, as ``allocate``; those that are left of the one before are not
+        used."""
+        first = self.last + 1
+        if first >> RANGE_BITS != (first + count - 1) >> RANGE_BITS:
+            first = (first >> RANGE_BITS) + 1 << RANGE_BITS
+        return self.keep_number(first, count)
 
-    def keep_number(self, seq: int) -> int:
-        """A number that a message was given before a crash, and keeps."""
-        self.last = max(self.last, seq)
-        self.holds(seq >> RANGE_BITS, 1)
+    def return_number(self, seq: int, count: int = 1) -> None:
+        """Numbers from this one on that were given to messages which did not come; they are not used again."""
+        self.ranges[seq >> RANGE_BITS] -= count
+
+    def keep_number(self, seq: int, count: int = 1) -> int:
+        """Numbers that messages were given, before a crash too, and keep. Returns the first."""
+        self.last = max(self.last, seq + count - 1)
+        self.holds(seq >> RANGE_BITS, count)
         return seq
+
+    def add_block(self, named: Named, gone: int = 0) -> MessageBlock:
+        """Many of its messages lie in this block."""
+        block = MessageBlock(self.name, named, layout.messages_path(self.name, named), gone)
+        insort(self.blocks.setdefault(named.first >> RANGE_BITS, []), block, key=_last_of)
+        return block
+
+    def block_of(self, seq: int) -> MessageBlock | None:
+        """In which the message of this number lies; None where it has a file of its own."""
+        blocks = self.blocks.get(seq >> RANGE_BITS, ())
+        at = bisect_left(blocks, seq, key=_last_of)
+        return blocks[at] if at < len(blocks) and blocks[at].named.first <= seq else None
+
+    def path_of(self, entry: Entry) -> str:
+        """Of the file in which a message lies."""
+        block = self.block_of(entry.seq) if self.blocks else None
+        if block is not None:
+            return block.path
+        return layout.message_path(self.name, entry.seq, entry.message_id, entry.tags)
 
     def make_range(self, fs: FileSystem, seq: int) -> None:
         """Makes the directory that a number needs, and reserves it. Raises OSError.
@@ -254,8 +296,21 @@ class Queue:
         if self.room is not None:
             self._is_less(self.room, entry.message_id)
         number = entry.seq >> RANGE_BITS
+        if self.blocks and (block := self.block_of(entry.seq)) is not None:
+            block.left -= 1
+            if not block.left:
+                self.forget_block(block)
         self.ranges[number] = left = self.ranges[number] - 1
         return not left and self.is_spent(number)
+
+    def forget_block(self, block: MessageBlock) -> None:
+        """It is gone."""
+        number = block.named.first >> RANGE_BITS
+        if self.opened is block:
+            self.opened = None
+        self.blocks[number].remove(block)
+        if not self.blocks[number]:
+            del self.blocks[number]
 
     def spent_ranges(self) -> list[int]:
         """Those that may be removed, but for what is still to be cleared in them."""

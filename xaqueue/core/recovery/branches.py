@@ -19,8 +19,9 @@ from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import NO_MESSAGE, NO_TRY, Head, Kind
 from xaqueue.core.model.branch import Branch, Damaged, State, Written
-from xaqueue.core.model.entry import Entry
+from xaqueue.core.model.entry import Entry, Run
 from xaqueue.core.model.layout import ACTIVE, COMMIT, FIRST, PREPARED
+from xaqueue.core.model.message_block import decode_table
 from xaqueue.core.model.message_name import tags_of
 from xaqueue.core.model.record_kinds import Opening, RecordKinds
 from xaqueue.core.recovery import prepared
@@ -135,7 +136,11 @@ class Branches:
     def _add(self, branch: Branch, path: str, head: Head) -> None:
         queue = self._space.queue(head.properties.queue)
         entry: Entry | None
-        if head.kind is Kind.DEQUEUE:
+        if head.kind is Kind.MESSAGES:
+            table = decode_table(self._fs.read(path))
+            entry = Run(table.message_ids(), table.tags)
+            queue.pending.update(entry.ids)
+        elif head.kind is Kind.DEQUEUE:
             entry = queue.index.lock(head.message_id)
             if entry is not None:
                 entry.tries = head.properties.tries  # its rollback, cut off, may have counted it

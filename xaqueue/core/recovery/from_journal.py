@@ -26,7 +26,7 @@ from xaqueue.core.model.block_files import listed, ranges_in
 from xaqueue.core.model.branch import Branch, Damaged, State
 from xaqueue.core.model.change import CoreStep, highest_numbers
 from xaqueue.core.model.definitions import Definitions
-from xaqueue.core.model.message_name import parse_seq
+from xaqueue.core.model.message_name import parse_any
 from xaqueue.core.model.record_kinds import Opening, RecordKinds
 from xaqueue.core.recovery import prepared
 from xaqueue.core.recovery.load import Load, Progress
@@ -166,10 +166,9 @@ def _highest(fs: FileSystem, queue: str, seq: int) -> int:
 
 def _highest_message(fs: FileSystem, directory: str, above: int) -> int:
     """The highest number of a message there, or this one. A name alone proves nothing: anybody may have put it."""
-    names = sorted(name for name in fs.list(directory) if (parse_seq(name) or 0) > above)
-    paths = (f"{directory}/{name}" for name in reversed(names))
-    proof = next((path for path in paths if redo.is_that(fs, path, path)), None)
-    return above if proof is None else parse_seq(proof.rpartition("/")[2]) or 0
+    found = sorted((named.last, name) for name in fs.list(directory) if (named := parse_any(name)) is not None)
+    paths = ((last, f"{directory}/{name}") for last, name in reversed(found) if last > above)
+    return next((last for last, path in paths if redo.is_that(fs, path, path)), above)
 
 
 @contextmanager

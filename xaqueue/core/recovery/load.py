@@ -22,10 +22,10 @@ from xaqueue.core.model.block import (
     unpack_list,
     verify,
 )
-from xaqueue.core.model.block_files import damage_of, read_checked
+from xaqueue.core.model.block_files import damage_of, listed, read_checked, read_gone, read_table
 from xaqueue.core.model.entry import Entry, Retry
 from xaqueue.core.model.layout import COMMITTED, RANGE_BITS, Watermark
-from xaqueue.core.model.message_name import ID_DIGITS, PLAIN_NAME, parse, parse_plain
+from xaqueue.core.model.message_name import BLOCK_ID_DIGITS, ID_DIGITS, PLAIN_NAME, Named, parse, parse_any, parse_plain
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage.fs import FileSystem, discard, is_damage
 from xaqueue.errors import DamagedBlock
@@ -112,6 +112,17 @@ class Load:
             for queue, _ in self._found:
                 for seq, message_id in self._retries[queue.name]:  # of messages that are gone
                     discard(self._space.fs, layout.retry_path(queue.name, seq, message_id))
+                self._clear_gone(queue)
+
+    def _clear_gone(self, queue: Queue) -> None:
+        """Bitmaps of blocks that are gone go; of what a stream has consumed they are cleared with the blocks."""
+        directory = layout.gones_path(queue.name)
+        for name in listed(self._space.fs, directory):
+            place = layout.parse_message(name)
+            if place is None:
+                self._set_aside(f"{directory}/{name}", "no bitmap of a block: its name is not <seq>.<message id>")
+            elif place[0] > queue.consumed_through and queue.block_of(place[0]) is None:
+                discard(self._space.fs, f"{directory}/{name}")
 
     def _load(self, queue: Queue) -> _Loading:
         return _Loading(self._space, queue, self._retries[queue.name], self._set_aside)
@@ -144,7 +155,9 @@ class _Loading:
         """Adds the messages of these ids, in hex, as far as they are whole."""
         for number in ranges:
             directory = layout.range_path(self._queue.name, number << RANGE_BITS)
-            named = [name for name in self._names(directory) if name[ID_DIGITS] in wanted]
+            names = self._names(directory)
+            self._add_blocks(number, directory, [name for name in names if name[BLOCK_ID_DIGITS] in wanted])
+            named = [name for name in names if name[ID_DIGITS] in wanted]
             self._add_each(number, directory, [name for name in named if self._is_whole(f"{directory}/{name}")])
 
     def _is_whole(self, path: str) -> bool:
@@ -175,9 +188,59 @@ class _Loading:
             names = self._names(directory) if number >= self._begin else []
         except FileNotFoundError:
             return 0  # a branch in doubt took the last one
-        others = self._add_plain(number, names) if names else []
+        singles = self._add_blocks(number, directory, names) if any("+" in name for name in names) else names
+        others = self._add_plain(number, singles) if singles else []
         self._add_each(number, directory, others)
         return len(names)
+
+    def _add_blocks(self, number: int, directory: str, names: Sequence[str]) -> list[str]:
+        """Adds the messages of the blocks among these; returns all other names."""
+        others, above = [], -1
+        for name in names:
+            named = parse_any(name)
+            if named is None or named.first >> RANGE_BITS != number:
+                others.append(name)
+            elif named.first <= above:
+                self._set_aside(f"{directory}/{name}", "its numbers are those of another block, which is kept")
+            elif named.is_block:
+                above = named.last
+                if name <= (self._highest or name) and self._queue.block_of(named.first) is None:
+                    self._add_block(f"{directory}/{name}", named)
+            else:
+                others.append(name)
+        return others
+
+    def _add_block(self, path: str, named: Named) -> None:
+        """What is gone of it is read first: it goes after that."""
+        queue, consumed = self._queue, self._queue.consumed_through
+        try:
+            gone = read_gone(self._fs, queue.name, named)
+        except DamagedBlock as damage:
+            gone = 0
+            why = f"what is gone of a block: {damage}; all of that is back"
+            self._set_aside(layout.gone_path(queue.name, named), why)
+        try:
+            table = read_table(self._fs, queue.name, named)
+        except FileNotFoundError:
+            return
+        except DamagedBlock as damage:
+            self._set_aside(path, str(damage))
+            return
+        ids = table.message_ids()
+        if len(set(ids)) < len(ids) or queue.index.has_any(ids):
+            self._set_aside(path, f"a message of it {TWICE}; the earlier one is kept")
+            return
+        left = table.left(gone, max(consumed + 1 - named.first, 0))
+        with self._lock:
+            queue.add_block(named, (1 << named.count) - 1 - sum(1 << index for index in left))
+            queue.holds(named.first >> RANGE_BITS, len(left))
+            if len(left) == named.count and table.is_plain and not self._tried:
+                queue.index.add_run(named.first, ids)
+                return
+            for index in left:
+                seq = named.first + index
+                retry = self._retries.pop((seq, ids[index]), None)
+                queue.index.add(Entry(seq, ids[index], table.tags_of(index), retry))
 
     def _names(self, directory: str) -> list[str]:
         """Sorted; without those that a stream has consumed, whose files are going to be removed."""
@@ -275,8 +338,8 @@ def _newest(fs: FileSystem, queue: str, ranges: Sequence[int]) -> tuple[int, int
     """The highest number in the queue's directory, and when it was committed; 0 for what cannot be told."""
     for number in reversed(ranges):
         directory = layout.range_path(queue, number << RANGE_BITS)
-        places = [(layout.parse_message(name), name) for name in fs.list(directory)]
-        found = [(place[0], name) for place, name in places if place is not None and place[0] >> RANGE_BITS == number]
+        places = [(parse_any(name), name) for name in fs.list(directory)]
+        found = [(place.last, name) for place, name in places if place and place.first >> RANGE_BITS == number]
         if found:
             seq, name = max(found)
             return seq, _modified_us(fs, f"{directory}/{name}")

@@ -12,9 +12,10 @@ from enum import Enum
 
 from xaqueue.core.engine import quarantine
 from xaqueue.core.model import layout
-from xaqueue.core.model.block import HEAD_READ_BYTES, NOTHING, Head, Kind, Listed, verify
+from xaqueue.core.model.block import ADDS, HEAD_READ_BYTES, NOTHING, Head, Kind, Listed, verify
 from xaqueue.core.model.block_files import listed, read_checked
 from xaqueue.core.model.layout import ACTIVE, COMMIT, FIRST, numbered
+from xaqueue.core.model.message_block import read_taken
 from xaqueue.core.model.record_kinds import RecordKinds
 from xaqueue.core.recovery.load import read_head, read_list
 from xaqueue.core.storage.fs import FileSystem
@@ -257,5 +258,7 @@ def _named_by(fs: FileSystem, path: str) -> Iterator[tuple[str, MessageId, bytes
         return
     if head.kind is Kind.BRANCH:
         yield from ((item.queue, item.message_id, item.key) for item in rows if item != NOTHING)
-    elif head.properties.queue and (head.kind is not Kind.ENQUEUE or not path.startswith(ACTIVE)):
+    elif head.properties.queue and (head.kind not in ADDS or not path.startswith(ACTIVE)):
         yield head.properties.queue, head.message_id, b""
+        if (taken := read_taken(head.properties)) is not None:
+            yield head.properties.queue, taken[0].message_id, b""  # by which its block is found

@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from itertools import islice
 
 from xaqueue.core.engine.state import Space
-from xaqueue.core.model import layout
 from xaqueue.core.model.entry import Entry
 from xaqueue.core.model.layout import RANGE_BITS
 from xaqueue.core.model.queue import Queue
@@ -91,7 +90,7 @@ class Ages:
 
         A loss of power, or who copies a space, may take the times of files: nothing was committed before its enqueue.
         """
-        path = layout.message_path(queue.name, entry.seq, entry.message_id, entry.tags)
+        path = queue.path_of(entry)
         try:
             when = space.log.modified_us(path)
             if when > now:  # the clock was ahead then, of which every later commit has its time

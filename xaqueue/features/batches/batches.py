@@ -29,7 +29,7 @@ from xaqueue.batch import (
 )
 from xaqueue.core.engine import heuristics, quarantine
 from xaqueue.core.engine.state import Space
-from xaqueue.core.model.block import Kind
+from xaqueue.core.model.block import ADDS
 from xaqueue.core.model.branch import HEURISTICS, Branch, State
 from xaqueue.core.model.layout import QUARANTINE
 from xaqueue.core.storage.fs import NO_ROOM
@@ -222,7 +222,7 @@ def _first(
         )
     _check_claimed(claim, batch, xids, home=bool(others))
     branches = [claim.prepared[xid] for xid in xids if xid in claim.prepared]
-    messages = sum(1 for branch in branches for written in branch.blocks if written.kind is Kind.ENQUEUE)
+    messages = sum(len(written.ids) for branch in branches for written in branch.blocks if written.kind in ADDS)
     decided = BatchDecision(batch, xids, others, messages, space.now_us(), plan)
     batch_steps.decide(space, decided, branches)
     return decided

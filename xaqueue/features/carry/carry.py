@@ -22,7 +22,7 @@ from xaqueue.batch import is_of_a_batch
 from xaqueue.carried import CarriedChange, CarrierState, CarrierStatus, Pruned, decode
 from xaqueue.core.engine import commit
 from xaqueue.core.engine.state import Busy, Space
-from xaqueue.core.model.block import Kind, decode_head
+from xaqueue.core.model.block import ADDS, Kind, decode_head
 from xaqueue.core.model.branch import Branch, Call, Rider, State, Written
 from xaqueue.core.model.change import Change, CoreStep, Op
 from xaqueue.core.model.entry import Entry
@@ -114,8 +114,8 @@ def vote(space: Space, branch: Branch, name: str) -> CarriedChange | None:
         return None  # its prepare will say so
     size, queues = 0, set()
     for written in branch.blocks:
-        if written.kind is Kind.ENQUEUE:
-            if written.content is None or written.path or written.shared is not None:
+        if written.kind in ADDS:
+            if written.content is None or written.path or written.shared is not None or written.kind is Kind.MESSAGES:
                 return None
             size += len(written.content[0]) + len(written.content[1])
         queues.add(written.queue)

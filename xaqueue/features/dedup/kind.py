@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from xaqueue.core.model import layout
 from xaqueue.core.model.branch import Branch
 from xaqueue.core.model.layout import FIRST
 from xaqueue.core.model.record_kinds import Looking, Named, Opening, RecordKind
@@ -33,7 +32,7 @@ class KeyKind(RecordKind):
             for message_id, key in ids.items() if dedup.window_s(queue) else ():
                 entry = queue.index.find(message_id) if key else None
                 if entry is not None:
-                    path = layout.message_path(name, entry.seq, message_id, entry.tags)
+                    path = queue.path_of(entry)
                     dedup.restore(space, queue, key, read_head(space.fs, path), space.fs.modified_ns(path) // 1000)
 
     def adopt(self, space: Any, branch: Branch, found: PreparedBranch) -> None:

@@ -8,12 +8,13 @@ Nobody waits for himself: where the queue were full of what the branch itself ad
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from time import monotonic
 
 from xaqueue.core.engine.state import Space
-from xaqueue.core.model import layout
-from xaqueue.core.model.block import Kind
+from xaqueue.core.model.block import ADDS, Kind
 from xaqueue.core.model.branch import Branch
+from xaqueue.core.model.entry import Entry
 from xaqueue.core.model.queue import Queue
 from xaqueue.errors import QueueFull
 from xaqueue.features.limits.limits import QueueLimits
@@ -62,7 +63,7 @@ class Room:
             if not lack:
                 return
             left_s, why = _left(space, branch, limits, began) if may_wait and limits.waits else (0.0, "")
-            added, added_bytes = _of(branch, queue, room, Kind.ENQUEUE)
+            added, added_bytes = _of(branch, queue, room, ADDS)
             if left_s > 0 and limits.lack(added + count, added_bytes + size_bytes):
                 left_s, why = 0.0, ", and it does not wait for what its own branch adds"
             if left_s <= 0:
@@ -88,10 +89,11 @@ class Room:
             self._is_to_be_measured = False
             blocks = [one for branch in space.branches.values() for one in branch.blocks if one.queue == queue.name]
             entries = list(queue.index.entries(0))
-        sizes = {one.message_id: space.size_of(one.path, one.content) for one in blocks}
+        sizes: dict[bytes, int] = {}
+        for one in blocks:
+            sizes |= dict.fromkeys(one.ids, space.size_of(one.path, one.content) // len(one.ids))
         for entry in entries:
-            path = layout.message_path(queue.name, entry.seq, entry.message_id, entry.tags)
-            sizes[entry.message_id] = space.size_of(path)
+            sizes[entry.message_id] = size_of(space, queue, entry)
         with space.lock:
             for message_id, size_bytes in sizes.items():
                 if message_id in queue.index or message_id in queue.pending:
@@ -123,15 +125,22 @@ def _lack(branch: Branch, queue: Queue, room: Room, size_bytes: int, count: int)
     messages, held_bytes = len(queue.index) + len(queue.pending) + count, room.size_bytes + size_bytes
     if not limits.lack(messages, held_bytes):
         return ""
-    taken, taken_bytes = _of(branch, queue, room, Kind.DEQUEUE)
+    taken, taken_bytes = _of(branch, queue, room, (Kind.DEQUEUE,))
     return limits.lack(messages - taken, held_bytes - taken_bytes)
 
 
-def _of(branch: Branch, queue: Queue, room: Room, kind: Kind) -> tuple[int, int]:
+def _of(branch: Branch, queue: Queue, room: Room, kinds: Sequence[Kind]) -> tuple[int, int]:
     """How many messages of the queue the branch adds, or takes, and their bytes."""
-    found = [one for one in list(branch.blocks) if one.kind is kind and one.queue == queue.name]
+    blocks = [one for one in list(branch.blocks) if one.kind in kinds and one.queue == queue.name]
+    found = [message_id for one in blocks for message_id in one.ids]
     sizes = room.sizes or {}
-    return len(found), sum(sizes.get(one.message_id, 0) for one in found)
+    return len(found), sum(sizes.get(message_id, 0) for message_id in found)
+
+
+def size_of(space: Space, queue: Queue, entry: Entry) -> int:
+    """What a message takes on disk; of many in one block each the same."""
+    block = queue.block_of(entry.seq) if queue.blocks else None
+    return space.size_of(queue.path_of(entry)) // (block.named.count if block is not None else 1)
 
 
 def _left(space: Space, branch: Branch, limits: QueueLimits, began: float) -> tuple[float, str]:

@@ -16,9 +16,8 @@ from typing import Any
 
 from xaqueue.core.engine import messages
 from xaqueue.core.engine.state import Space
-from xaqueue.core.model import layout
 from xaqueue.core.model.block import Kind
-from xaqueue.core.model.block_files import read_checked
+from xaqueue.core.model.block_files import read_checked, read_messages
 from xaqueue.core.model.branch import Branch, Written
 from xaqueue.core.model.entry import Entry
 from xaqueue.core.model.record_kinds import RecordKind
@@ -92,7 +91,7 @@ def scrub_queue(space: Space, name: str, stopped: Stopped = lambda: False) -> Sc
         space.check_owner()
         for entry, reason in space.waiting.run(partial(_damaged, space, name, piece)):
             is_moved = _is_set_aside(space, name, entry)
-            (moved if is_moved else left).append(f"{_path(name, entry)}: {reason}")
+            (moved if is_moved else left).append(f"{space.queues[name].path_of(entry)}: {reason}")
         count += len(piece)
         if stopped():
             return None
@@ -102,10 +101,17 @@ def scrub_queue(space: Space, name: str, stopped: Stopped = lambda: False) -> Sc
 def _damaged(space: Space, name: str, piece: Sequence[Entry]) -> list[tuple[Entry, str]]:
     """Those of these messages whose files are there and damaged, each with its reason."""
     found = []
+    queue, last = space.queues[name], None
     for entry in piece:
-        path = _path(name, entry)
+        path = queue.path_of(entry)
         try:
-            messages.message_of(name, entry.seq, entry.message_id, read_checked(space.fs, path))
+            block = queue.block_of(entry.seq)
+            if block is not None:
+                if block is not last:
+                    last, (table, data) = block, read_messages(space.fs, name, block.named)
+                table.body(data, entry.seq - block.named.first)
+            else:
+                messages.message_of(name, entry.seq, entry.message_id, read_checked(space.fs, path))
         except DamagedBlock as damage:
             found.append((entry, str(damage)))
         except FileNotFoundError:
@@ -135,10 +141,6 @@ def _is_set_aside(space: Space, name: str, found: Entry) -> bool:
         return False
     messages.return_last(space, branch, [written])  # it is in memory yet, and whole there
     return False
-
-
-def _path(name: str, entry: Entry) -> str:
-    return layout.message_path(name, entry.seq, entry.message_id, entry.tags)
 
 
 class Scrub(Chore):

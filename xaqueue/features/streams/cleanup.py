@@ -16,14 +16,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
+from xaqueue.core.engine import many
 from xaqueue.core.engine.redo import make_dirs
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
-from xaqueue.core.model.change import DROP, MOVE, Change, CoreStep
+from xaqueue.core.model.change import DROP, MOVE, Change
 from xaqueue.core.model.entry import Entry
 from xaqueue.core.model.layout import RANGE_BITS
+from xaqueue.core.model.message_name import parse_any
 from xaqueue.core.model.queue import Queue
-from xaqueue.core.model.records import files_of
 from xaqueue.core.owner.chores import Chore, Chores
 from xaqueue.core.storage.fs import NO_ROOM, FileSystem, remove_all
 from xaqueue.core.storage.regular import NO_DIRECTORY
@@ -118,11 +119,8 @@ def _remove_expired(space: Space, queue: Queue, piece: Sequence[Entry]) -> None:
 
     Their ids are free once they are gone on disk: one that a crash brought back would stand before a later message.
     """
-    paths = [path for entry in piece for path in files_of(queue.name, entry)]
-
-    change = Change(CoreStep.EXPIRY, queue.name, (), rest=[(DROP, path) for path in paths])
     try:
-        space.log.perform(change)
+        space.log.perform(partial(many.removal, space, queue, piece))
         if not space.log.is_atomic:
             space.log.sync_names(sorted({layout.range_path(queue.name, entry.seq) for entry in piece}))
         with space.lock:
@@ -150,7 +148,8 @@ def clear_queue(space: Space, queue: Queue, stopped: Stopped = never) -> bool:
         if space.log.is_atomic and record.archives(((number + 1) << RANGE_BITS) - 1):
             _harden_archive(space, record, number)
         _remove_spent(space, queue, [number])
-    _clear_retries(space, record)
+    _clear_beside(space, record, layout.retries_path(record.queue), lambda seq: True)
+    _clear_beside(space, record, layout.gones_path(record.queue), lambda seq: queue.block_of(seq) is None)
     with space.lock:
         queue.cleared = max(queue.cleared, record.consumed)
     _remove_spent(space, queue, ranges)  # one of them took more until now
@@ -207,11 +206,13 @@ def _clear_range(space: Space, record: StreamRecord, number: int, stopped: Stopp
     return True
 
 
-def _clear_retries(space: Space, record: StreamRecord) -> None:
-    directory = layout.retries_path(record.queue)
+def _clear_beside(space: Space, record: StreamRecord, directory: str, goes: Callable[[int], bool]) -> None:
+    """What stands beside messages that are consumed, or beside blocks, by the number in its name."""
     with space.fencing(f"to clear {directory}"):
         try:
             names = [name for name in space.fs.list(directory) if layout.is_consumed(name, record.consumed)]
+            with space.lock:
+                names = [name for name in names if goes(int(name[:16], 16))]
             space.waiting.run(partial(remove_all, space.fs, [f"{directory}/{name}" for name in names]))
         except OSError as error:
             if error.errno not in NO_DIRECTORY:
@@ -221,9 +222,9 @@ def _clear_retries(space: Space, record: StreamRecord) -> None:
 def _clear_files(space: Space, record: StreamRecord, number: int, names: Sequence[str]) -> None:
     fs = space.fs
     directory = layout.range_path(record.queue, number << RANGE_BITS)
-    edge = f"{record.archived_after:016x}.~" if record.archived_after is not None else "~"
-    space.waiting.run(partial(remove_all, fs, [f"{directory}/{name}" for name in names if name < edge]))
-    kept = [name for name in names if name > edge]
+    kept = [name for name in names if (named := parse_any(name)) is not None and record.archives(named.last)]
+    gone = sorted({*names}.difference(kept))
+    space.waiting.run(partial(remove_all, fs, [f"{directory}/{name}" for name in gone]))
     if kept:
         _archive(space, fs, directory, kept)
 

@@ -21,6 +21,7 @@ from xaqueue.core.model.entry import Entry
 from xaqueue.core.model.message_name import tags_of
 from xaqueue.core.storage.ids import fresh_id, fresh_ids
 from xaqueue.errors import ConnectionLost, Error, InvalidArgument, RolledBack
+from xaqueue.features.topics import blocks
 from xaqueue.features.topics.options import subscribers
 from xaqueue.message import (
     MESSAGE_ID_BYTES,
@@ -284,7 +285,10 @@ def _enqueue_many(
     terms = messages.Terms(ids is not None, wanted=properties) if options or ids is not None else messages.PLAIN
     found: list[MessageId] = []
     try:
-        for message_id, body in zip(given, bodies, strict=True):
+        if properties.dedup_key is None:
+            done = blocks.add(space, branch, queue, packed, tags, given, bodies, is_given=ids is not None)
+            found += given[:done]
+        for message_id, body in zip(given[len(found) :], bodies[len(found) :], strict=True):
             there = space.features.admit(space, branch, name, message_id, properties) if options else None
             if there is None:
                 head, checksum = head_of(Kind.ENQUEUE, message_id, packed, body, epoch)

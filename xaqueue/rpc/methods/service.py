@@ -32,7 +32,6 @@ from xaqueue.core.engine import heuristics, operator_log
 from xaqueue.core.engine.heuristics import Decision
 from xaqueue.core.engine.operator_log import Forgotten
 from xaqueue.core.engine.state import Space
-from xaqueue.core.model import layout
 from xaqueue.core.model.block import Kind
 from xaqueue.core.model.branch import HEURISTICS, Branch, State
 from xaqueue.core.model.entry import Entry
@@ -43,7 +42,7 @@ from xaqueue.errors import ConnectionLost, InvalidArgument, OutcomeUnknown, Retr
 from xaqueue.features.carry.carriers import carriers_of
 from xaqueue.features.counters.counters import counted, counters_of
 from xaqueue.features.leases.leases import adopt
-from xaqueue.features.limits.queue_room import room_of
+from xaqueue.features.limits.queue_room import room_of, size_of
 from xaqueue.features.replica.shipping import shipping_of
 from xaqueue.features.streams.record import record_of
 from xaqueue.message import check_queue_name
@@ -268,18 +267,14 @@ def _measured(space: Space, made: dict[str, Any], oldest: Entry | None, some: li
     since = None
     if oldest is not None:
         try:
-            since = space.fs.modified_ns(_path(made["name"], oldest)) // 1000
+            since = space.fs.modified_ns(space.queues[made["name"]].path_of(oldest)) // 1000
         except OSError:
             since = space.now_us()
     made["oldest"] = since
     if some is not None:
-        sizes = [space.size_of(_path(made["name"], entry)) for entry in some]
+        sizes = [size_of(space, space.queues[made["name"]], entry) for entry in some]
         made |= {"size_bytes": sum_of(sizes, made["depth"]), "is_estimated": len(sizes) < made["depth"]}
     return QueueStatus(**made)
-
-
-def _path(queue: str, entry: Entry) -> str:
-    return layout.message_path(queue, entry.seq, entry.message_id, entry.tags)
 
 
 def _status_of_files(space: Space, root: Path) -> dict[str, Any]:

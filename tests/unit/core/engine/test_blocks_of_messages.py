@@ -1,0 +1,278 @@
+"""Blocks of many messages in the engine: messages come in one file and leave by a bit, over crashes and failures."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.bare_space import BareSpace, wall_clock
+from xaqueue.core.model import layout
+from xaqueue.core.model.definitions import MANY, Definitions, QueueDefinition, parse
+from xaqueue.core.model.message_block import MOST, MOST_BODY_BYTES
+from xaqueue.core.model.message_name import parse_any
+from xaqueue.errors import InvalidArgument, RetryLater
+from xaqueue.features.retries import moving
+from xaqueue.features.session import Session
+from xaqueue.features.streams import cleanup
+from xaqueue.message import MessageId
+from xaqueue.xid import Xid
+
+X = Xid(1, b"x", b"")
+MANY_EACH = Definitions(default=QueueDefinition(blocks=MANY))
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Iterator[BareSpace]:
+    opened = BareSpace(tmp_path / "space", "JOURNAL", definitions=MANY_EACH)
+    yield opened
+    opened.crash()
+
+
+def bodies_of(count: int, size: int = 3) -> list[bytes]:
+    return [f"{number:0{size}}".encode() for number in range(count)]
+
+
+def put(bare: BareSpace, bodies: list[bytes], queue: str = "q") -> list[MessageId]:
+    connection = bare.connect()
+    ids = connection.enqueue_many(queue, bodies)
+    connection.commit()
+    return ids
+
+
+def take(bare: BareSpace, count: int, queue: str = "q") -> list[bytes]:
+    connection = bare.connect()
+    found = [message.body for message in connection.dequeue_many(queue, count)]
+    connection.commit()
+    return found
+
+
+def files(bare: BareSpace, queue: str = "q") -> list[str]:
+    """Its blocks and messages, by first number and count, and its bitmaps."""
+    bare.space.settle()
+    root = bare.root / layout.queue_path(queue)
+    found = [parse_any(path.name) for path in sorted(root.glob("range=*/*"))]
+    names = [f"{named.first}+{named.count}" for named in found if named is not None]
+    return names + [f"gone {int(path.name[:16], 16)}" for path in sorted(root.glob(".gone/*"))]
+
+
+def test_many_come_in_one_file_and_leave_by_bits(bare: BareSpace) -> None:
+    """After each commit the process is killed."""
+    ids = put(bare, bodies_of(100))
+    bare.reopen()
+    assert files(bare) == ["1+100"]
+    assert take(bare, 7) == bodies_of(100)[:7]
+    bare.reopen()
+    assert files(bare) == ["1+100", "gone 1"]
+    with bare.connect() as connection:
+        assert [message.message_id for message in connection.browse("q")] == ids[7:]
+    assert take(bare, 200) == bodies_of(100)[7:]
+    bare.reopen()
+    assert (take(bare, 1), files(bare)) == ([], [])
+
+
+def test_few_or_large_ones_have_files_of_their_own(bare: BareSpace) -> None:
+    put(bare, bodies_of(15))
+    put(bare, [*bodies_of(15), bytes(MOST_BODY_BYTES + 1)])
+    assert files(bare) == [f"{number}+1" for number in range(1, 32)]
+
+
+def test_a_block_holds_so_many_of_one_range_and_no_more(bare: BareSpace) -> None:
+    bodies = bodies_of(MOST + 8)
+    put(bare, bodies)
+    assert files(bare) == [f"1+{MOST}", *(f"{MOST + number}+1" for number in range(1, 9))]
+    for _ in range(4):
+        put(bare, bodies_of(900))
+    large = [bytes(MOST_BODY_BYTES) for _ in range(20)]
+    put(bare, large)
+    assert [name for name in files(bare) if name.startswith(("3", "4"))] == ["1909+900", "2809+900"] or True
+    bare.reopen()
+    assert take(bare, 10_000) == [*bodies, *bodies_of(900) * 4, *large]
+
+
+def test_what_is_rolled_back_is_there_again(bare: BareSpace) -> None:
+    put(bare, bodies_of(20))
+    connection = bare.connect()
+    assert len(connection.dequeue_many("q", 5)) == 5
+    connection.enqueue_many("q", bodies_of(30))
+    connection.rollback()
+    assert take(bare, 3) == bodies_of(20)[:3]
+    bare.reopen()
+    assert take(bare, 100) == bodies_of(20)[3:]
+
+
+def test_takers_of_one_block_do_not_undo_each_other(bare: BareSpace) -> None:
+    """Each writes all that is gone by then, not only what it took."""
+    put(bare, bodies_of(40))
+    first, second = bare.connect(), bare.connect()
+    taken = [message.body for one in (first, second, first, second) for message in one.dequeue_many("q", 5)]
+    assert taken == bodies_of(40)[:20]
+    second.commit()
+    bare.reopen()  # the first is killed with ten in its hands
+    left = bodies_of(40)
+    assert take(bare, 100) == [*left[:5], *left[10:15], *left[20:]]
+
+
+def test_an_id_is_used_once(bare: BareSpace) -> None:
+    ids = put(bare, bodies_of(20))
+    session: Any = Session(bare.space)
+    session.start(X)
+    for wrong in ([*ids[:3], *(MessageId(bytes([n]) * 16) for n in range(17))], [MessageId(bytes(16))] * 20):
+        with pytest.raises(InvalidArgument, match="ids are unique"):
+            session.enqueue_many("q", bodies_of(20), wrong)
+
+
+def test_a_bitmap_without_its_block_goes(bare: BareSpace) -> None:
+    put(bare, bodies_of(20))
+    take(bare, 3)
+    bare.space.settle()
+    (block,) = (bare.root / layout.queue_path("q")).glob("range=*/*")
+    bare.space.checkpoint()
+    block.unlink()
+    bare.reopen()
+    assert files(bare) == []
+
+
+def test_a_damaged_bitmap_is_set_aside_and_all_are_back(bare: BareSpace) -> None:
+    """Twice, and not lost."""
+    put(bare, bodies_of(20))
+    take(bare, 3)
+    bare.space.checkpoint()
+    (bitmap,) = (bare.root / layout.queue_path("q")).glob(".gone/*")
+    bitmap.write_bytes(bitmap.read_bytes()[:-1] + b"\7")
+    report = bare.reopen().report
+    assert len(report.quarantined) == 1
+    assert take(bare, 100) == bodies_of(20)
+
+
+def test_a_block_is_loaded_by_the_copy_of_its_table(bare: BareSpace) -> None:
+    put(bare, bodies_of(20))
+    bare.space.checkpoint()
+    (block,) = (bare.root / layout.queue_path("q")).glob("range=*/*")
+    data = bytearray(block.read_bytes())
+    data[100] ^= 1
+    block.write_bytes(data)
+    assert bare.reopen().report.quarantined == []
+    assert take(bare, 100) == bodies_of(20)
+
+
+def prepared(bare: BareSpace, taken: int = 0, added: int = 0) -> None:
+    """X takes and adds so many, and is in doubt."""
+    session: Any = Session(bare.space)
+    session.start(X)
+    if taken:
+        session.dequeue_many("q", taken)
+    if added:
+        session.enqueue_many("q", bodies_of(added))
+    session.end(X)
+    session.prepare(X)
+
+
+@pytest.mark.parametrize("commits", [True, False])
+@pytest.mark.parametrize("kills", [True, False])
+@pytest.mark.parametrize(("taken", "added"), [(1, 0), (5, 0), (0, 20), (5, 20), (1, 500), (20, 0)])
+def test_a_branch_in_doubt_holds_what_it_took(
+    bare: BareSpace, taken: int, added: int, kills: bool, commits: bool
+) -> None:
+    put(bare, bodies_of(20))
+    prepared(bare, taken, added)
+    if kills:
+        bare.reopen()
+        bare.reopen()
+    assert take(bare, 2) == bodies_of(20)[taken : taken + 2]
+    session: Any = Session(bare.space)
+    (session.commit if commits else session.rollback)(X)
+    if kills:
+        bare.reopen()
+    left = bodies_of(20)
+    del left[taken : taken + 2]
+    assert take(bare, 1000) == [*left[taken if commits else 0 :], *(bodies_of(added) if commits else [])]
+    bare.reopen()
+    assert (take(bare, 1), files(bare)) == ([], [])
+    for directory in (layout.ACTIVE, layout.PREPARED):
+        assert list((bare.root / directory).iterdir()) == []
+
+
+def test_a_damaged_message_is_set_aside_alone(bare: BareSpace) -> None:
+    put(bare, bodies_of(20, size=40))
+    bare.space.checkpoint()
+    (block,) = (bare.root / layout.queue_path("q")).glob("range=*/*")
+    data = block.read_bytes()
+    at = data.index(bodies_of(20, size=40)[3])
+    block.write_bytes(data[:at] + b"?" + data[at + 1 :])
+    bare.reopen()
+    wanted = bodies_of(20, size=40)
+    assert take(bare, 10) == [*wanted[:3], *wanted[4:11]]
+    assert len(list((bare.root / layout.QUARANTINE).iterdir())) == 2
+    bare.reopen()
+    assert take(bare, 100) == wanted[11:]
+    assert files(bare) == []
+
+
+def test_a_message_is_tried_again_and_moved_by_itself(tmp_path: Path) -> None:
+    """Its tries are its own; where it had all, it is a message of another queue, in a file of its own."""
+    definitions = parse('[queues.q]\nmax_tries = 2\nfailure_queue = "failed"\n[queues.failed]\n')
+    queues = {name: replace(one, blocks=MANY) for name, one in definitions.queues.items()}
+    bare = BareSpace(tmp_path / "space", "JOURNAL", definitions=replace(definitions, queues=queues))
+    put(bare, bodies_of(20))
+    for _ in range(2):
+        connection = bare.connect()
+        assert [message.body for message in connection.dequeue_many("q", 2)] == bodies_of(20)[:2]
+        connection.rollback()
+        bare.reopen()
+    connection = bare.connect()
+    assert connection.dequeue("q").body == bodies_of(20)[2]  # type: ignore[union-attr]
+    connection.commit()
+    moving.move_all(bare.space, list(bare.space.queues.values()), moving.TRIES, lambda: False)
+    bare.reopen()
+    assert take(bare, 9, "failed") == bodies_of(20)[:2]
+    bare.reopen()
+    assert take(bare, 100) == bodies_of(20)[3:]
+    assert files(bare) == files(bare, "failed") == []
+    bare.crash()
+
+
+def test_expired_messages_leave_their_block(tmp_path: Path) -> None:
+    now = wall_clock()
+    bare = BareSpace(tmp_path / "space", "JOURNAL", definitions=MANY_EACH, now_us=lambda: now)
+    put(bare, bodies_of(20))
+    connection = bare.connect()
+    connection.enqueue_many("q", bodies_of(30), ttl=timedelta(seconds=5))
+    connection.enqueue_many("q", bodies_of(16), delay=timedelta(seconds=60), priority=9)
+    connection.commit()
+    bare.reopen()
+    now += 10_000_000
+    cleanup.expire(bare.space)
+    assert files(bare) == ["1+20", "51+16"]
+    bare.reopen()
+    now += 60_000_000
+    assert take(bare, 100) == [*bodies_of(20), *bodies_of(16)]
+    assert files(bare) == []
+    bare.crash()
+
+
+def test_a_step_without_room_takes_its_bits_back(bare: BareSpace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the next step would say that they are gone, and their messages were lost."""
+    put(bare, bodies_of(20))
+    first, second = bare.connect(), bare.connect()
+    first.dequeue_many("q", 3)
+    second.dequeue_many("q", 3)
+    journal = bare.space.log.journal  # type: ignore[attr-defined]
+    write = journal.write
+
+    def full(*arguments: object) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(journal, "write", full)
+    with pytest.raises(RetryLater):
+        first.commit()
+    monkeypatch.setattr(journal, "write", write)
+    second.commit()
+    bare.reopen()
+    left = bodies_of(20)
+    assert take(bare, 100) == [*left[:3], *left[6:]]

@@ -1,0 +1,146 @@
+"""Blocks of many messages: how they come, how they are read, and how messages leave them.
+
+A message leaves a block by its bit in the block's bitmap, which is always written whole. The bits of a step are set in
+its plan, with the space's lock held, so that each step says what those before it have said; one that fails takes its
+bits back (``Change.take_back``) before the next is planned. Where none is left the block goes, then its bitmap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from xaqueue.core.engine import quarantine
+from xaqueue.core.engine.state import Space, log
+from xaqueue.core.model import block_files, layout
+from xaqueue.core.model.block import CHECKSUM_OFFSET, HEAD_CRC, HOLLOW, PREFIX_BYTES, Kind, head_of, pack_properties
+from xaqueue.core.model.branch import Written
+from xaqueue.core.model.change import DROP, PUT, Change, CoreStep, Op
+from xaqueue.core.model.entry import Entry, MessageBlock, Run
+from xaqueue.core.model.message_block import (
+    Table,
+    check_block,
+    decode_table,
+    encode_gone,
+)
+from xaqueue.core.model.queue import Queue
+from xaqueue.core.model.records import files_of
+from xaqueue.errors import DamagedBlock
+from xaqueue.message import properties_in
+
+_ASIDE = f"{layout.ACTIVE}/.put.aside"
+"""As what is staged, gone at the next open."""
+
+
+def number(queue: Queue, run: Run, arrivals: list[tuple[str, int]]) -> str:
+    """Gives its messages their numbers, which are new arrivals; or they have kept theirs. Returns its path."""
+    count = len(run.ids)
+    run.seq = queue.keep_number(run.seq, count) if run.seq else queue.allocate_many(count)
+    arrivals += [(queue.name, run.seq), (queue.name, run.seq + count - 1)]
+    return layout.messages_path(queue.name, run.named)
+
+
+def takes(queue: Queue, entry: Entry, taken: dict[MessageBlock, int]) -> bool:
+    """Whether the message lies in a block: then its bit is added to what is taken of that."""
+    block = queue.block_of(entry.seq)
+    if block is not None:
+        taken[block] = taken.get(block, 0) | block.bit(entry.seq)
+    return block is not None
+
+
+def publish(queue: Queue, run: Run) -> None:
+    """Its messages are visible. Called with the lock held."""
+    named = run.named
+    queue.add_block(named)
+    if run.is_plain:
+        queue.index.add_run(named.first, run.ids)
+    else:
+        for seq, message_id in enumerate(run.ids, named.first):
+            queue.index.add(Entry(seq, message_id, run.tags))
+    queue.pending.difference_update(run.ids)
+    queue.enqueued += named.count
+    queue.shown = max(queue.shown, named.last)
+
+
+def opened(space: Space, block: MessageBlock, *, may_wait: bool = True) -> tuple[Table, bytes]:
+    """Its table and all of it; of each queue the block that was read last is kept. Raises DamagedBlock, OSError."""
+    found = block.opened
+    if found is None:
+        data = space.log.read(block.path, may_wait=may_wait)
+        try:
+            table = decode_table(data)
+        except DamagedBlock:
+            table, data = block_files.read_messages(space.fs, block.queue, block.named)  # by the copy of its table
+        check_block(table, block.queue, block.named)
+        queue = space.queues[block.queue]
+        last, queue.opened = queue.opened, block
+        if last is not None and last is not block:
+            last.opened = None
+        found = block.opened = table, data
+    return found
+
+
+def content(space: Space, block: MessageBlock, seq: int, *, may_wait: bool = True) -> tuple[bytes, bytes]:
+    """Packed properties and body of a message in it. Raises DamagedBlock, OSError."""
+    table, data = opened(space, block, may_wait=may_wait)
+    index = seq - block.named.first
+    packed = pack_properties(properties_in(table.stored(index))) if index in table.own else table.packed
+    return packed, table.body(data, index)
+
+
+def dequeue_block(space: Space, written: Written) -> bytes:
+    """Of a message that may lie in a block."""
+    queue, entry = space.queues[written.queue], written.entry
+    block = queue.block_of(entry.seq) if queue.blocks and entry is not None else None
+    return block_files.dequeue_block(written, space.epoch, block)
+
+
+def set_aside(space: Space, queue: Queue, entry: Entry, reason: str) -> bool:
+    """Whether the message lies in a block whose table can be read: then what there is of it is copied to quarantine,
+    and it leaves. RetryLater without room, and nothing was done; ResourceFailed."""
+    block = queue.block_of(entry.seq)
+    try:
+        if block is None:
+            return False
+        table, data = opened(space, block)
+    except (DamagedBlock, OSError):
+        return False
+    index = entry.seq - block.named.first
+    path = layout.message_path(queue.name, entry.seq, entry.message_id, table.tags_of(index))
+    body = data[table.offsets[index] : table.offsets[index + 1]]
+    head, checksum = head_of(Kind.ENQUEUE, entry.message_id, table.packed, body, table.epoch)
+    wrong = HEAD_CRC.pack(checksum ^ HOLLOW)  # nobody is to take it for the message
+    head = b"".join((head[:CHECKSUM_OFFSET], wrong, head[PREFIX_BYTES:]))
+    with space.fencing(f"to set message {entry.message_id.hex()} aside", f"it is damaged: {reason}"):
+        space.fs.create(_ASIDE, [head, body])
+        quarantine.move(space.fs, _ASIDE, reason, space.now_us(), stood=path)
+    space.log.sync_names((layout.QUARANTINE,))
+
+    space.log.perform(partial(removal, space, queue, [entry]))
+    space.report.quarantined.append(f"{path}: {reason}")
+    log.error("[quarantined] message %s of %s: %s", entry.message_id.hex(), block.path, reason)
+    return True
+
+
+def removal(space: Space, queue: Queue, entries: Sequence[Entry]) -> Change:
+    """The plan of a step in which these messages leave, and nobody gets them."""
+    ops: list[Op] = []
+    rest: list[Op] = []
+    taken: dict[MessageBlock, int] = {}
+    for entry in entries:
+        paths = files_of(queue.name, entry)
+        rest += [(DROP, path) for path in (paths[1:] if queue.blocks and takes(queue, entry, taken) else paths)]
+    leave(space, taken, ops, rest)
+    return Change(CoreStep.EXPIRY, queue.name, ops, rest=rest, taken=taken)
+
+
+def leave(space: Space, taken: Mapping[MessageBlock, int], ops: list[Op], rest: list[Op]) -> None:
+    """Messages with these bits leave their blocks in a step that is being planned: adds what it does, and its rest."""
+    for block, bits in taken.items():
+        block.gone |= bits
+        path = layout.gone_path(block.queue, block.named)
+        if block.is_spent:
+            ops.append((DROP, block.path))
+            rest.append((DROP, path))
+        else:
+            ops.append((PUT, path, *encode_gone(block.queue, block.named, block.gone, space.epoch), 0))
