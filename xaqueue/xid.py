@@ -14,7 +14,8 @@ from typing import NamedTuple
 from xaqueue.errors import InvalidArgument
 
 PART_LIMIT_BYTES = 64
-FORMAT_ID_LIMIT = 2**31 - 1
+FORMAT_ID_BITS = 31
+FORMAT_ID_LIMIT = 2**FORMAT_ID_BITS - 1
 
 LOCAL_FORMAT_ID = 0x58415131
 """Format id ("XAQ1") of the branches that a session starts for itself, for one-phase work without a TM."""
@@ -36,7 +37,7 @@ class Xid(_Parts):
     __slots__ = ()
 
     def __new__(cls, format_id: int, gtrid: bytes | str, bqual: bytes | str) -> Xid:
-        if type(format_id) is not int or not 0 <= format_id <= FORMAT_ID_LIMIT:
+        if type(format_id) is not int or format_id >> FORMAT_ID_BITS:  # it is negative, or too large
             raise InvalidArgument(f"format id {format_id!r} is not a number from 0 to {FORMAT_ID_LIMIT}")
         if type(gtrid) is not bytes or len(gtrid) > PART_LIMIT_BYTES:
             gtrid = _checked("gtrid", gtrid)

@@ -67,7 +67,7 @@ def begun(bare: BareSpace) -> tuple[Calls, Gathers]:
     gathers = Gathers()
     calls = Calls(cast(Scheduler, gathers), bare)
     work = [[7, b"x", b""], True, [["orders", b"body", fresh_id()]], "prepare"]
-    assert calls.begin_plain(5, "work", work)
+    assert calls.begin_plain((0, 5, "work", work))
     return calls, gathers
 
 
@@ -99,6 +99,6 @@ def test_what_fails_is_carried_out_by_the_greenlet_once(bare: BareSpace) -> None
 
 def test_what_is_no_work_is_not_begun(bare: BareSpace) -> None:
     calls, _ = begun(bare)
-    assert not calls.begin_plain(6, "work", [[7, b"y", b""], True, [["orders", b"", b"short"]], "prepare"])
-    assert not calls.begin_plain(6, "commit", [[7, b"y", b""], 0])
+    assert not calls.begin_plain((0, 6, "work", [[7, b"y", b""], True, [["orders", b"", b"short"]], "prepare"]))
+    assert not calls.begin_plain((0, 6, "commit", [[7, b"y", b""], 0]))
     assert calls.told == []

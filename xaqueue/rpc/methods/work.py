@@ -18,7 +18,7 @@ import msgpack
 from xaqueue.access import NOTHING, TRANSACT_OR_LOCAL
 from xaqueue.core.engine import messages
 from xaqueue.core.engine.log import HELD_BYTES
-from xaqueue.core.engine.plain import Ending, Put, Take, Taken, Whole, Work
+from xaqueue.core.engine.plain import Answer, Ending, Put, Take, Taken, Whole, Work
 from xaqueue.core.engine.session import Session
 from xaqueue.core.model.block import Kind
 from xaqueue.errors import InvalidArgument, ProtocolError
@@ -104,12 +104,9 @@ begins_plain = re.compile(
 parameters are a few."""
 
 
-def answer_to(number: int, whole: Whole, pack: Callable[[Any], bytes]) -> bytes:
+def answer_to(number: int, answer: Answer, pack: Callable[[Any], bytes]) -> bytes:
     """Of the request with this number: a large body by another packer, since this one keeps room for the largest that
     it has seen."""
-    if whole.ending is not Ending.OPEN:
-        return pack((RESPONSE, number, None, "ok" if whole.ending is Ending.PREPARE else None))
-    answer = whole.answers[-1]
     if type(answer) is not Taken:
         return pack((RESPONSE, number, None, answer))
     message_id, queue, seq, properties, body = answer

@@ -5,7 +5,7 @@ A whole transaction that is plain (``engine.plain``) waits for nothing but its r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from xaqueue.rpc.methods.service import SERVICE_METHODS, hello
 from xaqueue.rpc.methods.work import PLAIN, WORK_METHODS, answer_to, work
 from xaqueue.rpc.server.peer import Caller
 from xaqueue.rpc.server.scheduler import Awaiting, Scheduler
+from xaqueue.rpc.wire import RESPONSE
 from xaqueue.xa import Vote
 
 METHODS = {
@@ -58,6 +59,9 @@ def perform(caller: Caller, name: str, params: list[Any]) -> Any:
     return call(caller.session if method.is_verb else caller, *params)
 
 
+_OPEN, _PREPARE = Ending.OPEN, Ending.PREPARE
+
+
 class PlainCalls(Awaiting):
     """Those of one session that need no greenlet, one at a time, in the loop."""
 
@@ -74,8 +78,9 @@ class PlainCalls(Awaiting):
         self._idle = True
         """No call is under way."""
 
-    def begin_plain(self, number: int, method: str, params: list[Any]) -> bool:
-        """Of one of PLAIN, whether it is so: then it is answered, or on its way."""
+    def begin_plain(self, frame: Sequence[Any]) -> bool:
+        """Of a request for one of PLAIN, whether it is so: then it is answered, or on its way."""
+        _, number, method, params = frame
         if self._space.shipping is not None or not (self.caller.identity.owner or self._may(method, params)):
             return False
         try:
@@ -114,7 +119,11 @@ class PlainCalls(Awaiting):
         if whole.done and whole.error is None:
             self._number = None
             del self.step
-            self.answered(answer_to(number, whole, self.scheduler.pack))
+            if whole.ending is _OPEN:
+                self.answered(answer_to(number, whole.answers[-1], self.scheduler.pack))
+            else:
+                answer = "ok" if whole.ending is _PREPARE else None
+                self.answered(self.scheduler.pack((RESPONSE, number, None, answer)))
         elif whole.done or self.log.failure is not None:
             self._number = None
             self.carry_out(number, partial(self._finish, whole))
@@ -124,7 +133,7 @@ class PlainCalls(Awaiting):
     def _finish(self, whole: Whole) -> Any:
         """One whose round has failed is done again."""
         self.session.finish(whole)
-        return Vote.OK if whole.ending is Ending.PREPARE else None
+        return Vote.OK if whole.ending is _PREPARE else None
 
     def answered(self, frame: bytes) -> None:
         """The call that was begun last is answered so."""

@@ -31,7 +31,7 @@ from xaqueue.rpc.server.calls import PlainCalls, perform
 from xaqueue.rpc.server.listeners import Listeners, unix_pid
 from xaqueue.rpc.server.peer import UNAUTHENTICATED_BYTES, Caller, Limits, PeerTimeouts, ServerCalls
 from xaqueue.rpc.server.scheduler import Scheduler
-from xaqueue.rpc.wire import CallFrame, MalformedFrame
+from xaqueue.rpc.wire import FRAME_VALUES, REQUEST, CallFrame, MalformedFrame, unpacked
 from xaqueue.xa import Code
 
 MAX_PIPELINED_CALLS = 256
@@ -126,14 +126,14 @@ class ServerSession(PlainCalls, asyncio.Protocol):
         self._pid = unix_pid(transport.get_extra_info("socket"))
 
     def data_received(self, data: bytes) -> None:
-        if self._idle and self._is_clear and len(data) <= wire.FRAME_VALUES:
+        if self._idle and self._is_clear and len(data) <= FRAME_VALUES:
             try:
-                frame = wire.unpacked(data)
+                frame = unpacked(data)
             except (ValueError, msgpack.UnpackException):
                 pass
             else:  # one request and nothing else, most often
                 self._timeouts.heard = self._loop.time()
-                if not (begins_plain(data) and self.begin_plain(frame[1], frame[2], frame[3])):
+                if not (begins_plain(data) and self.begin_plain(frame)):
                     self._begin_alone(frame)
                 return
         if self._lost or self._ending:
@@ -276,7 +276,7 @@ class ServerSession(PlainCalls, asyncio.Protocol):
             if number is None or method not in PLAIN or self._paused or not self._writable:
                 break
             self._calls.popleft()
-            if self._pipelined_error is not None or not self.begin_plain(number, method, params):
+            if self._pipelined_error is not None or not self.begin_plain((REQUEST, number, method, params)):
                 self._calls.appendleft(call)
                 break
             self._waiting_bytes -= size
