@@ -178,7 +178,9 @@ class Association:
         if space.draining:
             space.check_draining()
         if self.branch_limit is not None:
-            self._count_locked(xid, self.branch_limit)
+            if len(self._begun) >= self.branch_limit:
+                self._make_room_locked(xid, self.branch_limit)
+            self._begun.append(xid)
         branch = space.branches[xid] = Branch(xid, str(xid))
         branch.progress = now = time.monotonic()
         branch.begun = Begun(now, self.key)
@@ -195,17 +197,15 @@ class Association:
             space.look_by(now + space.definitions.branch_idle_s)
         return branch
 
-    def _count_locked(self, xid: Xid, limit: int) -> None:
-        """One more branch of this session; those that are prepared or over are not looked for before it is full."""
-        if len(self._begun) >= limit:
-            found = ((begun, self.space.branches.get(begun)) for begun in self._begun)
-            self._begun = [begun for begun, branch in found if branch is not None and branch.base in _UNPREPARED]
+    def _make_room_locked(self, xid: Xid, limit: int) -> None:
+        """There is room for one more; those that are prepared or over are not looked for before it is full."""
+        found = ((begun, self.space.branches.get(begun)) for begun in self._begun)
+        self._begun = [begun for begun, branch in found if branch is not None and branch.base in _UNPREPARED]
         if len(self._begun) >= limit:
             raise RetryLater(
                 f"branch {xid} is not begun: {limit} of this session are neither prepared nor over, which is the "
                 "limit: finish some first, and settle what was received"
             )
-        self._begun.append(xid)
 
     def _at_work(self) -> Branch:
         """The branch that work belongs to, which nobody rolls back now: the caller takes the session out of

@@ -17,7 +17,7 @@ holds the same operations. After RetryLater nothing was done; after CommitPendin
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from enum import IntEnum
 from functools import partial
@@ -41,7 +41,7 @@ from xaqueue.core.model.layout import (
     numbered,
     retry_path,
 )
-from xaqueue.core.storage.group_commit import nothing
+from xaqueue.core.storage.group_commit import Publish, nothing
 from xaqueue.errors import DiskFull, RetryLater
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
@@ -49,11 +49,11 @@ from xaqueue.xid import Xid
 _ENQUEUE, _PREPARED = Kind.ENQUEUE, State.PREPARED
 
 
-def prepare(space: Space, branch: Branch, perform: Callable[..., object] | None = None) -> None:
+def prepare(space: Space, branch: Branch, *, performs: bool = True) -> tuple[Change, Publish]:
     """After it, nothing but commit, rollback or an operator's decision removes the branch.
 
-    perform: what takes the step, where that is not ``Log.perform``. Raises DiskFull without room; then the branch can
-    only be rolled back.
+    Returns its change and the publication of that, which are the caller's to give to the log where it ``performs`` them
+    not. Raises DiskFull without room; then the branch can only be rolled back.
     """
     blocks, suffix = branch.blocks, FIRST
     for written in blocks:
@@ -72,14 +72,16 @@ def prepare(space: Space, branch: Branch, perform: Callable[..., object] | None 
         else:
             assert written.content is not None
             ops.append((PUT, target, *written.content, 0))
-    change = Change(CoreStep.PREPARE, branch.name, ops)
-    try:
-        if len(ops) > STEP_FILES:
-            change = space.log.ahead(branch, change)
-        (perform or space.log.perform)(change, partial(_publish_prepared, space, branch, blocks, ops), branch)
-    except RetryLater as full:
-        branch.rollback_reason = DiskFull(f"{full}. Branch {branch.xid} is rolled back")
-        raise branch.rollback_reason from full
+    change, publish = Change(CoreStep.PREPARE, branch.name, ops), partial(_publish_prepared, space, branch, blocks, ops)
+    if performs:
+        try:
+            if len(ops) > STEP_FILES:
+                change = space.log.ahead(branch, change)
+            space.log.perform(change, publish, branch)
+        except RetryLater as full:
+            branch.rollback_reason = DiskFull(f"{full}. Branch {branch.xid} is rolled back")
+            raise branch.rollback_reason from full
+    return change, publish
 
 
 def _publish_prepared(space: Space, branch: Branch, blocks: Sequence[Written], ops: Sequence[Op]) -> None:
@@ -95,11 +97,11 @@ def _publish_prepared(space: Space, branch: Branch, blocks: Sequence[Written], o
         space.settle_locked(branch)
 
 
-def commit(space: Space, branch: Branch, *, late: bool = False, perform: Callable[..., object] | None = None) -> None:
+def commit(space: Space, branch: Branch, *, late: bool = False) -> None:
     """Commits a branch that is prepared, or one that never was, in one phase.
 
-    perform: as of ``prepare``. late: one that has voted before may be hardened behind its publication. RetryLater:
-    nothing was lost, commit again later.
+    late: one that has voted before may be hardened behind its publication. RetryLater: nothing was lost, commit again
+    later.
     """
     step = CoreStep.COMMIT
     if branch.base is not _PREPARED and branch.base is not State.COMMITTING:
@@ -116,7 +118,7 @@ def commit(space: Space, branch: Branch, *, late: bool = False, perform: Callabl
             if rider.acts and rider.performs(space, plan, publish):
                 break
         else:
-            (perform or space.log.perform)(plan, publish, branch, late=late)
+            space.log.perform(plan, publish, branch, late=late)
     except RetryLater as full:
         forget_numbers(space, branch)
         if not isinstance(full, CommitPending):

@@ -15,16 +15,18 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from enum import Enum
+from functools import partial
 from typing import NamedTuple
 
 from xaqueue.core.engine import commit, messages
 from xaqueue.core.engine.log import BLOCK_BYTES, HELD_BYTES
 from xaqueue.core.engine.session import Session
-from xaqueue.core.engine.state import leave
+from xaqueue.core.engine.state import Space, leave
 from xaqueue.core.model.block import Kind, before_time, head_of, names, pack
 from xaqueue.core.model.branch import Branch, State, Written
+from xaqueue.core.model.change import CoreStep
 from xaqueue.core.model.entry import Entry
-from xaqueue.core.storage.group_commit import Plan, Publish, Step
+from xaqueue.core.storage.group_commit import Step
 from xaqueue.errors import DamagedBlock, Error, RetryLater
 from xaqueue.message import MessageId
 from xaqueue.xa import Flag
@@ -57,6 +59,9 @@ class Ending(Enum):
     ONE_PHASE = "one phase"
 
 
+_OPEN, _PREPARE = Ending.OPEN, Ending.PREPARE
+
+
 class Taken(NamedTuple):
     message_id: MessageId
     queue: str
@@ -81,13 +86,12 @@ class Whole(Step):
 
     def __init__(self, branch: Branch, ending: Ending | None) -> None:
         """ending: None for the second phase."""
-        self.branch = branch
-        self.ending = ending
+        self.branch, self.ending = branch, ending
         self.answers: list[Answer] = []
 
-    def collect(self, plan: Plan, publish: Publish, branch: Branch | None = None, *, late: bool = False) -> None:
-        """In the place of ``Log.perform``."""
-        self.plan, self.publish = plan, publish
+    def plan_commit(self, space: Space, step: CoreStep) -> None:
+        self.plan = partial(commit.commit_change, space, self.branch, step)
+        self.publish = partial(commit.publish_commit, space, self.branch, ends=True)
 
 
 class WholeSession(Session):
@@ -111,8 +115,11 @@ class WholeSession(Session):
                         take = work.queue
             if take is not None:
                 whole.answers.append(messages.take_plain(space, branch, take, _taken))
-            is_plain = take is None or whole.answers[-1] is not None
-            is_plain = is_plain and (ending is Ending.OPEN or self._plan(whole))
+            is_plain = bool(branch.blocks) if take is None else whole.answers[0] is not None
+            if is_plain and ending is _PREPARE:
+                whole.plan, whole.publish = commit.prepare(space, branch, performs=False)
+            elif is_plain and ending is not _OPEN:
+                whole.plan_commit(space, CoreStep.ONE_PHASE)
         except BaseException as error:
             if branch is not None:
                 leave(space, branch, error)
@@ -125,7 +132,7 @@ class WholeSession(Session):
                 del space.branches[xid]
                 del self._begun[-1:]  # the verbs begin it again, and it counts once
                 space.settle_locked(branch)
-        elif not is_plain or ending is Ending.OPEN:
+        elif not is_plain or ending is _OPEN:
             self._enter(branch)
             whole.done = True
         return whole if is_plain else None
@@ -148,15 +155,6 @@ class WholeSession(Session):
         queue.pending.add(message_id)
         whole.answers.append(message_id)
 
-    def _plan(self, whole: Whole) -> bool:
-        """False without anything to do."""
-        space, branch = self.space, whole.branch
-        if branch.blocks and whole.ending is Ending.PREPARE:
-            commit.prepare(space, branch, whole.collect)
-        elif branch.blocks:
-            commit.commit(space, branch, perform=whole.collect)
-        return bool(branch.blocks)
-
     def try_commit(self, xid: Xid) -> Whole | None:
         """As ``commit`` of a prepared branch, up to its round, for which it does not wait."""
         space, log = self.space, self.space.log
@@ -168,11 +166,7 @@ class WholeSession(Session):
                 return None
             branch.busy = True
         whole = Whole(branch, None)
-        try:
-            commit.commit(space, branch, perform=whole.collect)
-        except BaseException as error:
-            leave(space, branch, error)
-            raise
+        whole.plan_commit(space, CoreStep.COMMIT)
         return whole
 
     def finish(self, whole: Whole) -> list[Answer]:
@@ -180,12 +174,12 @@ class WholeSession(Session):
         if whole.done and whole.error is None:
             return whole.answers
         space, branch = self.space, whole.branch
-        if whole.ending is not Ending.PREPARE and space.failure is None:
+        if whole.ending is not _PREPARE and space.failure is None:
             commit.forget_numbers(space, branch)
         leave(space, branch)
         if whole.error is not None and not isinstance(whole.error, RetryLater):
             raise whole.error
-        if whole.ending is Ending.PREPARE:
+        if whole.ending is _PREPARE:
             self.prepare(branch.xid)
         else:
             self.commit(branch.xid, Flag.NOFLAGS if whole.ending is None else Flag.ONEPHASE)
