@@ -173,7 +173,7 @@ def call_of(frame: Any) -> CallFrame:
     else:
         wanted = "[0, id, method, params] or [2, method, params] is wanted"
         raise MalformedFrame(f"{_short(frame)} is no request: {wanted}")
-    if method != "work":  # of which each call is looked at
+    if method != "work" and not _NESTED.isdisjoint(map(type, params)):  # of a work each call is looked at
         check_depth(method, params)
     return number, method, params
 
