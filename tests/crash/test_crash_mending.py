@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import xaqueue
-from support.harms import garbled, harmed, littered, replaceable, torn
+from support.harms import blocks, garbled, harmed, littered, replaceable, torn
 from xaqueue.core.model import layout
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.fs import write_then_sync
@@ -127,6 +127,30 @@ def test_it_goes_on(tmp_path: Path, make: Callable[[Path], Path], mend: Callable
         mend(Site(root))
         assert before <= contents(root)
         assert state(root) == wanted
+        shutil.rmtree(root)
+        if not fs.is_dead:
+            break
+    assert after > 10
+
+
+def test_blocks_are_mended_again(tmp_path: Path) -> None:
+    """What their tables were is nowhere kept: of each the other one says all of it."""
+    begin = blocks(tmp_path / "begin")
+    done = shutil.copytree(begin, tmp_path / "done")
+    repair(Site(done))
+    wanted = state(done)
+    assert [found for found in check(done) if found.severity is Severity.DAMAGE] == []
+    for after in itertools.count():
+        root = shutil.copytree(begin, tmp_path / "killed")
+        fs = Killed(root, after)
+        with suppress(Crashed):
+            repair(OnDisk(root, fs))
+        fs.close()
+        repair(Site(root))
+        assert state(root) == wanted
+        assert [found for found in check(root) if found.severity in (Severity.DAMAGE, Severity.LEFTOVER)] == []
+        aside = {path.name.partition("~")[0] for path in (root / layout.QUARANTINE).iterdir()}
+        assert aside == {path.name for path in (done / layout.QUARANTINE).iterdir()}
         shutil.rmtree(root)
         if not fs.is_dead:
             break

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import xaqueue
 from support import broken_journal
+from support.block_space import put_block, put_message
 from xaqueue.core.model import layout
+from xaqueue.features.opening import create
 from xaqueue.features.snapshots.restored import REMOVED
 
 RANGE = f"{layout.queue_path('orders')}/range=0000000000000"
@@ -23,6 +25,23 @@ def harmed(root: Path) -> Path:
     second.write_bytes(content)
     third.rename(third.with_name("strange"))
     (root / layout.PREPARED / "junk").write_bytes(b"junk")
+    return root
+
+
+def blocks(root: Path) -> Path:
+    """Of blocks of many messages a body, a table, a bitmap; both tables; and a bitmap whose block is gone."""
+    create(root)
+    (root / layout.QUEUES).write_text("[default]\n")
+    put_message(root, 1)
+    made = [put_block(root, first, 16, gone=0b101) for first in range(0x10, 0x60, 0x10)]
+    for index in (0, 5, 7):
+        made[0].harm_body(index)
+    made[1].harm_table()
+    made[2].harm_gone()
+    made[3].harm_table()
+    made[3].harm_copy()
+    made[4].harm_copy()
+    put_block(root, 0x60, 16, gone=0b1).file.unlink()
     return root
 
 

@@ -89,7 +89,8 @@ def check(
     else:
         output.lines(plan.lines(is_dry=dry_run))
         _print_findings(found, "severity", "path", "problem")
-        advice = "; `xaqueue check --repair` sets it aside" if any(finding.movable for finding in damage) else ""
+        mends = "sets it aside" if any(finding.movable for finding in damage) else "makes it whole"
+        advice = f"; `xaqueue check --repair` {mends}" if any(one.movable or one.block for one in damage) else ""
         typer.echo(f"{output.counted(len(damage), 'finding')} of damage{advice}" if damage else "no damage")
     if damage:
         raise typer.Exit(ExitCode.NOTHING)

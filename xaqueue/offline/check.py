@@ -2,8 +2,9 @@
 
 A space that another process owns is a moving target: what looks wrong there is looked at a second time, and told only
 if it stands. ``repair`` is the one part that writes: it owns the space, and moves to quarantine what opening it did
-not find, such as a large body whose checksum is wrong. What a record of the journal names that was not done again is
-not damaged in the directories: the next open makes it what it is to be.
+not find, such as a large body whose checksum is wrong; in a block of many messages these leave it, and a damaged table
+is made from the other one. What a record of the journal names that was not done again is not damaged in the
+directories: the next open makes it what it is to be.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import os
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from xaqueue.core.engine import heuristics, quarantine, redo
+from xaqueue.core.engine import heuristics, many, quarantine, redo
+from xaqueue.core.engine.directory_log import STAGED
 from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import change, layout
@@ -35,11 +37,15 @@ from xaqueue.core.storage.journal_format import parse_name
 from xaqueue.core.storage.journal_reader import Found, look, read_readable
 from xaqueue.errors import DamagedBlock, InvalidArgument, JournalDamaged, SpaceError
 from xaqueue.features.kinds import KINDS
+from xaqueue.features.streams.message_files import read_whole
 from xaqueue.offline.check_committed import CommittedCheck
 from xaqueue.offline.findings import Finding, Prober, Severity, broken, damaged, leftover, note
-from xaqueue.offline.plan import Plan, Site, site_of
+from xaqueue.offline.plan import MADE_AGAIN, Item, Plan, Site, site_of
 from xaqueue.offline.redo_view import RedoView, read_journal
 from xaqueue.xid import Xid
+
+_MENDED = f"{ACTIVE}/{STAGED}mended"
+"""As what is staged, gone at the next open."""
 
 
 def check(
@@ -81,13 +87,36 @@ def repair(
         plan.notes += space.report.notes
         plan.set_aside(space.report.quarantined)
         for finding in list(check(place, progress, live=False)):
-            if finding.movable:
+            if finding.block:
+                _mend_block(space, finding, plan)
+            elif finding.movable:
                 quarantine.move(space.fs, finding.path, finding.problem, space.now_us())
                 space.log.sync_names((QUARANTINE, finding.path.rpartition("/")[0]))
                 _forget(space, finding.path)
                 plan.set_aside([f"{finding.path}: {finding.problem}"])
         then(session, plan)
     return plan
+
+
+def _mend_block(space: Space, finding: Finding, plan: Plan) -> None:
+    """A message of it that is damaged leaves it; where one of its tables is, it gets that again."""
+    queue_name, named = layout.parse_path(finding.path) or ("", None)
+    if named is None:
+        return
+    if finding.movable:
+        with space.lock:
+            queue = space.queue(queue_name)
+            entry = queue.index.find(named.message_id)
+        if entry is not None and entry.seq == named.first and many.set_aside(space, queue, entry, finding.problem):
+            _forget(space, finding.path)
+            plan.set_aside([f"{finding.path}: {finding.problem}"])
+        return
+    fs, path = space.fs, finding.path
+    fs.create(_MENDED, [read_whole(fs, queue_name, named).mended()], fs.modified_ns(path))
+    fs.sync_file(_MENDED)
+    fs.rename(_MENDED, path)
+    space.log.sync_names((path.rpartition("/")[0],))
+    plan.items.append(Item(path, finding.problem, MADE_AGAIN, "from that"))
 
 
 def _forget(space: Space, path: str) -> None:

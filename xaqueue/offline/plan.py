@@ -93,7 +93,7 @@ class Plan:
     def set_aside(self, texts: Iterable[str]) -> None:
         """texts: paths with what is wrong, as a recovery has them."""
         for path, _, wrong in (text.partition(": ") for text in texts):
-            lost = _lost_with(path) if quarantine.TWICE not in wrong else ""
+            lost = _lost_with(path, is_twice=quarantine.TWICE in wrong)
             self.items.append(Item(path, wrong, SET_ASIDE, lost=lost))
 
     def texts(self, action: str) -> list[str]:
@@ -132,10 +132,17 @@ def when(time_us: int | None) -> str:
     return datetime.fromtimestamp((time_us or 0) / 1e6, UTC).isoformat(timespec="seconds")
 
 
-def _lost_with(path: str) -> str:
-    """What a file takes with it that is read no more."""
-    if layout.parse_message_path(path):
-        return "a message"
+def _lost_with(path: str, *, is_twice: bool = False) -> str:
+    """What a file takes with it that is read no more. is_twice: a message of it is there under another name."""
+    found = layout.parse_path(path)
+    if found is not None:
+        return (
+            f"up to {counted(found[1].count - is_twice, 'message')}"
+            if found[1].is_block
+            else ""
+            if is_twice
+            else "a message"
+        )
     directory, _, name = path.rpartition("/")
     block = layout.parse_block(name) if directory == layout.PREPARED else None
     return f"a block of branch {block[0]}" if block else ""

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 import xaqueue
-from support.harms import garbled, harmed, littered, overdue, replaceable, spent, torn
+from support.harms import blocks, garbled, harmed, littered, overdue, replaceable, spent, torn
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.core.model import layout
@@ -31,9 +31,11 @@ VARIES = re.compile(r"\d+\.\d\d s|removed/\d{8}T\d{6}Z|since [\dT:+-]+")
 DOORS: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
     "check": (harmed, ["check", "--repair"]),
     "check QUEUE": (harmed, ["check", "orders", "--repair"]),
+    "check, blocks": (blocks, ["check", "--repair"]),
     "check, a range": (spent, ["check", "--repair"]),
     "check QUEUE, a range": (spent, ["check", "orders", "--repair"]),
     "reconstruct": (garbled, ["reconstruct"]),
+    "reconstruct, blocks": (blocks, ["reconstruct"]),
     "reconstruct -m": (garbled, ["reconstruct", "-m"]),
     "reconstruct QUEUE": (harmed, ["reconstruct", "orders"]),
     "salvage-journal": (torn, ["salvage-journal", "--yes"]),

@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from support.block_space import MadeBlock, id_of, put_block, put_message
+import xaqueue
+from support.block_space import MadeBlock, body_of, id_of, put_block, put_message
+from support.harms import blocks
 from xaqueue.core.model import layout
-from xaqueue.core.model.message_block import decode_table, encode
+from xaqueue.core.model.message_block import decode_gone, decode_table, encode
 from xaqueue.features.opening import create
 from xaqueue.message import MessageId
-from xaqueue.offline.check import check
+from xaqueue.offline.check import check, repair
 from xaqueue.offline.findings import Finding, Severity
+from xaqueue.offline.inspect import browse
 from xaqueue.offline.verify import verify
 
 FIRST, COUNT = 10, 20
@@ -39,6 +42,10 @@ def wrong(root: Path) -> list[Finding]:
     _, verified = verify([str(root)], 1)
     assert sorted(one._replace(space="") for one in verified if one.severity is not Severity.NOTE) == sorted(found)
     return found
+
+
+def numbers(root: Path) -> list[int]:
+    return [message.seq for message in browse(root, "orders", lambda *_: None)]
 
 
 def own_path(made: MadeBlock, seq: int) -> str:
@@ -168,3 +175,45 @@ def test_tags_that_its_properties_do_not_say_are_told(root: Path) -> None:
     (finding,) = wrong(root)
     assert finding.path == own_path(made, FIRST + 3) + ".p9"
     assert finding.problem.endswith("do not say what its properties say: .p8")
+
+
+def test_repair_mends_each_by_itself(tmp_path: Path) -> None:
+    root = blocks(tmp_path / "space")
+    before = {seq for seq in numbers(root) if seq < 0x40 or seq >= 0x50}
+    plan = repair(root)
+    assert [finding for finding in check(root) if finding.severity is not Severity.NOTE] == []
+    back = {0x30, 0x32}  # their bitmap was damaged
+    assert set(numbers(root)) == before - {0x15, 0x17} | back
+    with xaqueue.connect(root) as connection:
+        found = {message.seq: message.body for message in connection.browse("orders")}
+    assert found == {seq: body_of(seq) for seq in before - {0x15, 0x17} | back}
+    done = {(item.action, item.path.rpartition("/")[2][:20]): item.lost for item in plan.items}
+    assert done == {
+        ("set aside", f"{0x15:016x}.000"): "a message",
+        ("set aside", f"{0x17:016x}.000"): "a message",
+        ("set aside", f"{0x30:016x}.000"): "",
+        ("set aside", f"{0x40:016x}+010"): "up to 16 messages",
+        ("made again", f"{0x20:016x}+010"): "",
+        ("made again", f"{0x50:016x}+010"): "",
+    }
+
+
+def test_what_is_set_aside_is_as_it_was_found(root: Path) -> None:
+    made = block(root)
+    made.harm_body(3)
+    when_ns = made.file.stat().st_mtime_ns
+    repair(root)
+    (aside,) = (path for path in (root / "quarantine").iterdir() if not path.name.endswith(".reason"))
+    assert aside.name == own_path(made, FIRST + 3).removeprefix("committed/queue=").replace("/", ".")
+    assert aside.read_bytes().endswith(b"body 13"[1:])
+    assert made.file.stat().st_mtime_ns == when_ns
+    assert decode_gone(made.gone_file.read_bytes(), "orders", made.named) == 0b1000
+
+
+@pytest.mark.parametrize("harm", [MadeBlock.harm_table, MadeBlock.harm_copy, lambda made: made.flip(-2)])
+def test_a_table_is_made_again_to_the_byte(root: Path, harm: Callable[[MadeBlock], None]) -> None:
+    made = block(root)
+    before, when_ns = made.file.read_bytes(), made.file.stat().st_mtime_ns
+    harm(made)
+    repair(root)
+    assert (made.file.read_bytes(), made.file.stat().st_mtime_ns) == (before, when_ns)

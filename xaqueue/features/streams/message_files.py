@@ -17,7 +17,7 @@ from zlib import crc32
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import CHECKSUM_OFFSET, HEAD_CRC, PREFIX_BYTES, Kind, head_of, pack
 from xaqueue.core.model.block_files import listed, ranges_in, read_checked, read_gone, read_messages, read_table
-from xaqueue.core.model.message_block import Table, decode_table
+from xaqueue.core.model.message_block import Table, decode_copy, decode_table
 from xaqueue.core.model.message_name import ID_DIGITS, Named, parse_any
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.errors import DamagedBlock
@@ -25,8 +25,6 @@ from xaqueue.features.streams.record import consumed_in
 
 Damaged = Callable[[int, str], object]
 """Told of the number of a message, or of the first of a block, and of what is wrong."""
-BLOCK_ID_DIGITS = slice(21, 53)
-"""In the name of a block, of its first message."""
 READ_TRIES = 5
 KEPT = 4
 """Blocks that are kept, for who reads one message after the other."""
@@ -41,7 +39,7 @@ def _told(seq: int, why: str) -> None:
     """Somebody tells of it elsewhere."""
 
 
-def gone_of(fs: FileSystem, queue: str, named: Named, damaged: Damaged) -> int:
+def gone_of(fs: FileSystem, queue: str, named: Named, damaged: Damaged = _told) -> int:
     """As ``read_gone``; nothing is gone where that stays damaged."""
     for left in reversed(range(READ_TRIES)):
         try:
@@ -98,7 +96,15 @@ def has_table(data: bytes) -> bool:
     return True
 
 
-def read_whole(fs: FileSystem, queue: str, named: Named, damaged: Damaged) -> Block:
+def whole_table(data: bytes) -> Table:
+    """Of a whole file, by the table at either of its ends. Raises DamagedBlock."""
+    try:
+        return decode_table(data)
+    except DamagedBlock:
+        return decode_copy(data)
+
+
+def read_whole(fs: FileSystem, queue: str, named: Named, damaged: Damaged = _told) -> Block:
     """Raises FileNotFoundError, DamagedBlock, any other OSError."""
     gone = gone_of(fs, queue, named, damaged)
     return Block(named, *read_messages(fs, queue, named), gone)
@@ -112,7 +118,7 @@ def read_names(fs: FileSystem, queue: str, named: Named, damaged: Damaged = _tol
 
 def count_in(fs: FileSystem, queue: str, named: Named) -> int:
     """How many messages are in a file."""
-    return named.count - gone_of(fs, queue, named, _told).bit_count() if named.is_block else 1
+    return named.count - gone_of(fs, queue, named).bit_count() if named.is_block else 1
 
 
 class QueueMessages:
