@@ -4,7 +4,8 @@ recovers, and a check with repair do the rest.
     FORMAT       from what its last owner wrote down, else with a new id
     queues.toml  from its last good copy, else from the queues that have a directory
     messages     what stands in quarantine and is a whole message comes back into the queue in whose directory it stood,
-                 by an ordinary transaction; its id and properties are those of its block, its number is a new one
+                 by an ordinary transaction; its id and properties are those of its block, its number is a new one.
+                 Of a block of many all come that are not there, with those that were gone of it
 
 Of what is made again the damaged file is set aside first, and each is written new and renamed. A message comes back
 before its file in quarantine is marked; so whatever a crash cuts off, the same command goes on, and finds by the id
@@ -17,6 +18,7 @@ import os
 import re
 import time
 import uuid
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -25,11 +27,12 @@ from xaqueue.core.engine import quarantine
 from xaqueue.core.engine.messages import message_of
 from xaqueue.core.engine.redo import make_dirs
 from xaqueue.core.engine.session import Session
-from xaqueue.core.model import definition_edits, definitions, layout
+from xaqueue.core.model import block_files, definition_edits, definitions, layout
 from xaqueue.core.model.block import FORMAT_VERSION, split_message
 from xaqueue.core.model.block_files import listed, read_checked
 from xaqueue.core.model.format import checked_name, is_lost, parse, read_format, signs_of
 from xaqueue.core.model.layout import COMMITTED, FORMAT, QUARANTINE, QUEUES
+from xaqueue.core.model.message_name import Named, parse_any
 from xaqueue.core.owner.definitions_file import damage_of, read_good
 from xaqueue.core.owner.open import NEW_QUEUES
 from xaqueue.core.owner.record import read_owner
@@ -39,7 +42,8 @@ from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import DamagedBlock, Error, InvalidArgument, SpaceError
 from xaqueue.features.session import whole
 from xaqueue.features.snapshots.restored import RESTORE_READY
-from xaqueue.message import MessageId
+from xaqueue.features.streams.message_files import Block, gone_of, whole_table
+from xaqueue.message import Message, MessageId
 from xaqueue.offline import aside
 from xaqueue.offline.check import repair
 from xaqueue.offline.plan import BROUGHT_BACK, LEFT, MADE_AGAIN, Item, Plan, Site, site_of
@@ -151,26 +155,42 @@ def bring_back(session: Session, plan: Plan, queue: str = "") -> None:
         try:
             if path in kept:
                 raise DamagedBlock(kept[path])
-            if quarantine.TWICE in reason:
+            named = parse_any(stood.rpartition("/")[2])
+            if named is not None and named.is_block:
+                many = _restore(connection, _in_block(fs, wanted, named, path))
+            elif quarantine.TWICE in reason:
                 raise DamagedBlock(f"not brought back, for it {quarantine.TWICE}")
-            is_new = _restore(connection, wanted, read_checked(fs, path))
+            else:
+                data = read_checked(fs, path)
+                many = _restore(connection, [message_of(wanted, 0, MessageId(split_message(data)[0]), data)])
         except Error as error:
             connection.rollback()
             plan.items.append(Item(path, reason, LEFT, str(error)))
             continue
-        plan.back[wanted] = plan.back.get(wanted, 0) + is_new
+        plan.back[wanted] = plan.back.get(wanted, 0) + many
         plan.items.append(Item(path, reason, BROUGHT_BACK, f"into queue {wanted}"))
         quarantine.mark(fs, name, partial(fs.sync_dir, QUARANTINE))
 
 
-def _restore(connection: Connection, queue: str, data: bytes) -> bool:
-    """False where the queue has it. A possible duplicate: it may have come back before, and been consumed, where that
-    was cut off before its file was marked."""
-    message = message_of(queue, 0, MessageId(split_message(data)[0]), data)
-    message.properties.possible_duplicate = True
-    is_new = connection.restore(message)
+def _in_block(fs: FileSystem, queue: str, named: Named, path: str) -> list[Message]:
+    """Those that a block of many has, as far as it is known what of it is gone. Raises DamagedBlock, OSError."""
+    try:
+        data = fs.read(path)
+    except OSError as error:
+        raise block_files.damage_of(fs, path, error) from error
+    block = Block(named, whole_table(data), data, gone_of(fs, queue, named))
+    return [message_of(queue, 0, block.table.message_id(index), block.file(index)) for index in block.left(0)]
+
+
+def _restore(connection: Connection, messages: Sequence[Message]) -> int:
+    """How many of these the queue has not. Possible duplicates: they may have come back before, and been consumed,
+    where that was cut off before their file was marked."""
+    added = 0
+    for message in messages:
+        message.properties.possible_duplicate = True
+        added += connection.restore(message)
     connection.commit()
-    return is_new
+    return added
 
 
 def _why_lost(root: Path) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import xaqueue
+from support.block_space import body_of, id_of, put_block, put_message
 from support.forgetful import Crashed, Tree
 from xaqueue.core.engine import quarantine
 from xaqueue.core.model import layout
@@ -204,3 +205,34 @@ def test_one_that_was_consumed_before_its_file_was_marked_says_so(root: Path, mo
             assert delivered is not None
             assert delivered.possible_duplicate
             connection.commit()
+
+
+def test_messages_of_a_block_come_back_each_by_itself(tmp_path: Path) -> None:
+    """It was renamed by hand; one of them is there already, and nobody knows any more what was gone."""
+    create(root := tmp_path / "space")
+    (root / layout.QUEUES).write_text("[queues.orders]\n")
+    made = put_block(root, 10, 20, gone=0b1, ids=[id_of(10), id_of(40), *map(id_of, range(12, 30))])
+    made.file.rename(made.file.with_name(f"{10:016x}+010.{id_of(10).hex()}"))
+    put_message(root, 40)
+    plan = reconstruct(root)
+    assert plan.back == {"orders": 19}
+    with xaqueue.connect(root) as connection:
+        found = {message.message_id: message for message in connection.browse("orders")}
+    assert {message_id: one.body for message_id, one in found.items()} == {
+        id_of(seq): body_of(seq) for seq in (10, *range(12, 30), 40)
+    }
+    assert [one.seq for one in found.values() if not one.possible_duplicate] == [40]
+    assert reconstruct(root).back == {}
+
+
+def test_a_block_with_a_damaged_message_stays_where_it_was_set_aside(tmp_path: Path) -> None:
+    create(root := tmp_path / "space")
+    (root / layout.QUEUES).write_text("[queues.orders]\n")
+    made = put_block(root, 10, 20)
+    made.harm_body(3)
+    made.file.rename(made.file.with_name(f"{10:016x}+010.{id_of(10).hex()}"))
+    plan = reconstruct(root)
+    assert plan.back == {}
+    assert [(item.action, item.how) for item in plan.items if item.action == LEFT] == [
+        (LEFT, "checksum does not match")
+    ]
