@@ -151,8 +151,4 @@ class Line:
 class Socket(ClientSocket):
     def __init__(self, line: Line) -> None:
         super().__init__(line, None)
-        self._line = line
-
-    @property
-    def is_stale(self) -> bool:
-        return not self._line.is_open
+        self.has_said = lambda _: not line.is_open
