@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -34,9 +34,12 @@ from xaqueue.features.session import Session
 from xaqueue.features.snapshots import manifest, store, take
 from xaqueue.features.snapshots import restore as restoring
 from xaqueue.features.streams import cleanup
+from xaqueue.features.topics import bulk
 from xaqueue.message import MessageId
 from xaqueue.xid import Xid
 
+BLOCKS = False
+"""Whether worlds whose rules are about blocks of many messages have such: else each message has a file."""
 LEVELS: tuple[Level, ...] = (STRICT, STRICT, level_of("FSYNC;DSYNC"), LAGGING, FILLING, CYCLING)
 FIRST_LIFE = "11111111-1111-1111-1111-111111111111"
 EMPTY = Tree(dict.fromkeys(layout.directories()) | {layout.FORMAT: f"xaqueue 1 sim {FIRST_LIFE}\n".encode()})
@@ -244,6 +247,11 @@ def large(size_bytes: int | None) -> Any:
     return nullcontext() if size_bytes is None else mock.patch.object(journal_log, "KEPT_BYTES", size_bytes)
 
 
+def blocks(are_written: bool) -> Any:
+    """Queues that do not say have blocks of many messages, where the product can."""
+    return mock.patch.object(definitions, "BLOCKS", "many") if BLOCKS and are_written else nullcontext()
+
+
 @contextmanager
 def small_steps(is_so: bool) -> Iterator[None]:
     """A step moves a file or two, so that few are many."""
@@ -252,6 +260,11 @@ def small_steps(is_so: bool) -> Iterator[None]:
             if is_so:
                 stack.enter_context(mock.patch.object(place, name, 1))
         yield
+
+
+def fresh_ids(made: Sequence[MessageId]) -> mock._patch[Any]:
+    """The ids of the messages that are added in one call are these."""
+    return mock.patch.object(bulk, "fresh_ids", return_value=[*made])
 
 
 def ids(dice: random.Random) -> mock._patch[Callable[[int], bytes]]:

@@ -74,6 +74,8 @@ class Rules:
     """Rules that each world has that has these."""
     keeps_times = False
     """No power loss takes the time of a file, or its rules are too vague."""
+    writes_blocks = False
+    """What comes in one call may become a block of many messages, where the product can (``doors.BLOCKS``)."""
     is_paired = False
     """Its owners are of a pair, where the space has a journal."""
     weights: ClassVar[Mapping[str, int]] = {}

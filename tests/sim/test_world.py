@@ -13,17 +13,22 @@ from unittest import mock
 import pytest
 
 from sim import doors, run
+from sim.model import Rules
 from sim.mutants import BY_FEATURES, MUTANTS, REDUNDANT, Mutant, Struck
 from sim.rules.batches import Batches
+from sim.rules.blocks import Blocks
 from sim.rules.counts import Counts
 from sim.rules.delays import Delays
+from sim.rules.leases import Leases
 from sim.rules.restores import Restores
+from sim.rules.retries import Retries
 from sim.rules.streams import Streams
 from support.careless_log import careless
 from support.crash_level import CYCLING, STRICT
 from support.forgetful import ForgetfulFileSystem
 
 PARTS = 6
+BESIDE_BLOCKS: tuple[tuple[type[Rules], ...], ...] = (), (Restores,), (Retries, Leases)
 SEEDS = int(os.environ.get("XAQUEUE_SIM_SEEDS", "12"))
 """Of a part: all together take no longer than a minute of two cores."""
 
@@ -37,6 +42,17 @@ def test_seeds(part: int) -> None:
         failure = run.failure_of(seed)
         if failure is not None:
             pytest.fail(run.told(seed, failure))
+
+
+@pytest.mark.parametrize(
+    "beside", BESIDE_BLOCKS, ids=lambda kinds: "-".join(kind.__name__ for kind in kinds) or "alone"
+)
+def test_messages_that_come_and_go_many_at_once(beside: tuple[type[Rules], ...]) -> None:
+    """Rules that are in no world where nobody asks for them."""
+    for seed in range(1, 1 + SEEDS // 3):
+        failure = run.failure_of(seed, None, (Blocks, *beside))
+        if failure is not None:
+            pytest.fail(run.told(seed, failure, kinds=(Blocks, *beside)))
 
 
 def test_the_same_seed_is_the_same_run() -> None:

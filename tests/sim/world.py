@@ -63,6 +63,10 @@ class World(Crashes):
         self._begin(number, seat, Branch(xid=xid_of(number)))
         return number
 
+    def next_xid(self) -> Xid:
+        """Of the branch that begins next."""
+        return xid_of(self.numbers + 1)
+
     def begin(self, branch: Branch) -> int:
         """With a session of its own, here."""
         self.numbers += 1
