@@ -18,7 +18,7 @@ from xaqueue.core.engine.directory_log import STAGED
 from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import change, layout
-from xaqueue.core.model.block import Head, Kind
+from xaqueue.core.model.block import ADDS, Head
 from xaqueue.core.model.block_files import listed
 from xaqueue.core.model.change import is_valid
 from xaqueue.core.model.format import read_format
@@ -282,9 +282,9 @@ class SpaceCheck:
         return self._is_committed(head)
 
     def _is_committed(self, head: Head) -> bool:
-        """Whether the message that a block adds is in its queue."""
+        """Whether the message that a block adds, or the first of many, is in its queue."""
         queue = head.properties.queue
-        return head.kind is Kind.ENQUEUE and queue != "" and self.committed.holds(queue, head.message_id)
+        return head.kind in ADDS and queue != "" and self.committed.holds(queue, head.message_id)
 
     def _reason(self, name: str) -> str:
         try:

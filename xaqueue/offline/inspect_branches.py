@@ -8,16 +8,19 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
 from xaqueue.core.engine import heuristics, quarantine
 from xaqueue.core.engine.heuristics import Decision
 from xaqueue.core.model import layout
-from xaqueue.core.model.block import Kind, decode, unpack_list
-from xaqueue.core.model.block_files import listed, read_block
+from xaqueue.core.model.block import ADDS, Head, Kind, decode, unpack_list
+from xaqueue.core.model.block_files import listed, read_block, read_checked, read_table
 from xaqueue.core.model.branch import HEURISTICS
+from xaqueue.core.model.message_block import decode_table, read_taken
 from xaqueue.core.recovery import prepared
 from xaqueue.core.recovery.prepared import Holds, PreparedBranch, Verdict
 from xaqueue.core.storage.fs import FileSystem
@@ -34,7 +37,8 @@ PAGE = 1000
 
 @dataclass(frozen=True, slots=True)
 class BranchMessage:
-    """A message that a branch adds or holds. ``size_bytes`` of its file; None where only its name is known."""
+    """A message that a branch adds or holds. ``size_bytes`` of its file, or of its body in a block of many; None where
+    only its name is known."""
 
     queue: str
     message_id: MessageId
@@ -94,10 +98,11 @@ def _prepared(fs: FileSystem, again: Callable[[], FileSystem] | None) -> Iterato
         if status.damage and again is not None:  # or its owner is at it just now
             suspects.append(status.xid)
         else:
-            yield from _open(status)
+            yield from _open(fs, status)
     if suspects and again is not None:
-        for status in _statuses(again(), suspects):
-            yield from _open(status)
+        later = again()
+        for status in _statuses(later, suspects):
+            yield from _open(later, status)
 
 
 def _statuses(fs: FileSystem, xids: Iterable[Xid] | None = None) -> Iterator[PreparedBranch]:
@@ -112,16 +117,28 @@ def _statuses(fs: FileSystem, xids: Iterable[Xid] | None = None) -> Iterator[Pre
         yield status
 
 
-def _open(status: PreparedBranch) -> Iterator[InDoubt]:
+def _open(fs: FileSystem, status: PreparedBranch) -> Iterator[InDoubt]:
     """The branch, unless it is over, or was promised to nobody."""
     if status.verdict in (Verdict.IN_DOUBT, Verdict.COMMITTING) and (status.blocks or status.damage):
         contents: dict[bool, list[BranchMessage]] = {True: [], False: []}
-        for _, head in status.blocks:
-            held = head.kind is Kind.DEQUEUE
-            size = None if held else head.size_bytes
-            contents[held].append(BranchMessage(head.properties.queue, head.message_id, size))
+        for path, head in status.blocks:
+            contents[head.kind is Kind.DEQUEUE] += _messages_of(fs, path, head)
         state, since = status.verdict.value, status.prepared_at
         yield InDoubt(status.xid, state, since, contents[False], contents[True], status.damage)
+
+
+def _messages_of(fs: FileSystem, path: str, head: Head) -> list[BranchMessage]:
+    """That a block of a branch adds or holds: of a damaged block of many the first."""
+    queue = head.properties.queue
+    with suppress(DamagedBlock, OSError):
+        if head.kind is Kind.MESSAGES:
+            table = decode_table(read_checked(fs, path))
+            return list(map(partial(BranchMessage, queue), table.message_ids(), table.sizes))
+        taken = read_taken(head.properties)
+        if taken is not None and taken[1].bit_count() > 1:
+            ids = read_table(fs, queue, taken[0]).message_ids()
+            return [BranchMessage(queue, one) for index, one in enumerate(ids) if taken[1] >> index & 1]
+    return [BranchMessage(queue, head.message_id, None if head.kind is Kind.DEQUEUE else head.size_bytes)]
 
 
 def _holds(fs: FileSystem) -> Holds:
@@ -150,7 +167,7 @@ def _decided(fs: FileSystem) -> Iterator[InDoubt]:
         except DamagedBlock as damage:
             yield InDoubt(xid, "decided, and the record is damaged", 0, [], [], [f"{path}: {damage}"])
             continue
-        added = [BranchMessage(row.queue, row.message_id) for row in rows if row.kind is Kind.ENQUEUE]
+        added = [BranchMessage(row.queue, row.message_id) for row in rows if row.kind in ADDS]
         held = [BranchMessage(row.queue, row.message_id) for row in rows if row.kind is Kind.DEQUEUE]
         state = heuristics.OUTCOMES[decision.outcome].value
         yield InDoubt(xid, state, decision.at, added, held, [], decision)

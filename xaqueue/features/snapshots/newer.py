@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from xaqueue.core.engine import heuristics, quarantine, redo
 from xaqueue.core.model import layout
-from xaqueue.core.model.block import Kind, decode
+from xaqueue.core.model.block import ADDS, Kind, decode
 from xaqueue.core.model.block_files import listed, ranges_in
 from xaqueue.core.model.message_block import decode_table, encode_gone
 from xaqueue.core.model.message_name import Named, parse_any
@@ -174,7 +174,7 @@ class Newer:
             many = decode_table(self.fs.read(path)).message_ids() if head.kind is Kind.MESSAGES else ()
         except (DamagedBlock, FileNotFoundError):
             return False
-        added = many or (head.message_id,) if head.kind in (Kind.ENQUEUE, Kind.MESSAGES) else ()
+        added = many or (head.message_id,) if head.kind in ADDS else ()
         return any(message_id in self._origins for message_id in added)
 
     def names(self, directory: str) -> list[str]:

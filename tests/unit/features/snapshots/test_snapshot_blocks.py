@@ -11,14 +11,17 @@ from pathlib import Path
 import pytest
 
 import xaqueue
+from support.bare_space import BareSpace
 from support.block_space import MadeBlock, body_of, id_of, put_block, put_message
 from xaqueue.core.model import layout
+from xaqueue.core.model.definitions import MANY, Definitions, QueueDefinition
 from xaqueue.core.model.format import read_format
 from xaqueue.core.model.message_block import decode_gone
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.features.kinds import KINDS
-from xaqueue.features.snapshots import store
+from xaqueue.features.snapshots import restoring, store
 from xaqueue.features.snapshots.restore import Done, Wanted, restore
+from xaqueue.features.snapshots.take import take
 from xaqueue.message import Message
 from xaqueue.offline.check import check
 from xaqueue.offline.findings import Severity
@@ -26,6 +29,7 @@ from xaqueue.offline.inspect import browse
 from xaqueue.offline.plan import Site
 
 FIRST, COUNT = 10, 20
+MANY_EACH = Definitions(default=QueueDefinition(blocks=MANY))
 GONE = 0b101
 
 
@@ -182,3 +186,30 @@ def test_where_links_end_all_is_copied(root: Path) -> None:
     shutil.rmtree(root / "committed")
     restored(root)
     assert numbers(root) == LEFT
+
+
+def test_of_a_space_at_work_each_message_is_as_it_was_then(tmp_path: Path) -> None:
+    """Amid takes; what was taken since comes back as well, and what came since stays."""
+    bare = BareSpace(tmp_path / "space", "JOURNAL", definitions=MANY_EACH)
+    put_in = []
+    for batch in range(3):
+        connection = bare.connect()
+        put_in += connection.enqueue_many("q", [b"%d" % (100 * batch + number) for number in range(30)])
+        connection.commit()
+    takers = [bare.connect() for _ in range(2)]
+    gone = {message.message_id for message in takers[0].dequeue_many("q", 7)}
+    takers[0].commit()
+    held = {message.message_id for message in takers[1].dequeue_many("q", 40)}
+    take(bare.space)
+    takers[1].commit()
+    connection = bare.connect()
+    later = connection.enqueue_many("q", [b"later %d" % number for number in range(20)])
+    connection.commit()
+    bare.crash()
+    done = restoring.restore(tmp_path / "space")
+    found = {message.message_id: message.body for message in browse(tmp_path / "space", "q", lambda seq, why: None)}
+    assert found.keys() == (set(put_in) - gone) | set(later)
+    assert held < found.keys()
+    assert all(found[one] == b"%d" % (100 * (at // 30) + at % 30) for at, one in enumerate(put_in) if one in found)
+    assert (done.messages, done.newer) == (83, 20)
+    assert [one for one in check(tmp_path / "space") if one.severity is Severity.DAMAGE] == []
