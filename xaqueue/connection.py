@@ -182,8 +182,7 @@ class Connection(MessageCalls):
                 timeout_s = limit_s if limit_s < FOREVER_S else None
             if type(xid) is not Xid:
                 xid = _as_xid(xid)
-            self._manager.start(xid, flags, timeout_s)
-            self._transaction.enter(Phase.ACTIVE, xid)
+            self._transaction.begin(xid, flags, timeout_s)
 
     @alone
     def tpc_end(self, xid: Xid | None = None, flags: Flag = Flag.SUCCESS) -> None:

@@ -25,7 +25,7 @@ from xaqueue.message import (
 from xaqueue.one_call import OneCall, alone
 from xaqueue.snapshot import SnapshotStatus
 from xaqueue.times import FOREVER_S, check_seconds
-from xaqueue.transaction import Phase
+from xaqueue.transaction import HERE, WORKING, Phase
 
 
 class MessageCalls(OneCall):
@@ -46,12 +46,12 @@ class MessageCalls(OneCall):
             if type(queue) is not str:
                 check_queue_name(queue)
             transaction = self._transaction
-            if not options:
+            plain = options_of(options, time.time_ns() // 1000) if options else None
+            if transaction.thread is not HERE.thread or transaction.phase not in WORKING:
                 transaction.work()
+            if plain is None:
                 message_id = self._manager.enqueue(queue, body)
             else:
-                plain = options_of(options, time.time_ns() // 1000)
-                transaction.work()
                 message_id = self._manager.enqueue(queue, body, **plain)
             transaction.uncommitted += 1
             return message_id
@@ -80,10 +80,12 @@ class MessageCalls(OneCall):
                 message_id = id_of(message_id)
             if wait_s.__class__ is not float or not 0.0 <= wait_s < FOREVER_S:
                 wait_s = check_seconds("wait_s", wait_s)
-            self._transaction.work()
+            transaction = self._transaction
+            if transaction.thread is not HERE.thread or transaction.phase not in WORKING:
+                transaction.work()
             found = self._manager.dequeue(queue, wait_s=wait_s, message_id=message_id, correlation_id=correlation_id)
             if found is not None:
-                self._transaction.uncommitted += 1
+                transaction.uncommitted += 1
             return found
 
     def consume(self, queue: str, *, wait_s: float | None = None) -> Iterator[Message]:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from xaqueue.errors import (
     ConnectionLost,
@@ -38,7 +38,7 @@ class _Here(threading.local):
         self.thread = threading.current_thread()
 
 
-_HERE = _Here()
+HERE = _Here()
 
 
 class Phase(Enum):
@@ -60,6 +60,9 @@ _OUTSIDE = (Phase.NONE, Phase.UNANSWERED)
 _ONE_PHASE = (*_OUTSIDE, Phase.LOCAL, Phase.LOCAL_ENDED)
 _UNPREPARED = (Phase.ACTIVE, Phase.ENDED, Phase.PREPARING)
 _TWO_PHASE = (*_UNPREPARED, Phase.PREPARED, Phase.READ_ONLY)
+
+WORKING = Phase.LOCAL, Phase.ACTIVE
+"""In which work belongs to a transaction that is there."""
 
 ALLOWED: dict[str, tuple[tuple[Phase, ...], str]] = {
     "work": ((*_OUTSIDE, Phase.LOCAL, Phase.ACTIVE), "finish it first"),
@@ -87,12 +90,14 @@ class Transaction:
 
     def __init__(self, manager: ResourceManager, make_id: Callable[[], bytes]) -> None:
         self._manager = manager
+        self._leaving: Any = manager if getattr(manager, "leaves", False) else None
+        """The same where its verbs leave the branch themselves, so that no ``end`` goes before them."""
         self._make_id = make_id
         self.phase = Phase.NONE
         self.xid: Xid | None = None
         self.uncommitted = 0
         """Messages that it has added or taken."""
-        self._thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None
         """Whose work it is."""
 
     def check_open(self) -> None:
@@ -111,7 +116,7 @@ class Transaction:
 
     def _check_thread(self) -> None:
         """Work is its thread's, as long as that one lives."""
-        if self._thread is not _HERE.thread and self._thread is not None and self._thread.is_alive():
+        if self.thread is not HERE.thread and self.thread is not None and self.thread.is_alive():
             raise InterfaceError(
                 "the connection is in a transaction of another thread: open one for each, or hand it on between "
                 "transactions"
@@ -124,23 +129,39 @@ class Transaction:
 
     def enter(self, phase: Phase, xid: Xid) -> None:
         self.phase, self.xid, self.uncommitted = phase, xid, 0
-        self._thread = _HERE.thread  # its number may be another one's once it has ended
+        self.thread = HERE.thread  # its number may be another one's once it has ended
 
     def leave(self) -> None:
         self.phase, self.xid, self.uncommitted = Phase.NONE, None, 0
 
     def work(self) -> None:
         """Where there is no transaction, a local one begins."""
-        if self.phase is not Phase.LOCAL and self.phase is not Phase.ACTIVE:
+        if self.phase not in WORKING:
             self.check("work")
             self._begin_local()
-        elif self._thread is not _HERE.thread:
+        elif self.thread is not HERE.thread:
             self._check_thread()
 
     def _begin_local(self) -> None:
         xid = Xid.local(self._make_id())
-        self._manager.start(xid)
         self.enter(Phase.LOCAL, xid)
+        try:
+            self._manager.start(xid)
+        except BaseException:  # or interrupted: there may be one by now, in which nothing was done
+            with suppress(Error):
+                self._undo(xid)
+            self.leave()
+            raise
+
+    def begin(self, xid: Xid, flags: Flag, timeout_s: float | None) -> None:
+        """A branch, as ``tpc_begin`` says."""
+        before = self.phase, self.xid
+        self.phase, self.xid, self.uncommitted, self.thread = Phase.ACTIVE, xid, 0, HERE.thread
+        try:
+            self._manager.start(xid, flags, timeout_s)
+        except Error:  # interrupted it may have begun, and can be rolled back
+            self.phase, self.xid = before
+            raise
 
     def commit(self) -> None:
         """The local one; without one, nothing."""
@@ -248,25 +269,30 @@ class Transaction:
                 )
 
     def _end(self, xid: Xid) -> None:
-        """Whatever it answers: a second end would be out of order."""
+        """Whatever it answers: a second end would be out of order. Where the verb leaves the branch, it is to come."""
         if self.phase is Phase.LOCAL:
             self.phase = Phase.LOCAL_ENDED
         elif self.phase is Phase.ACTIVE:
             self.phase = Phase.ENDED
         else:
             return
-        self._manager.end(xid)
+        if self._leaving is None:
+            self._manager.end(xid)
 
     def prepare(self) -> bool:
-        before = self.phase
+        before, leaving = self.phase, self._leaving
         xid = self.xid if before is Phase.ACTIVE and self.xid is not None else self.check("tpc_prepare")
         try:
-            if before is Phase.ACTIVE:
-                self.phase = Phase.ENDED  # whatever it answers: a second end would be out of order
-                self._manager.end(xid)
-                before = Phase.ENDED
-            self.phase = Phase.PREPARING
-            vote = self._manager.prepare(xid)
+            if leaving is not None:
+                if before is Phase.ACTIVE:
+                    before = Phase.ENDED
+                self.phase = Phase.PREPARING
+                vote = leaving.prepare(xid, leaves=True)
+            else:
+                self._end(xid)
+                before = before if before is Phase.PREPARING else Phase.ENDED
+                self.phase = Phase.PREPARING
+                vote = self._manager.prepare(xid)
         except RolledBack:
             self._discard(xid)
             raise
@@ -287,6 +313,8 @@ class Transaction:
         """As ``tpc_carry``."""
         xid = self.check("tpc_carry")
         self._end(xid)
+        if self._leaving is not None and self._leaving.is_in_branch:
+            self._manager.end(xid)
         try:
             found = vote(xid, carrier)
         except RolledBack:
@@ -301,7 +329,10 @@ class Transaction:
         xid = self.xid
         try:
             self._end(xid)
-            self._manager.commit(xid, Flag.ONEPHASE)
+            if self._leaving is not None:
+                self._leaving.commit(xid, Flag.ONEPHASE, leaves=True)
+            else:
+                self._manager.commit(xid, Flag.ONEPHASE)
         except RolledBack:
             self._discard(xid)
             raise
@@ -319,7 +350,13 @@ class Transaction:
         xid = self.xid
         with suppress(RolledBack):
             self._end(xid)
-        self._finish(self._manager.rollback, xid)
+        self._finish(self._undo, xid)
+
+    def _undo(self, xid: Xid) -> None:
+        if self._leaving is not None:
+            self._leaving.rollback(xid, leaves=True)
+        else:
+            self._manager.rollback(xid)
 
     def _discard(self, xid: Xid) -> None:
         """The resource manager refused: whatever is left of the branch goes, and the transaction is over."""

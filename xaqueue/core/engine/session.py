@@ -45,15 +45,19 @@ class Session(Association):
         self._waits_since = 0.0
         """When the last dequeue that may have waited began."""
 
+    leaves = True
+    """Its verbs take that."""
+
     @property
     def space_id(self) -> str:
         return self.space.id
 
     # The verbs of a branch's life
 
-    def prepare(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> Vote:
+    def prepare(self, xid: Xid, flags: Flag = Flag.NOFLAGS, *, leaves: bool = False) -> Vote:
+        """leaves: as by ``end`` before it, where the session is in the branch."""
         call = Call.PREPARE if flags is Flag.NOFLAGS else call_of("prepare", flags)
-        space, branch = self.space, self._take(xid, call)
+        space, branch = self.space, self._take(xid, call, leaves)
         try:
             try:
                 if branch.riders or xid[0] in space.features.rules:
@@ -74,11 +78,12 @@ class Session(Association):
             space.log.deliver_interrupt()
         return Vote.OK
 
-    def commit(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
+    def commit(self, xid: Xid, flags: Flag = Flag.NOFLAGS, *, leaves: bool = False) -> None:
+        """leaves: as of ``prepare``."""
         call, late = Call.COMMIT, False
         if flags is not Flag.NOFLAGS:
             call, late = call_of("commit", flags), flags is not Flag.ONEPHASE and bool(flags & Flag.LATE)
-        space, branch = self.space, self._take(xid, call)
+        space, branch = self.space, self._take(xid, call, leaves)
         try:
             try:
                 if branch.riders or xid[0] in space.features.rules:
@@ -97,8 +102,9 @@ class Session(Association):
         if space.log.interrupts:
             space.log.deliver_interrupt()
 
-    def rollback(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
-        branch = self._take(xid, Call.ROLLBACK if flags is Flag.NOFLAGS else call_of("rollback", flags))
+    def rollback(self, xid: Xid, flags: Flag = Flag.NOFLAGS, *, leaves: bool = False) -> None:
+        """leaves: as of ``prepare``."""
+        branch = self._take(xid, Call.ROLLBACK if flags is Flag.NOFLAGS else call_of("rollback", flags), leaves)
         try:
             if branch.riders or xid[0] in self.space.features.rules:
                 self._decide(branch, Call.ROLLBACK)
@@ -354,7 +360,7 @@ class Session(Association):
             or (branch.base is State.ROLLBACK_ONLY and any(branch is one for one in self._undone))
         ]
 
-    def _take(self, xid: Xid, call: Call) -> Branch:
+    def _take(self, xid: Xid, call: Call, leaves: bool = False) -> Branch:
         """The branch, busy, after the table allowed the call; a doomed one is rolled back and says why."""
         if self._closed:
             self._check_open()
@@ -364,6 +370,10 @@ class Session(Association):
                 branch = space.branches.get(xid)
                 if branch is None or space.log.failure is not None or branch.busy or branch.deadline is not None:
                     branch = self._due_locked(xid, call)
+                if leaves:
+                    branch.active.discard(self.number)
+                    if branch is self._current:
+                        self._current = None
                 if (
                     branch.riders
                     or branch.active
