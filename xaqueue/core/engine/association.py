@@ -181,7 +181,7 @@ class Association:
             if len(self._begun) >= self.branch_limit:
                 self._make_room_locked(xid, self.branch_limit)
             self._begun.append(xid)
-        branch = space.branches[xid] = Branch(xid, str(xid))
+        branch = Branch(xid, str(xid))
         branch.progress = now = time.monotonic()
         branch.begun = Begun(now, self.key)
         rule = space.features.rules.get(xid[0])
@@ -195,6 +195,7 @@ class Association:
             space.look_by(branch.deadline)
         if space.definitions.branch_idle_s:
             space.look_by(now + space.definitions.branch_idle_s)
+        space.branches[xid] = branch  # at last: interrupted before there is none
         return branch
 
     def _make_room_locked(self, xid: Xid, limit: int) -> None:

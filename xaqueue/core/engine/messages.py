@@ -138,15 +138,15 @@ def add(space: Space, branch: Branch, written: Written, content: tuple[bytes, by
     """
     name, message_id = written.queue, written.message_id
     head, body = content
-    with space.lock:
-        if name not in space.definitions.known:
-            space.definitions.find(name)  # raises where it was undefined since the caller has looked
-        queue = space.queues.get(name) or space.queue(name)
-        if queue.room is not None or terms is not PLAIN:
-            _admit_locked(space, branch, queue, written, len(head) + len(body), terms)
-        queue.pending.add(message_id)
-        branch.numbers = written.number = branch.numbers + 1
     try:
+        with space.lock:
+            if name not in space.definitions.known:
+                space.definitions.find(name)  # raises where it was undefined since the caller has looked
+            queue = space.queues.get(name) or space.queue(name)
+            if queue.room is not None or terms is not PLAIN:
+                _admit_locked(space, branch, queue, written, len(head) + len(body), terms)
+            branch.numbers = written.number = branch.numbers + 1
+            queue.pending.add(message_id)
         space.log.add(branch, written, head, body, may_wait=terms.may_wait)
         branch.blocks.append(written)
         if branch.riders:
@@ -154,6 +154,8 @@ def add(space: Space, branch: Branch, written: Written, content: tuple[bytes, by
                 for rider in branch.riders:
                     rider.added_locked(space, branch, written, terms.wanted)
     except BaseException as error:
+        if not written.number:  # nothing was done
+            raise
         with space.lock:
             queue.withdraw(message_id)
             if written in branch.blocks:

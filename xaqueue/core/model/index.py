@@ -64,27 +64,37 @@ class QueueIndex(DeliveryOrder):
         had all its tries and is not moved yet. None with ``is_unfinished``: it has not looked at all.
         """
         self.is_unfinished = False
-        if message_id is not None:
-            entry = self.find(message_id)
-            if entry is not None and (
-                correlation not in (None, entry.correlation)
-                or entry.seq in passed
-                or not (self._is_there(entry, now) if even_early else self._due(entry, now, holder))
-            ):
-                entry = None
-        elif correlation is not None:
-            entry = self._first_correlated(now, correlation, passed, holder)
-        elif not self.lines.by_name or self._lines_are_clear(now):
-            entry = self._first(now, holder)
-        else:
-            entry = None
-        if entry is not None:
-            entry.locked = True
-            self.locked += 1
-            if entry.not_before is not None:
-                self._delays.discard(entry.not_before)
-            if entry.line is not None:
-                entry.line.hold(entry.seq, holder)
+        entry: Entry | None = None
+        taken: Entry | None = None
+        try:
+            if message_id is not None:
+                entry = self.find(message_id)
+                if entry is not None and (
+                    correlation not in (None, entry.correlation)
+                    or entry.seq in passed
+                    or not (self._is_there(entry, now) if even_early else self._due(entry, now, holder))
+                ):
+                    entry = None
+            elif correlation is not None:
+                entry = self._first_correlated(now, correlation, passed, holder)
+            elif not self.lines.by_name or self._lines_are_clear(now):
+                entry = self._first(now, holder)
+            if entry is not None:
+                taken = entry
+                entry.locked = True
+                self.locked += 1
+                if entry.not_before is not None:
+                    self._delays.discard(entry.not_before)
+                if entry.line is not None:
+                    entry.line.hold(entry.seq, holder)
+        except BaseException:  # an interrupt
+            if taken is not None:
+                taken.locked = False
+            self.begin_again()
+            self.locked = sum(one.locked for one in self._entries.values())
+            if taken is not None and taken.line is not None:
+                taken.line.come_back(taken.seq)
+            raise
         return entry
 
     def _lines_are_clear(self, now: int) -> bool:

@@ -75,6 +75,13 @@ class DeliveryOrder:
             entry.queued = False
             self._place(entry)
 
+    def begin_again(self) -> None:
+        """Behind an interrupt in the middle of it: it is made anew of who is here by which number."""
+        self._packed = PackedRows(self.order is Order.LIFO)
+        for seq, message_id in sorted((seq, one) for one, seq in self._seqs.items() if seq not in self._entries):
+            self._packed.add(seq, MessageId(message_id))
+        self._arrange(self.order)
+
     def __len__(self) -> int:
         return len(self._seqs)
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from support.interruption import interrupt
 from xaqueue.core.model import order as order_module
 from xaqueue.core.model import packed_index
 from xaqueue.core.model.entry import Entry, Retry
@@ -737,3 +740,60 @@ def test_where_nobody_has_lines_a_group_means_nothing() -> None:
     for seq in (1, 2):
         index.add(entry(seq, group="g"))
     assert [seq_of(index.take(0, holder=object())) for _ in range(3)] == [1, 2, None]
+
+
+def noting(take: Callable[..., Entry | None], held: set[int], now: int, **options: Any) -> Entry | None:
+    taken = take(now, **options)
+    held.add(taken.seq if taken is not None else 0)
+    return taken
+
+
+def mixed(order: Order) -> QueueIndex:
+    """Some of everything; two of it are locked."""
+    index = filled(*(entry(seq, priority=seq % 10) for seq in range(1, 4)), order=order)
+    for seq in range(4, 40):
+        index.add(entry(seq))
+    for seq, group in zip(range(40, 46), "aabbcc", strict=True):
+        index.add(entry(seq, group=group))
+    index.add(entry(46, not_before=50, correlation_id=b"c"))
+    index.add(entry(47, not_before=500))
+    index.add(entry(48, expires_at=50))
+    index.add(entry(49, expires_at=500, correlation_id=b"c"))
+    for seq in (20, 41):
+        assert index.take(1, message_id=identity(seq), even_early=True) is not None
+    return index
+
+
+@pytest.mark.parametrize("order", Order)
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda index: index.take(100),
+        lambda index: index.take(100, message_id=identity(20)),
+        lambda index: index.take(100, message_id=identity(40)),
+        lambda index: index.take(100, message_id=identity(46)),
+        lambda index: index.take(100, correlation=C),
+        partial(drained, now=100),
+    ],
+    ids=["next", "locked", "by id", "delayed", "correlated", "all"],
+)
+def test_an_interrupt_in_the_middle_of_it_loses_nothing(
+    order: Order, take: Callable[[QueueIndex], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(order_module, "UNPACKED", 8)
+    monkeypatch.setattr(order_module, "PIECE", 8)
+    step = 31 if isinstance(take, partial) else 1
+    for at in range(0, 100_000, step):
+        index, held = mixed(order), set[int]()
+
+        index.take = partial(noting, index.take, held)  # type: ignore[method-assign]
+        if not interrupt(at, partial(take, index)):
+            break
+        twin = mixed(order)
+        for seq in held:
+            assert not seq or twin.take(100, message_id=identity(seq), even_early=True) is not None
+        assert (len(index), index.locked - len(index.expired)) == (len(twin), twin.locked)
+        assert drained(index, 100) == drained(twin, 100), at
+        assert index.delayed(100) == twin.delayed(100)
+        assert {one.seq for one in index.expired} == {one.seq for one in twin.expired} == {48}
+    assert at > 3

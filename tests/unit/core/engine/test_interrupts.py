@@ -1,0 +1,134 @@
+"""An interrupt anywhere in a transaction loses nothing and doubles nothing, and the space goes on, or is fenced.
+
+Python delivers one (Ctrl-C, a signal handler that raises) between any two of its steps. What a user does then is to end
+the connection, or to go on with it behind a rollback.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from support.bare_space import DURABLE, BareSpace, bare_space
+from support.interruption import interrupt
+from xaqueue import Connection
+from xaqueue.errors import Error, ResourceFailed
+from xaqueue.xid import Xid
+
+EVERY = 1 if os.environ.get("XAQUEUE_CRASH_FULL") == "1" else 5
+"""At one place in so many, by turns."""
+FULL = b"z" * 80_000
+"""More than a prepared branch keeps in memory."""
+
+
+def two_phase(work: Callable[[Connection], object]) -> Callable[[Connection], None]:
+    def run(connection: Connection) -> None:
+        connection.tpc_begin(Xid(1, b"interrupted", b""))
+        work(connection)
+        connection.tpc_prepare()
+        connection.tpc_commit()
+
+    return run
+
+
+def one_phase(work: Callable[[Connection], object]) -> Callable[[Connection], None]:
+    def run(connection: Connection) -> None:
+        work(connection)
+        connection.commit()
+
+    return run
+
+
+def undone(work: Callable[[Connection], object]) -> Callable[[Connection], None]:
+    def run(connection: Connection) -> None:
+        work(connection)
+        connection.rollback()
+
+    return run
+
+
+def enqueue(connection: Connection) -> None:
+    connection.enqueue("q", b"new")
+
+
+def enqueue_large(connection: Connection) -> None:
+    connection.enqueue("q", b"new" + FULL)
+
+
+def dequeue(connection: Connection) -> None:
+    assert connection.dequeue("q") is not None
+
+
+Run = Callable[[Connection], None]
+GIVEN, TAKEN, ADDED = [b"1", b"2"], [b"2"], [b"1", b"2", b"new"]
+RUNS: dict[str, tuple[Run, list[bytes]]] = {
+    "enqueue": (one_phase(enqueue), ADDED),
+    "enqueue in two phases": (two_phase(enqueue), ADDED),
+    "a large one": (two_phase(enqueue_large), [b"1", b"2", b"new" + FULL]),
+    "dequeue": (one_phase(dequeue), TAKEN),
+    "dequeue in two phases": (two_phase(dequeue), TAKEN),
+    "dequeue undone": (undone(dequeue), GIVEN),
+    "enqueue undone": (undone(enqueue), GIVEN),
+}
+"""With what the queue has afterwards."""
+
+
+def interrupted(bare: BareSpace, run: Run, at: int) -> bool:
+    """Whether it was. What the connection had open is over then, or in doubt."""
+    connection = bare.connect()
+    try:
+        return interrupt(at, partial(run, connection))
+    except ResourceFailed:  # it came in the middle of a round
+        return True
+    finally:
+        try:
+            with suppress(Error):
+                connection.close()
+        except KeyboardInterrupt:  # one that a round has kept back
+            connection.close()
+        if bare.space.failure is None:
+            connection._manager.close()  # as the collector has it closed, where a call was left in the middle
+
+
+def settle(bare: BareSpace) -> None:
+    """What is in doubt is committed, as a transaction manager would."""
+    if bare.space.failure is not None:
+        bare.reopen()
+    with bare.connect() as connection:
+        for xid in connection.tpc_recover():
+            connection.tpc_commit(xid)
+
+
+def ground(bare: BareSpace) -> None:
+    while bare.take("q"):
+        with bare.connect() as connection:
+            connection.dequeue("q")
+            connection.commit()
+    bare.put("q", *GIVEN)
+
+
+@pytest.mark.parametrize("sync", ["NONE", DURABLE, "JOURNAL"])
+@pytest.mark.parametrize("name", RUNS)
+def test_an_interrupt_anywhere_loses_nothing(tmp_path: Path, name: str, sync: str) -> None:
+    run, after = RUNS[name]
+    first = list(RUNS).index(name) % EVERY
+    with bare_space(tmp_path / "space", sync) as bare:
+        for at in count(first, EVERY):
+            ground(bare)
+            was = interrupted(bare, run, at)
+            settle(bare)
+            found = bare.take("q")
+            assert found in (GIVEN, after), at
+            with bare.space.lock:
+                queue = bare.space.queues["q"]
+                assert (queue.index.locked, set(queue.pending), bare.space.branches) == (0, set(), {}), at
+            if not was:
+                assert found == after
+                break
+        assert at > 20 * EVERY
