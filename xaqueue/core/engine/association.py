@@ -91,11 +91,10 @@ class Association:
             self._check_open()
         branch = self._current
         with self.space.lock:
+            is_plain = branch is not None and branch.xid == xid and branch.base is _ACTIVE and flags is Flag.SUCCESS
             if (
                 branch is None
-                or branch.xid != xid
-                or branch.base is not _ACTIVE
-                or flags is not Flag.SUCCESS
+                or not is_plain
                 or branch.busy
                 or branch.rollback_reason
                 or branch.deadline

@@ -131,16 +131,10 @@ class Session(Association):
 
     def forget(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
         branch = self._take(xid, call_of("forget", flags))
-        try:
+        with Busy(self.space, branch):
             if branch.decided is not None:
-                raise ProtocolError(  # noqa: TRY301
-                    f"the decision on {xid} is not carried out yet: decide it again"
-                )
+                raise ProtocolError(f"the decision on {xid} is not carried out yet: decide it again")
             heuristics.forget(self.space, branch)
-        except BaseException as error:
-            leave(self.space, branch, error)
-            raise
-        self.space.log.deliver_interrupt()
 
     def forget_by_hand(self, xid: Xid, by: str, reason: str = "") -> None:
         """As ``forget``, of a person, who is recorded first. Raises UnknownXid where there is no decision,
@@ -189,13 +183,8 @@ class Session(Association):
             branch = self._at_work()
         branch.working.add(number)
         try:
-            if (
-                branch.rollback_reason
-                or branch.deadline
-                or branch.base is not _ACTIVE
-                or not space.loaded
-                or space.log.failure
-            ):
+            is_asked = branch.rollback_reason or branch.deadline or not space.loaded or space.log.failure
+            if is_asked or branch.base is not _ACTIVE:
                 self._check_work(branch)
             self._awaits = queue
             return messages.enqueue(space, branch, queue, body, options)
@@ -217,13 +206,8 @@ class Session(Association):
             branch = self._at_work()
         branch.working.add(number)
         try:
-            if (
-                branch.rollback_reason
-                or branch.deadline
-                or branch.base is not _ACTIVE
-                or not space.loaded
-                or space.log.failure
-            ):
+            is_asked = branch.rollback_reason or branch.deadline or not space.loaded or space.log.failure
+            if is_asked or branch.base is not _ACTIVE:
                 self._check_work(branch)
             if limit_s:
                 self._waits_since = time.monotonic()
@@ -374,13 +358,8 @@ class Session(Association):
                     branch.active.discard(self.number)
                     if branch is self._current:
                         self._current = None
-                if (
-                    branch.riders
-                    or branch.active
-                    or branch.suspended
-                    or branch.rollback_reason is not None
-                    or (call, branch.base) not in ALLOWED_ALONE
-                ):
+                is_asked = branch.riders or branch.active or branch.suspended or branch.rollback_reason is not None
+                if is_asked or (call, branch.base) not in ALLOWED_ALONE:
                     is_allowed = states.is_allowed(branch.state_for(self.number), call, xid)
                 taken = branch
                 branch.busy = True
