@@ -17,6 +17,7 @@ import pytest
 
 import xaqueue
 from support.contract_connection import PATIENCE_S, QUEUES, block_files, bodies, put
+from support.journal_of import journal_of, show_writes
 from support.served import ServerThread
 from xaqueue.connection import Connection
 from xaqueue.core.owner import definitions_file
@@ -277,6 +278,8 @@ def test_a_commit_that_is_under_way_is_answered(
         except Error as error:
             told.append(error)
 
+    if sync == "JOURNAL":
+        show_writes(monkeypatch, journal_of(served.space).journal)
     monkeypatch.setattr(DirectoryFileSystem, name, hold)
     thread = threading.Thread(target=commit)
     thread.start()

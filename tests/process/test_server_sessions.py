@@ -15,7 +15,7 @@ import pytest
 
 import xaqueue
 from support.contract_connection import block_files
-from support.journal_of import journal_log
+from support.journal_of import journal_log, show_writes
 from support.patience import eventually
 from support.raw_client import MIGRATE, ONEPHASE, PATIENCE_S, SUSPEND, RawClient, UnknownXid
 from support.raw_work import Worker, judge, stock
@@ -298,6 +298,7 @@ def test_behind_a_sync_that_hangs_each_is_answered_in_its_order(
     with RawClient(served.path) as first, RawClient(served.path) as second, RawClient(served.path) as third:
         first.call("prepare", work(first, b"before"))
         leading, waiting = work(second, b"leading"), work(first, b"waiting")
+        show_writes(monkeypatch, log.journal)
         monkeypatch.setattr(files, "write_synced", sync)
         asked = [second.ask("prepare", leading), second.ask("echo", "behind"), second.ask("commit", leading)]
         assert hangs.wait(PATIENCE_S)

@@ -116,7 +116,7 @@ WITHIN = frozenset(
             "Space.sync_all",
             "Journal._sync",
             "_settle",
-            "Journal._overwrite",
+            "writer_of",
         ),
         *("Journal._write_own", "_careless_sync", "_failing"),
         *("GroupCommit.perform", "GroupCommit._lead", "DirectoryLog._harden"),

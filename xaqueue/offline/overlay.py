@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from xaqueue.core.storage.fs import FileSystem, write_then_sync
+from xaqueue.core.storage.fs import FileSystem, write_then_sync, writer_of
 
 
 @dataclass(eq=False, slots=True)
@@ -64,6 +64,7 @@ class Overlay:
         file.modified_ns = time.time_ns()
 
     write_synced = write_then_sync
+    writer = writer_of
 
     def read(self, path: str, size: int | None = None, offset: int = 0) -> bytes:
         file = self._file(path)

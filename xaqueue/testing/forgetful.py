@@ -26,7 +26,7 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from xaqueue.core.storage.fs import Room, write_then_sync
+from xaqueue.core.storage.fs import Room, write_then_sync, writer_of
 from xaqueue.testing.content import FileContent, fingerprint
 
 ROOT = 0
@@ -105,6 +105,7 @@ class ForgetfulFileSystem:
         self._file(path).overwrite(offset, b"".join(chunks))
 
     write_synced = write_then_sync
+    writer = writer_of
 
     def set_modified_ns(self, path: str, when_ns: int) -> None:
         self._node(path).modified_ns = when_ns

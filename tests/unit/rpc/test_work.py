@@ -12,6 +12,7 @@ import msgpack
 import pytest
 
 import xaqueue
+from support.journal_of import journal_of, show_writes
 from support.patience import eventually
 from support.raw_client import HungUp, RawClient, Refused
 from support.served import PATIENCE_S, ServerThread
@@ -332,6 +333,7 @@ def test_a_round_that_fails_is_told_and_so_is_who_comes_later(
     def fail(*_: object) -> None:
         raise OSError(errno.EIO, "the disk is gone")
 
+    show_writes(monkeypatch, journal_of(server.space).journal)
     monkeypatch.setattr(DirectoryFileSystem, "write_synced", fail)
     for client, xid in ((first, X), (second, Y)):
         with pytest.raises((Refused, HungUp, BrokenPipeError)) as told:  # a server that is fenced ends
@@ -351,6 +353,7 @@ def test_where_there_is_no_room_nothing_was_done_and_it_may_be_done_again(
         raise OSError(errno.ENOSPC, "no room")
 
     with monkeypatch.context() as full:
+        show_writes(full, journal_of(server.space).journal)
         full.setattr(DirectoryFileSystem, "write_synced", fail)
         with pytest.raises(Refused) as prepared:
             client.call("work", X, True, [["orders", b"a", fresh_id()]], "prepare")
@@ -377,6 +380,7 @@ def test_who_is_lost_while_its_round_syncs_is_out_of_it_behind_that(
 
     lost = raw(server)
     with monkeypatch.context() as slow:
+        show_writes(slow, journal_of(server.space).journal)
         slow.setattr(DirectoryFileSystem, "write_synced", hold)
         lost.ask("work", X, True, [["orders", b"a", fresh_id()]], "prepare")
         assert held.wait(PATIENCE_S)

@@ -13,11 +13,11 @@ import resource
 import stat
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import ParamSpec, Protocol, TypeVar
 
-from xaqueue.core.storage.fs import Room, Syncing, lasting, synced
+from xaqueue.core.storage.fs import Room, Syncing, lasting, synced, writer_of
 from xaqueue.core.storage.modes import BY_UMASK, PRIVATE, Modes, give, heir_of
 from xaqueue.core.storage.mounts import MOUNTINFO, file_system_of
 from xaqueue.core.storage.regular import WRITE, open_regular, read_up_to, stat_regular
@@ -30,7 +30,7 @@ WRITE_VECTORS = 512
 _libc = ctypes.CDLL(None, use_errno=True)
 """For syncfs(2), which ``os`` lacks."""
 _NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
-_RWF_DSYNC = getattr(os, "RWF_DSYNC", 0)
+RWF_DSYNC = getattr(os, "RWF_DSYNC", 0)
 _NO_FLAG = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
 _OVERWRITES = frozenset({"ext2", "ext3", "ext4", "tmpfs"})
 """File systems on which what has its room is overwritten without any: a write that syncs, too, and fails for want of
@@ -111,25 +111,41 @@ class DirectoryFileSystem:
                 self._places[path] = fd
 
     def write_synced(self, path: str, offset: int, chunks: Sequence[bytes], syncing: Syncing = None) -> None:
-        fd = self._held[path] if path in self._held else self._hold(path)
+        fd = self._hold(path)
         if syncing is not None or not self._dsync or len(chunks) > WRITE_VECTORS:
             self._write_and_sync(fd, path, offset, chunks, syncing)
             return
         try:
-            written = os.pwritev(fd, chunks, offset, _RWF_DSYNC)
+            written = os.pwritev(fd, chunks, offset, RWF_DSYNC)
         except OSError as error:
-            if error.errno in _NO_FLAG:
-                self._dsync = False
-                self.write_synced(path, offset, chunks)
-                return
-            _name_file(error, self._prefix + path)
-            raise lasting(error, path) from error
+            self.check_refused(error, path, chunks)
+            self.write_synced(path, offset, chunks)
+            return
         if written != sum(map(len, chunks)):
             raise OSError(errno.EIO, "short write in place", self._prefix + path)
+
+    writer = writer_of
+
+    def held(self) -> Mapping[str, int] | None:
+        """By path the descriptor by which ``write_synced`` has written last, where that is one call of the system. None
+        where it is two; whoever derives from this sees each call."""
+        if self._dsync is None:
+            self._dsync = has_dsync(self.root)
+        return self._held if self._dsync and type(self) is DirectoryFileSystem else None
+
+    def check_refused(self, error: OSError, path: str, chunks: Sequence[bytes]) -> None:
+        """Raises what a write that syncs has failed with, unless it did nothing, and two calls can do it."""
+        if error.errno in _NO_FLAG:
+            self._dsync = False
+        elif error.errno != errno.EINVAL or len(chunks) <= WRITE_VECTORS:
+            _name_file(error, self._prefix + path)
+            raise lasting(error, path) from error
 
     def _hold(self, path: str) -> int:
         """What a round writes, it syncs by the same descriptor: the kernel tells of a failed write-back once at each
         that was open then, and what was told at that of another thread, which grows the file, is told here, too."""
+        if path in self._held:
+            return self._held[path]
         if self._dsync is None:
             self._dsync = has_dsync(self.root)
         for earlier in tuple(self._held):
@@ -350,7 +366,7 @@ class Sync(Protocol):
 
 def has_dsync(root: str) -> bool:
     """Whether a write may sync what it writes there."""
-    return bool(_RWF_DSYNC) and file_system_of(os.path.realpath(root), MOUNTINFO) in _OVERWRITES
+    return bool(RWF_DSYNC) and file_system_of(os.path.realpath(root), MOUNTINFO) in _OVERWRITES
 
 
 def _name_file(error: BaseException, full: str) -> None:

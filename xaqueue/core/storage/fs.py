@@ -23,6 +23,8 @@ NO_LINK = frozenset({errno.EMLINK, errno.EXDEV, errno.EPERM, errno.ENOTSUP})
 
 Syncing = Callable[[], object] | None
 """What is called between a write and its sync."""
+Writer = Callable[[int, Sequence[bytes]], object]
+"""``FileSystem.write_synced`` of one file."""
 
 
 class Room(NamedTuple):
@@ -50,6 +52,9 @@ class FileSystem(Protocol):
         Raises one of ``NO_ROOM`` only where nothing was synced: where the two cannot be told from each other, it is the
         sync that failed.
         """
+
+    def writer(self, path: str) -> Writer:
+        """For who calls ``write_synced`` of this file often."""
 
     def read(self, path: str, size: int | None = None, offset: int = 0) -> bytes:
         """The file from an offset on, all of it or ``size`` bytes. Raises one of ``NO_FILE`` for no regular file."""
@@ -107,6 +112,11 @@ def write_then_sync(fs: FileSystem, path: str, offset: int, chunks: Sequence[byt
     if syncing is not None:
         syncing()
     synced(fs.sync_data, path)
+
+
+def writer_of(fs: FileSystem, path: str) -> Writer:
+    """``FileSystem.writer`` of a port whose ``write_synced`` is to see each call."""
+    return lambda offset, chunks: fs.write_synced(path, offset, chunks)
 
 
 def replace_file(fs: FileSystem, path: str, content: bytes, *, durable: bool = True) -> None:

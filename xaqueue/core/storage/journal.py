@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from zlib import crc32
 
-from xaqueue.core.storage.fs import NO_LINK, NO_ROOM, FileSystem, discard, suppress_room, synced
+from xaqueue.core.storage.fs import NO_LINK, NO_ROOM, FileSystem, Writer, discard, suppress_room, synced
 from xaqueue.core.storage.journal_files import OWN_BYTES, free_archive, make_segment
 from xaqueue.core.storage.journal_format import (
     AHEAD,
@@ -91,8 +91,8 @@ class Journal:
         """Held while the following segment is made or takes over, and while the present one grows."""
         found = look(fs, directory, is_valid, used=used)
         self._segments = found.segments
-        self._present = ""
-        """The path of the last of them, once it is to be written to."""
+        self._write: Writer
+        """Into the last of them, once it is to be written to."""
         self._following = found.following
         self._orphans = found.orphans
         self._abandoned = found.abandoned
@@ -161,7 +161,7 @@ class Journal:
             self._name_by(self._begins)
             self._segments = [make_segment(fs, self._directory, self._segment(self.position, self._segment_bytes))]
             self.position += SECTOR_BYTES
-        self._present = self._path(self._segments[-1].name)
+        self._write = self._fs.writer(self._path(self._segments[-1].name))
         if self._following is not None and self._following.size != self._segment_bytes:
             self._unlink_following()
         try:
@@ -338,9 +338,12 @@ class Journal:
         self, segment: Segment, end: int, chunks: Sequence[bytes], syncing: Callable[[int], None] | None = None
     ) -> None:
         """With records up to this LSN, and an end behind them."""
-        between = None if syncing is None else partial(syncing, end)
         try:
-            self._fs.write_synced(self._present, self.position - segment.start, chunks, between)
+            if syncing is None:
+                self._write(self.position - segment.start, chunks)
+            else:
+                path = self._path(segment.name)
+                self._fs.write_synced(path, self.position - segment.start, chunks, partial(syncing, end))
         except OSError:
             self._epoch += 1  # what was written of it all the same is not to stand behind what is written next
             raise
@@ -441,7 +444,7 @@ class Journal:
             self._write_own(SWITCH, following.start)
             with self._guard:
                 self._segments.append(following)
-                self._present = self._path(following.name)
+                self._write = self._fs.writer(self._path(following.name))
                 self._following = None
             self.position = following.start + SECTOR_BYTES
         self.switches += 1

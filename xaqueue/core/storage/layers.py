@@ -17,7 +17,8 @@ from threading import get_ident
 from time import monotonic
 from typing import Any, NoReturn
 
-from xaqueue.core.storage.fs import FileSystem, Syncing
+from xaqueue.core.storage.directory_fs import RWF_DSYNC, DirectoryFileSystem
+from xaqueue.core.storage.fs import FileSystem, Syncing, Writer, writer_of
 from xaqueue.core.storage.reserve import FULL, PIECE_BYTES, Reserve
 
 SYNC_STEPS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -141,6 +142,34 @@ class OwnerFileSystem(Layer):
             syncs.counts[bisect_left(SYNC_STEPS_S, taken_s)] += 1
             syncs.total_s += taken_s
 
+    def writer(self, path: str) -> Writer:
+        """As ``write_synced``; in one frame where the port below would do nothing but the call: all rounds come by."""
+        fs, otherwise, running, syncs = self._fs, writer_of(self, path), self.running, self.syncs
+        if not isinstance(fs, DirectoryFileSystem) or (held := fs.held()) is None:
+            return otherwise
+        check_refused = fs.check_refused
+
+        def write(offset: int, chunks: Sequence[bytes]) -> None:
+            began = monotonic()
+            running[_ROUND] = began, "sync", path
+            try:
+                written = os.pwritev(held[path], chunks, offset, RWF_DSYNC)
+            except KeyError:  # it is not held yet, or no more
+                otherwise(offset, chunks)
+            except OSError as error:
+                check_refused(error, path, chunks)
+                otherwise(offset, chunks)
+            else:
+                taken_s = monotonic() - began
+                syncs.counts[bisect_left(SYNC_STEPS_S, taken_s)] += 1
+                syncs.total_s += taken_s
+                if written != sum(map(len, chunks)):
+                    raise OSError(errno.EIO, "short write in place", path)
+            finally:
+                running.pop(_ROUND, None)
+
+        return write
+
     def _begin_sync(self, path: str, syncing: Callable[[], object]) -> None:
         """What a round waits for between its two calls is no part of its sync."""
         syncing()
@@ -201,5 +230,5 @@ class ReadOnlyFileSystem(Layer):
         path = next((one for one in arguments[1::-1] if isinstance(one, str)), "")  # of a rename the target
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
 
-    create = write_at = write_synced = set_modified_ns = rename = link = unlink = make_dir = _refuse
+    create = write_at = write_synced = writer = set_modified_ns = rename = link = unlink = make_dir = _refuse
     remove_dir = sync_file = sync_data = sync_dir = sync_all = _refuse

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
 
-from xaqueue.core.storage.fs import FileSystem, Syncing, synced
+from xaqueue.core.storage.fs import FileSystem, Syncing, synced, writer_of
 from xaqueue.core.storage.layers import Layer
 
 OWN = ".owner-"
@@ -99,6 +99,8 @@ class PairFileSystem(Layer):
             self._fs.write_synced(path, offset, chunks, syncing)
         else:
             self.write_at(path, offset, chunks)  # which syncs it
+
+    writer = writer_of
 
     def rename(self, source: str, target: str) -> None:
         self.check()
