@@ -92,7 +92,8 @@ class Journal:
         found = look(fs, directory, is_valid, used=used)
         self._segments = found.segments
         self._write: Writer
-        """Into the last of them, once it is to be written to."""
+        self._limit = 0
+        """Of the last of them, once it is to be written to: how, and up to which LSN before it has to grow."""
         self._following = found.following
         self._orphans = found.orphans
         self._abandoned = found.abandoned
@@ -161,7 +162,7 @@ class Journal:
             self._name_by(self._begins)
             self._segments = [make_segment(fs, self._directory, self._segment(self.position, self._segment_bytes))]
             self.position += SECTOR_BYTES
-        self._write = self._fs.writer(self._path(self._segments[-1].name))
+        self._go_on()
         if self._following is not None and self._following.size != self._segment_bytes:
             self._unlink_following()
         try:
@@ -245,7 +246,6 @@ class Journal:
         Raises OSError; where it is one of NO_ROOM, nothing was written.
         """
         segment, first = self._segments[-1], self.position
-        limit = segment.start + segment.allocated - OWN_BYTES
         asked, timed = entries, 0
         if self.clock is not None and (len(entries) > 1 or entries[0].kind != CHECKPOINT):
             entries, timed = [time_entry(self.clock()), *entries], 1
@@ -256,17 +256,25 @@ class Journal:
             end = lsn + PREFIX_BYTES + len(meta) + body_bytes
             padding = -end & 7
             end += padding
-            if end > limit:
-                if not self._has_room(end - first):
-                    break
-                limit = segment.start + segment.allocated - OWN_BYTES
+            if end > self._limit and not self._has_room(end - first):
+                break
             prefix = pack_prefix(MAGIC, kind, len(meta), body_bytes, lsn, first, self._epoch)
             chunks += (prefix, pack_crc(crc32(meta, crc32(prefix))), meta, *bodies, PADDINGS[padding])
             lsn = end
             done += 1
         if done > 0:
             chunks.append(END)
-            self._overwrite(segment, lsn, chunks, syncing)
+            try:
+                if syncing is None:
+                    self._write(first - segment.start, chunks)
+                else:
+                    path = self._path(segment.name)
+                    self._fs.write_synced(path, first - segment.start, chunks, partial(syncing, lsn))
+            except OSError:
+                self._epoch += 1  # what was written of it all the same is not to stand behind what is written next
+                raise
+            self.syncs += 1
+            self.position = lsn
             return done
         if asked[0].kind == CHECKPOINT and self._has_reserve():
             self._write_own(CHECKPOINT, LSN.unpack(asked[0].meta)[0])
@@ -326,29 +334,25 @@ class Journal:
             return False
         self._sync(path)  # a file that ends before one of its records was cut short by somebody, and by no crash
         segment.allocated += step
+        self._limit = segment.start + segment.allocated - OWN_BYTES
         return True
 
     def _write_own(self, kind: int, lsn: int) -> None:
         segment, entry = self._segments[-1], Entry(kind, LSN.pack(lsn))
         end = self.position + entry.size_bytes
         chunks = record_of(entry, self.position, self.position, self._epoch)
-        self._overwrite(segment, end, [*chunks, END[: segment.start + segment.allocated - end]])
-
-    def _overwrite(
-        self, segment: Segment, end: int, chunks: Sequence[bytes], syncing: Callable[[int], None] | None = None
-    ) -> None:
-        """With records up to this LSN, and an end behind them."""
         try:
-            if syncing is None:
-                self._write(self.position - segment.start, chunks)
-            else:
-                path = self._path(segment.name)
-                self._fs.write_synced(path, self.position - segment.start, chunks, partial(syncing, end))
+            self._write(self.position - segment.start, [*chunks, END[: segment.start + segment.allocated - end]])
         except OSError:
-            self._epoch += 1  # what was written of it all the same is not to stand behind what is written next
+            self._epoch += 1
             raise
         self.syncs += 1
         self.position = end
+
+    def _go_on(self) -> None:
+        segment = self._segments[-1]
+        self._write = self._fs.writer(self._path(segment.name))
+        self._limit = segment.start + segment.allocated - OWN_BYTES
 
     def _sync(self, path: str) -> None:
         synced(self._fs.sync_data, path)
@@ -444,8 +448,8 @@ class Journal:
             self._write_own(SWITCH, following.start)
             with self._guard:
                 self._segments.append(following)
-                self._write = self._fs.writer(self._path(following.name))
                 self._following = None
+            self._go_on()
             self.position = following.start + SECTOR_BYTES
         self.switches += 1
 

@@ -175,12 +175,12 @@ def test_what_is_shown_is_read_while_its_record_is_being_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory has its content no more, and its file is where the prepare has put it until the round is over."""
-    writes, goes_on, overwrite = threading.Event(), threading.Event(), Journal._overwrite
+    writes, goes_on, write = threading.Event(), threading.Event(), Journal.write
 
-    def wait(journal: Journal, *given: Any) -> None:
+    def wait(journal: Journal, *given: Any) -> int:
         writes.set()
         assert goes_on.wait(PATIENCE_S)
-        overwrite(journal, *given)
+        return write(journal, *given)
 
     with xaqueue.connect(tmp_path, create=True) as one, xaqueue.connect(tmp_path) as other:
         one.tpc_begin(one.xid(1, "x", ""))
@@ -188,7 +188,7 @@ def test_what_is_shown_is_read_while_its_record_is_being_written(
         one.tpc_prepare()
         eventually(lambda: list((tmp_path / "prepared").iterdir()))
         time.sleep(2 * LAG_S)
-        monkeypatch.setattr(Journal, "_overwrite", wait)
+        monkeypatch.setattr(Journal, "write", wait)
         one.tpc_commit(late=True)
         writing = threading.Thread(target=lambda: [one.enqueue("b", b"2"), one.commit()])
         writing.start()
@@ -206,14 +206,14 @@ def test_what_is_shown_is_read_while_its_record_is_being_written(
 
 def test_a_server_whose_slow_calls_are_all_taken_makes_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who settles waits for a round, and that needs a turn where slow calls are made."""
-    overwrite = Journal._overwrite
+    write = Journal.write
 
-    def slow(journal: Journal, *given: Any) -> None:
+    def slow(journal: Journal, *given: Any) -> int:
         time.sleep(0.015)
-        overwrite(journal, *given)
+        return write(journal, *given)
 
     monkeypatch.setattr(scheduler, "SLOW_CALLS", 1)
-    monkeypatch.setattr(Journal, "_overwrite", slow)
+    monkeypatch.setattr(Journal, "write", slow)
     directory = Path(tempfile.mkdtemp(prefix="xaq-"))  # a socket's path has 107 bytes at most
     xaqueue.connect(tmp_path, create=True).close()
     server = ServerThread(tmp_path, directory / "socket")
