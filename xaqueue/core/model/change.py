@@ -42,6 +42,8 @@ Op = tuple[Any, ...]
 """One operation, as above."""
 _pack: Callable[[object], bytes] = msgpack.Packer().pack
 """A new one for each record takes twice as long."""
+_entry = tuple.__new__
+"""As ``Entry`` itself, without a frame."""
 
 
 class CoreStep(IntEnum):
@@ -104,7 +106,7 @@ def entry_of(change: Change | Entry) -> Entry:
             packed.append((PUT, path, head, len(body), when_us))
         else:
             packed.append(op)
-    return Entry(kind, _pack((name, packed)), bodies)
+    return _entry(Entry, (kind, _pack((name, packed)), bodies))
 
 
 def operations_of(record: Record) -> list[list[Any]]:

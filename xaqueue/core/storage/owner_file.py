@@ -21,9 +21,10 @@ import os
 import stat
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
 
 from xaqueue.core.storage.fs import FileSystem, replace_file
 from xaqueue.core.storage.modes import PRIVATE, give, heir_of
@@ -101,12 +102,9 @@ class FileLock:
             os.close(fd)
 
 
-class _Seen(NamedTuple):
-    """A file as a look by its path found it."""
-
-    device: int
-    inode: int
-    changed_ns: int
+_Seen = tuple[int, int, int]
+"""A file as a look by its path found it: its device, its inode, when that was changed."""
+_seen: Callable[[os.stat_result], _Seen] = attrgetter("st_dev", "st_ino", "st_ctime_ns")
 
 
 class OwnerFile:
@@ -215,9 +213,8 @@ class OwnerFile:
         """
         try:
             if self._look is _look:  # as ``_looks``, written out: every step of a space comes by here
-                path, owner_path = self._paths
-                lock, owner = os.lstat(path), os.lstat(owner_path)
-                seen = (lock.st_dev, lock.st_ino, lock.st_ctime_ns), (owner.st_dev, owner.st_ino, owner.st_ctime_ns)
+                lock, owner = self._paths
+                seen = _seen(os.lstat(lock)), _seen(os.lstat(owner))
             else:
                 seen = self._looks()
             if seen == self._seen:
@@ -318,18 +315,16 @@ def beat(root: Path, content: bytes, mode: int) -> None:
 
 
 def _look(path: str) -> _Seen:
-    found = os.stat(path, follow_symlinks=False)  # noqa: PTH116
-    return _Seen(found.st_dev, found.st_ino, found.st_ctime_ns)
+    return _seen(os.lstat(path))
 
 
 def _look_anew(path: str) -> _Seen:
     """NFS keeps what a stat says for seconds; an open asks the server."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
-        found = os.fstat(fd)
+        return _seen(os.fstat(fd))
     finally:
         os.close(fd)
-    return _Seen(found.st_dev, found.st_ino, found.st_ctime_ns)
 
 
 def _is_nfs(root: str | os.PathLike[str]) -> bool:
