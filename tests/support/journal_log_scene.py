@@ -10,7 +10,6 @@ from support.log_owner import LogOwner
 from xaqueue.core.engine.journal_log import JournalLog
 from xaqueue.core.model.change import Change, CoreStep, Op
 from xaqueue.core.model.definitions import UNDEFINED
-from xaqueue.core.model.layout import Watermark
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.journal import Journal
@@ -25,19 +24,21 @@ def directories() -> ForgetfulFileSystem:
 
 
 class LoggedDirectories(JournalLog):
-    """``marks``: what its next round publishes of queues. The journal stands elsewhere."""
+    """``through``: how far its next round publishes the queue. The journal stands elsewhere."""
 
     def __init__(self, fs: FileSystem, cache_bytes: int = 0) -> None:
-        self.marks: dict[str, Watermark] = {}
+        self.through: int | None = None
         journal = Journal(ForgetfulFileSystem(), segment_bytes=1024 * 1024)
         journal.start()
         self.owner = LogOwner(self._take_marks)
         super().__init__(fs, journal, threading.Lock(), self.owner, cache_bytes=cache_bytes)
         self.changed_queues["q"] = Queue("q", UNDEFINED, threading.Condition())
 
-    def _take_marks(self, marks: dict[str, Watermark]) -> None:
-        marks.update(self.marks)
-        self.marks = {}
+    def _take_marks(self, marks: dict[str, Queue]) -> None:
+        if self.through is not None:
+            marks["q"] = self.changed_queues["q"]
+            marks["q"].published = marks["q"].last = self.through
+            self.through = None
 
     def do(self, *ops: Op, rest: Sequence[Op] = ()) -> None:
         """One step."""
@@ -45,5 +46,5 @@ class LoggedDirectories(JournalLog):
 
     def publish(self, published: int, *ops: Op) -> None:
         """One step behind which the queue is published so far."""
-        self.marks["q"] = Watermark(published, published)
+        self.through = published
         self.do(*ops)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from xaqueue.core.engine.features import Features
 from xaqueue.core.model.definitions import Definitions
-from xaqueue.core.model.layout import Watermark
 from xaqueue.core.model.queue import Queue
 
 
@@ -15,7 +14,7 @@ class LogOwner:
 
     serving = True
 
-    def __init__(self, published: Callable[[dict[str, Watermark]], object]) -> None:
+    def __init__(self, published: Callable[[dict[str, Queue]], object]) -> None:
         self.definitions, self.features = Definitions(), Features()
         self.queues: dict[str, Queue] = {}
         self.published = published
@@ -32,7 +31,7 @@ class LogOwner:
     def kept(self) -> tuple[int, int]:
         return 0, 0
 
-    def published_locked(self, marks: dict[str, Watermark]) -> None:
+    def published_locked(self, marks: dict[str, Queue]) -> None:
         self.published(marks)
 
     def arrived_locked(self) -> None:

@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import chain
-from typing import Any
 
 from xaqueue.core.engine.behind import Behind
 from xaqueue.core.engine.log import HELD_BYTES, Owner
 from xaqueue.core.model.branch import Branch
 from xaqueue.core.model.change import Change, Op
-from xaqueue.core.model.layout import Watermark
-from xaqueue.core.storage.group_commit import JournalCommit, Plan, Publish, nothing
+from xaqueue.core.model.queue import Queue
+from xaqueue.core.storage.group_commit import JournalCommit
 from xaqueue.core.storage.hardening import NOTHING
 from xaqueue.errors import RetryLater
 
@@ -27,18 +26,11 @@ class DeferringCommit(JournalCommit):
 
     _owner: Owner
     behind: Behind
-    _marks: dict[str, Watermark]
-    """By queue what its watermark is to say, once it is followed."""
+    _marks: dict[str, Queue]
+    """Those whose watermark is to say how far they are by then, once that is followed."""
 
-    def perform(
-        self, plan: Plan, publish: Publish = nothing, branch: Branch | None = None, *, late: bool = False
-    ) -> Any:
-        owner = self._owner
-        if (
-            late or (owner.definitions.has_unsynced and branch is not None and not self._waits(branch))
-        ) and owner.serving:
-            return self.perform_late(plan, publish)
-        return JournalCommit.perform(self, plan, publish)
+    def _is_late(self, of: Branch | None, late: bool) -> bool:
+        return self._owner.serving and (late or (of is not None and not self._waits(of)))
 
     def _waits(self, branch: Branch) -> bool:
         """Whether its steps wait for their syncs: not where all its queues say so. What has a rule for its xid does,

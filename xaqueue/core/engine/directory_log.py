@@ -100,7 +100,7 @@ class DirectoryLog(GroupCommit):
         self._sync_content = fs.sync_file if hardening.content == "FSYNC" else fs.sync_data
         self.hardens_names = hardening.directories
         self._never_syncs = not hardening.content and not hardening.directories
-        self._marks: dict[str, layout.Watermark] = {}
+        self._marks: dict[str, Queue] = {}
         self.changed_queues: dict[str, Queue] = {}
         self._pool: ThreadPoolExecutor | None = None
 
@@ -197,9 +197,7 @@ class DirectoryLog(GroupCommit):
             self.fail(error)
             raise self._failed() from error
 
-    def perform(
-        self, plan: Plan, publish: Publish = nothing, branch: Branch | None = None, *, late: bool = False
-    ) -> None:
+    def perform(self, plan: Plan, publish: Publish = nothing, of: Branch | None = None, *, late: bool = False) -> None:
         change: Change | None
         if self._never_syncs:  # and nobody waits for anybody
             with self._lock:
@@ -345,9 +343,6 @@ class DirectoryLog(GroupCommit):
             self.fail(error)
             raise self._failed() from error
 
-    def perform_late(self, plan: Plan, publish: Publish = nothing, *, is_limited: bool = True) -> None:
-        self.perform(plan, publish)
-
     def unhardened(self) -> dict[str, int]:
         return {}
 
@@ -365,8 +360,9 @@ class DirectoryLog(GroupCommit):
         marks = self._marks
         self._owner.published_locked(marks)
         try:
-            for queue, watermark in marks.items():
-                self.fs.write_at(layout.watermark_path(queue), 0, [layout.format_watermark(watermark)])
+            for name, queue in marks.items():
+                mark = layout.Watermark(queue.published, max(queue.reserved, queue.last))
+                self.fs.write_at(layout.watermark_path(name), 0, [layout.format_watermark(mark)])
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise

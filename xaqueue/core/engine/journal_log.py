@@ -34,7 +34,7 @@ from xaqueue.core.model.block import ADDS, split_block
 from xaqueue.core.model.block_files import make_shared, read_block
 from xaqueue.core.model.branch import Branch, Written
 from xaqueue.core.model.change import DROP, MOVE, PUT, Change, Moved, Op, entry_of, final_states
-from xaqueue.core.model.layout import ACTIVE, Watermark, block_path, numbered
+from xaqueue.core.model.layout import ACTIVE, block_path, numbered
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage.fs import NO_ROOM, FileSystem, remove_all, suppress_room, synced
 from xaqueue.core.storage.group_commit import Step
@@ -84,6 +84,7 @@ class JournalLog(DeferringCommit):
     ) -> None:
         super().__init__(lock, journal, owner, waiting=waiting, relieve=self._relieve_journal)
         self._owner = owner
+        self.defers = owner.definitions.has_unsynced
         self.fs = fs
         self.register: Register | None = None
         self._kept_bytes = min(KEPT_BYTES, journal.largest_bytes)
@@ -372,16 +373,17 @@ class JournalLog(DeferringCommit):
             with self._lock:
                 changes, marks, upto = list(self.behind.changes), self._marks, self._upto
                 self._marks = {}
+                lines = {name: layout.format_watermark(queue.watermark) for name, queue in marks.items()}
             if changes or marks:
                 try:
-                    self._carry_out(Turn(changes, self.behind.standing), marks)
+                    self._carry_out(Turn(changes, self.behind.standing), lines)
                 except BaseException:
                     with self._lock:
-                        self._marks = marks | self._marks
+                        self._marks |= marks
                     raise
             self.followed = upto
 
-    def _carry_out(self, turn: Turn, marks: dict[str, Watermark]) -> None:
+    def _carry_out(self, turn: Turn, marks: dict[str, bytes]) -> None:
         try:
             self.check()
             if self._lost():
@@ -411,13 +413,13 @@ class JournalLog(DeferringCommit):
                 raise
             self._owner.retry(error, lambda: redo.apply(self.fs, turn.left, turn.gone))
 
-    def _mark(self, queue: str, watermark: Watermark) -> None:
+    def _mark(self, queue: str, watermark: bytes) -> None:
         path = layout.watermark_path(queue)
         try:
-            self.fs.write_at(path, 0, [layout.format_watermark(watermark)])
+            self.fs.write_at(path, 0, [watermark])
         except FileNotFoundError:  # its messages came and went between two turns
             redo.make_dirs(self.fs, layout.queue_path(queue))
-            self.fs.write_at(path, 0, [layout.format_watermark(watermark)])
+            self.fs.write_at(path, 0, [watermark])
 
     def _return_turn(self, turn: Turn) -> None:
         self.behind.followed(turn, [turn.rest()])

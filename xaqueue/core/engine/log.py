@@ -14,7 +14,6 @@ from xaqueue.core.engine.features import Features
 from xaqueue.core.model.branch import Branch, Written
 from xaqueue.core.model.change import Change
 from xaqueue.core.model.definitions import Definitions
-from xaqueue.core.model.layout import Watermark
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage import group_commit
 from xaqueue.core.storage.group_commit import Plan, Publish, Shipping, Step
@@ -47,8 +46,8 @@ class Owner(group_commit.Owner, Protocol):
     def kept(self) -> tuple[int, int]:
         """Bytes and number of the blocks that memory has of branches that are not prepared. Takes the lock."""
 
-    def published_locked(self, marks: dict[str, Watermark]) -> None:
-        """Behind each round: who waits looks again. Adds the queues that have changed, and how far they are."""
+    def published_locked(self, marks: dict[str, Queue]) -> None:
+        """Behind each round: who waits looks again. Adds the queues whose watermark is another one now."""
 
     def arrived_locked(self) -> None:
         """Behind a step that is hardened late: what was added is to be seen."""
@@ -133,6 +132,8 @@ class Log(Protocol):
     """Whether its steps sync the directories of what they move: the names in them are the record, and are to last."""
     follows: bool
     """Whether the directories come behind it, when ``follow`` is called."""
+    defers: bool
+    """Whether some queue says that steps may be late; of the definitions."""
     changed_queues: dict[str, Queue]
     """Queues to which a step has published since ``published_locked`` was called last."""
 
@@ -186,9 +187,7 @@ class Log(Protocol):
     def ahead(self, branch: Branch, change: Change) -> Change:
         """Does what of a prepare may be done before its step, and returns what is left. Raises as ``perform``."""
 
-    def perform(
-        self, plan: Plan, publish: Publish = ..., branch: Branch | None = None, *, late: bool = False
-    ) -> object:
+    def perform(self, plan: Plan, publish: Publish = ..., of: Branch | None = None, *, late: bool = False) -> object:
         """One step, of this branch. It is as ``perform_late`` where that may be late, or where all queues of the
         branch say so.
 

@@ -28,7 +28,7 @@ from xaqueue.core.model.block_files import damage_of
 from xaqueue.core.model.branch import Branch, State
 from xaqueue.core.model.change import DROP, PUT, Change
 from xaqueue.core.model.definitions import Definitions
-from xaqueue.core.model.layout import Watermark
+from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage.fs import NO_ROOM, FileSystem, synced
 from xaqueue.core.storage.group_commit import nothing
 from xaqueue.core.storage.hardening import DEFAULT, NOTHING, Hardening
@@ -116,6 +116,7 @@ class Space(Memory):
 
     def redefine(self, definitions: Definitions, check: Callable[[], None] = nothing) -> None:
         super().redefine(definitions, check)
+        self.log.defers = definitions.has_unsynced
         if self.shipping is not None:
             self.shipping.changed()
         self.measure()
@@ -393,8 +394,8 @@ class Space(Memory):
             if queue.waiters:
                 queue.arrived.notify_all()
 
-    def published_locked(self, marks: dict[str, Watermark]) -> None:
-        """Behind each group of steps: those who wait look again. Adds how far the queues are."""
+    def published_locked(self, marks: dict[str, Queue]) -> None:
+        """Behind each group of steps: those who wait look again. Adds the queues whose watermark is another one now."""
         if not self.serving:
             return
         unhardened = self.log.unhardened() if self.log.deferred else {}
@@ -404,7 +405,7 @@ class Space(Memory):
             through = min(queue.shown, unhardened[name] - 1) if name in unhardened else queue.shown
             if through > queue.published:
                 queue.published = through
-            marks[name] = Watermark(queue.published, max(queue.reserved, queue.last))
+            marks[name] = queue
         if unhardened:
             self.log.changed_queues = {name: self.queues[name] for name in unhardened}
         else:

@@ -97,6 +97,9 @@ class Step:
 class GroupCommit:
     """Gathers steps, and ends for good with the first failure. Safe for threads."""
 
+    defers = False
+    """Whether there may be steps that are late (``_is_late``) though nobody says so of them."""
+
     def __init__(
         self,
         lock: threading.Lock,
@@ -127,22 +130,26 @@ class GroupCommit:
         self.rounds = 0
         self.steps = 0
 
-    def perform(self, plan: Plan, publish: Publish = nothing) -> Any:
-        """Returns what plan came to, once the step is hardened and published, in the order of the rounds.
+    def perform(self, plan: Plan, publish: Publish = nothing, of: Any = None, *, late: bool = False) -> Any:
+        """Returns what plan came to, once the step is hardened and published, in the order of the rounds; of: whose.
 
         Raises what plan raises of Error, RetryLater where there was no room, and ResourceFailed for all else.
         """
+        if (late or self.defers) and self._is_late(of, late):
+            return self.perform_late(plan, publish)
         step = Step()
-        step.plan, step.publish = plan, publish
+        step.plan = plan
+        step.publish = publish
         try:
             with self._mutex:
                 if self.failure is not None:
                     raise self._failed()  # noqa: TRY301
-                if not self._leading:
-                    step.round, self._leading = [step], True
-                else:
+                if self._leading:
                     step.waiter = self._waiting.waiter()
                     self._gathering.append(step)
+                else:
+                    self._leading = True
+                    step.round = [step]
             if step.waiter is not None:
                 self._sleep(step)
             if step.round is not None:
@@ -154,6 +161,14 @@ class GroupCommit:
         if not step.done:
             raise self._failed() from self.failure
         return step.planned
+
+    def perform_late(self, plan: Plan, publish: Publish = nothing, *, is_limited: bool = True) -> Any:
+        """As ``perform``, where nothing is published before it is hardened."""
+        return self.perform(plan, publish)
+
+    def _is_late(self, of: Any, late: bool) -> bool:
+        """Whether this step is performed so. late: its caller says so."""
+        return False
 
     def gather(self, step: Step) -> None:
         """The first half of ``perform``, for who does not wait here: the step is in the next round, which is the
@@ -300,7 +315,9 @@ class GroupCommit:
 
     def _lead(self, group: list[Step], rounds: int = 0) -> None:
         """Performs this round, and more as long as steps gather, and then hands the lead on with the next one."""
-        for _ in range(rounds or ROUNDS_A_LEADER):
+        left = rounds or ROUNDS_A_LEADER
+        while left:
+            left -= 1
             try:
                 if self.failure is not None:
                     raise self._failed()  # noqa: TRY301
