@@ -27,9 +27,8 @@ from xaqueue.core.model import layout
 from xaqueue.core.owner import open as open_room
 from xaqueue.core.owner.definitions_file import write_definitions
 from xaqueue.core.recovery.load import Load, Progress
-from xaqueue.core.storage import journal, journal_files
+from xaqueue.core.storage import journal
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
-from xaqueue.core.storage.journal_files import Place
 from xaqueue.core.storage.journal_format import SECTOR_BYTES
 from xaqueue.endpoint import parse
 from xaqueue.errors import Error, OutcomeUnknown, SpaceError, SpaceInUse
@@ -40,8 +39,9 @@ from xaqueue.features.replica.journal_copy import JournalCopy
 from xaqueue.features.replica.promote import _tell, promote
 from xaqueue.features.replica.replicated import LAG, REPLICATION, Replicated
 from xaqueue.features.replica.shipping import Shipping, shipping_of
-from xaqueue.features.snapshots import restore
+from xaqueue.features.snapshots import restore, segments
 from xaqueue.features.snapshots.manifest import SNAPSHOTS
+from xaqueue.features.snapshots.segments import Place
 from xaqueue.rpc.client.manager import RemoteManager, dialer, hello_of
 from xaqueue.rpc.methods import replication
 from xaqueue.rpc.server import server as server_room
@@ -479,7 +479,7 @@ def test_it_catches_up_over_several_opens(tmp_path: Path, serve: Serve, follow: 
 
 
 def test_a_segment_may_go_while_it_is_looked_for(tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, look, times = serve(made(tmp_path / "source")), journal_files.places, list[int]()
+    source, look, times = serve(made(tmp_path / "source")), segments.places, list[int]()
 
     def places(*given: Any) -> Any:
         times.append(1)

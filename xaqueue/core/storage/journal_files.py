@@ -7,25 +7,19 @@ promised is kept, under another name.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
-from typing import NamedTuple
 
 from xaqueue.core.storage.fs import FileSystem, synced
 from xaqueue.core.storage.journal_format import (
-    CHECKPOINT,
     LSN,
     PREFIX_BYTES,
     SECTOR_BYTES,
-    TIME,
     VERSION,
     BadHeader,
     NewerHeader,
     Segment,
     header_of,
-    lsn_in,
     parse_header,
     parse_name,
-    records_in,
 )
 from xaqueue.core.storage.regular import NO_FILE
 from xaqueue.errors import SpaceError
@@ -120,23 +114,3 @@ def content(fs: FileSystem, directory: str, segment: Segment) -> bytes:
         if error.errno not in NO_FILE:
             raise
         return b""
-
-
-class Place(NamedTuple):
-    directory: str
-    segment: Segment
-
-
-def places(fs: FileSystem, directories: Sequence[str]) -> list[Place]:
-    """All segments, by epoch and LSN. One that has a name in several directories is one file."""
-    found = {
-        segment.name: Place(directory, segment) for directory in directories for segment in headers(fs, directory)[0]
-    }
-    return sorted(found.values(), key=lambda place: (place.segment.epoch, place.segment.start))
-
-
-def begin_of(fs: FileSystem, place: Place) -> tuple[int | None, int | None]:
-    """Where the journal before it had ended, and when; as its first records tell."""
-    goods = islice(records_in(content(fs, place.directory, place.segment), place.segment.start), 2)
-    own = {good.record.kind: lsn_in(good.record) for good in goods if good.record.kind >= TIME}
-    return own.get(CHECKPOINT), own.get(TIME)

@@ -203,25 +203,6 @@ def _is_long(chunks: Sequence[bytes]) -> bool:
     return sum(map(len, chunks)) > PIECE_BYTES
 
 
-class Below:
-    """The port of a directory below that of another one."""
-
-    def __init__(self, fs: FileSystem, directory: str) -> None:
-        self._fs = fs
-        self._above = f"{directory}/"
-        self.room = fs.room
-        self.sync_all = fs.sync_all
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        """Of every other call the arguments that are text are paths."""
-        call, above = getattr(self._fs, name), self._above
-
-        def below(*arguments: Any) -> Any:
-            return call(*(f"{above}{one}".rstrip("/") if isinstance(one, str) else one for one in arguments))
-
-        return below
-
-
 class ReadOnlyFileSystem(Layer):
     """Every call that would change something is refused, as on a disk mounted so."""
 

@@ -19,7 +19,7 @@ from xaqueue.core.model.message_name import Named, parse_seq
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.fs import FileSystem, discard
 from xaqueue.core.storage.hardening import Hardening
-from xaqueue.core.storage.journal_files import content, places
+from xaqueue.core.storage.journal_files import content
 from xaqueue.core.storage.journal_format import TIME, Record, records_in
 from xaqueue.core.storage.scheduling import THREADS, Threads
 from xaqueue.errors import InvalidArgument, SpaceError
@@ -27,6 +27,7 @@ from xaqueue.features.replica import replicated
 from xaqueue.features.replica.options import policy_of
 from xaqueue.features.replica.replicated import UNSHIPPED, Replicated
 from xaqueue.features.snapshots.manifest import KEPT_JOURNAL
+from xaqueue.features.snapshots.segments import places
 
 _Number = tuple[str, int]
 

@@ -23,13 +23,13 @@ from xaqueue.core.model.layout import JOURNAL
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.group_commit import Unacknowledged
 from xaqueue.core.storage.journal import Journal
-from xaqueue.core.storage.journal_files import Place, begin_of, places
 from xaqueue.core.storage.journal_format import PREFIX_BYTES, SECTOR_BYTES, claimed_end
 from xaqueue.core.storage.scheduling import Threads
 from xaqueue.errors import ProtocolError, ResourceFailed
 from xaqueue.features.replica.options import Replication
 from xaqueue.features.replica.replicated import SOURCE, ReplicationStatus
 from xaqueue.features.snapshots.manifest import KEPT_JOURNAL
+from xaqueue.features.snapshots.segments import Place, begin_of, places
 
 PIECE_BYTES = 1024 * 1024
 """Of one answer, unless a record is larger."""

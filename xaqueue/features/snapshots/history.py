@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from xaqueue.core.model.change import is_valid
 from xaqueue.core.model.layout import JOURNAL
 from xaqueue.core.storage.fs import FileSystem
-from xaqueue.core.storage.journal_files import Place, begin_of, content, places
+from xaqueue.core.storage.journal_files import content
 from xaqueue.core.storage.journal_format import (
     EPOCH_BITS,
     SECTOR_BYTES,
@@ -29,6 +29,7 @@ from xaqueue.core.storage.journal_format import (
 )
 from xaqueue.errors import SpaceError
 from xaqueue.features.snapshots.manifest import KEPT_JOURNAL, Manifest
+from xaqueue.features.snapshots.segments import Place, begin_of, places
 
 
 class History:

@@ -20,9 +20,9 @@ from xaqueue.core.model.message_name import Named, parse_any
 from xaqueue.core.model.record_kinds import RecordKinds
 from xaqueue.core.recovery.load import read_head
 from xaqueue.core.storage.fs import NO_LINK, FileSystem, discard
-from xaqueue.core.storage.layers import Below
 from xaqueue.core.storage.regular import NO_DIRECTORY
 from xaqueue.errors import DamagedBlock
+from xaqueue.features.snapshots.below import Below
 from xaqueue.features.snapshots.manifest import is_in_place
 from xaqueue.features.streams.message_files import count_in, read_names
 from xaqueue.message import Message, MessageId, properties_in

@@ -33,12 +33,12 @@ from xaqueue.core.recovery.from_journal import check_end
 from xaqueue.core.storage.fs import FileSystem, discard
 from xaqueue.core.storage.journal_files import headers
 from xaqueue.core.storage.journal_reader import look
-from xaqueue.core.storage.layers import Below
 from xaqueue.errors import JournalDamaged, SpaceError
 from xaqueue.features.counters.values import COUNTERS
 from xaqueue.features.replica.replicated import REPLICATION, UNSHIPPED
 from xaqueue.features.retries.register import TRIES
 from xaqueue.features.snapshots import manifest, restored, store
+from xaqueue.features.snapshots.below import Below
 from xaqueue.features.snapshots.history import History
 from xaqueue.features.snapshots.manifest import KEPT_JOURNAL, SNAPSHOTS, Manifest
 from xaqueue.features.snapshots.newer import Newer, branches_in, link_into, link_or_copy

@@ -24,10 +24,10 @@ from xaqueue.core.engine import redo
 from xaqueue.core.engine.state import LOOK_S, Space
 from xaqueue.core.model import layout, options
 from xaqueue.core.storage.fs import NO_LINK, NO_ROOM, FileSystem, discard
-from xaqueue.core.storage.layers import Below
 from xaqueue.core.storage.regular import NO_FILE
 from xaqueue.errors import NotSupportedError, OperationalError, RetryLater
 from xaqueue.features.snapshots import manifest, store
+from xaqueue.features.snapshots.below import Below
 from xaqueue.features.snapshots.manifest import CHECKSUMS, MANIFEST, SNAPSHOTS, Manifest
 from xaqueue.features.snapshots.options import policy_of
 from xaqueue.features.streams.message_files import count_in
