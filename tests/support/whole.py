@@ -39,5 +39,5 @@ def perform(session: Session, whole: Whole) -> None:
     log.gather(whole)
     if whole.round is None:
         whole.waiter.acquire()
-    if whole.leads:
+    if whole.round is not None and not whole.done:
         log.run_rounds(whole)

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from support.log_owner import LogOwner
 from xaqueue.core.engine.log import Log
 from xaqueue.core.storage.group_commit import GroupCommit, Step
 from xaqueue.rpc.server import regulars as rules
@@ -56,7 +57,7 @@ class Served:
                 self.sizes.append(len(group))
                 self.scheduler.syncs.total_s += sync_s
 
-        self.log = cast(Log, Slow(threading.Lock(), waiting=self.scheduler))
+        self.log = cast(Log, Slow(threading.Lock(), LogOwner(lambda _: None), waiting=self.scheduler))
 
     def come(self, *clients: Client) -> None:
         for client in clients:

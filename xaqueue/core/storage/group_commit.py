@@ -53,16 +53,6 @@ class Owner(Protocol):
         """Raises what ``lost`` says."""
 
 
-class _Nobody:
-    """An owner that loses nothing."""
-
-    lost = staticmethod(str)
-    check_owner = staticmethod(nothing)
-
-
-NOBODY: Owner = _Nobody()
-
-
 class Unacknowledged(OutcomeUnknown, ResourceFailed):
     """A round is hardened here, and not where it is to be as well."""
 
@@ -79,11 +69,6 @@ class Step:
     """The one that it is to lead, itself the first in it."""
     waiter: Waiter | None = None
 
-    @property
-    def leads(self) -> bool:
-        """Whether the next round is to be begun by whoever this one belongs to."""
-        return self.round is not None and not self.done
-
     def wake(self) -> None:
         if self.waiter is not None:
             with suppress(RuntimeError):  # awake already: handed the lead, or told of a failure, before it slept
@@ -98,12 +83,12 @@ class GroupCommit:
     """Gathers steps, and ends for good with the first failure. Safe for threads."""
 
     defers = False
-    """Whether there may be steps that are late (``_is_late``) though nobody says so of them."""
+    """Whether a step may be performed late though its caller does not say so; ``_is_late`` then decides."""
 
     def __init__(
         self,
         lock: threading.Lock,
-        owner: Owner = NOBODY,
+        owner: Owner,
         *,
         waiting: Threads = THREADS,
         name: str = "the space",
@@ -138,8 +123,7 @@ class GroupCommit:
         if (late or self.defers) and self._is_late(of, late):
             return self.perform_late(plan, publish)
         step = Step()
-        step.plan = plan
-        step.publish = publish
+        step.plan, step.publish = plan, publish
         try:
             with self._mutex:
                 if self.failure is not None:
@@ -167,13 +151,12 @@ class GroupCommit:
         return self.perform(plan, publish)
 
     def _is_late(self, of: Any, late: bool) -> bool:
-        """Whether this step is performed so. late: its caller says so."""
         return False
 
     def gather(self, step: Step) -> None:
         """The first half of ``perform``, for who does not wait here: the step is in the next round, which is the
-        caller's to begin where it ``leads`` by then. Its waiter is released once it is done, or has failed, or leads.
-        Raises ResourceFailed."""
+        caller's to begin where it has a ``round`` by then. Its waiter is released once it is done, or has failed, or
+        leads. Raises ResourceFailed."""
         with self._mutex:
             if self.failure is not None:
                 raise self._failed()
@@ -313,9 +296,9 @@ class GroupCommit:
             self._gathering = []
         self._lead(group, 1)
 
-    def _lead(self, group: list[Step], rounds: int = 0) -> None:
+    def _lead(self, group: list[Step], left: int = 0) -> None:
         """Performs this round, and more as long as steps gather, and then hands the lead on with the next one."""
-        left = rounds or ROUNDS_A_LEADER
+        left = left or ROUNDS_A_LEADER
         while left:
             left -= 1
             try:
@@ -380,7 +363,7 @@ class JournalCommit(GroupCommit):
         self,
         lock: threading.Lock,
         journal: Journal,
-        owner: Owner = NOBODY,
+        owner: Owner,
         *,
         waiting: Threads = THREADS,
         relieve: Callable[[int], None] = lambda _: None,

@@ -75,7 +75,7 @@ def round_of(session: Session, *steps: Whole) -> None:
         step.waiter = Lock()
         step.waiter.acquire()
         log.gather(step)
-    assert [step.leads for step in steps] == [True] + [False] * (len(steps) - 1)
+    assert [step.round is not None for step in steps] == [True] + [False] * (len(steps) - 1)
     log.run_rounds(steps[0])
 
 

@@ -56,7 +56,7 @@ class JournalScene(Scene):
         journal.syncing = self.fs
 
     def _log(self, hardening: Hardening) -> GroupCommit:
-        return JournalCommit(self.lock, self.journal, relieve=self.relieved.append)
+        return JournalCommit(self.lock, self.journal, self.owner, relieve=self.relieved.append)
 
     def perform(self, name: str, target: str = "committed", source: str = "prepared") -> None:
         self.record(name)
