@@ -52,9 +52,13 @@ class Served:
         self.scheduler = Scheduler(cast(asyncio.AbstractEventLoop, self.loop))
         self.sizes: list[int] = []
 
+        self.interrupt: BaseException | None = None
+
         class Slow(GroupCommit):
             def _harden(_, group: Sequence[Step]) -> None:
                 self.sizes.append(len(group))
+                if self.interrupt is not None:
+                    raise self.interrupt
                 self.scheduler.syncs.total_s += sync_s
 
         self.log = cast(Log, Slow(threading.Lock(), LogOwner(lambda _: None), waiting=self.scheduler))
@@ -105,6 +109,23 @@ def test_a_round_waits_for_who_was_in_the_last_one_until_the_last_of_them_is_bac
     assert served.sizes == [2, 3]
     assert served.loop.timers == []
     assert (first.answers, second.answers, other.answers) == (2, 2, 1)
+
+
+def test_who_is_in_a_round_that_is_interrupted_is_told_and_so_is_who_comes_later(served: Served) -> None:
+    told = list[Client]()
+
+    class Told(Client):
+        def go_on(self) -> None:
+            told.append(self)
+
+    first, second, later = (Told(served.scheduler, served.log) for _ in range(3))
+    served.interrupt = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        served.come(first, second)
+    served.loop.turn()
+    assert {*told} == {first, second}
+    served.come(later)
+    assert told[-1] is later
 
 
 def test_it_begins_without_them_when_that_takes_too_long(served: Served) -> None:

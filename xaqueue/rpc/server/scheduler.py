@@ -185,10 +185,15 @@ class Scheduler(Threads):
     def _lead_for_others(self, one: Awaiting) -> None:
         """In a greenlet, since a round may have to wait."""
         while True:
-            try:  # noqa: SIM105 (this takes fewer steps)
+            try:
                 one.log.run_rounds(one.step)
             except ResourceFailed:  # everybody is told
                 pass
+            except BaseException:  # it was interrupted, and this greenlet ends: likewise, and another one leads
+                self._leading, self._is_leading = self.spawn(self._lead_for_others), False
+                self._told.append(one)
+                self.loop.call_soon(self._go_on)
+                raise
             self._told.append(one)
             if not self._is_leading:
                 self.loop.call_soon(self._go_on)
