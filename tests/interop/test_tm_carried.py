@@ -378,15 +378,15 @@ def test_a_change_of_a_life_that_ends_meanwhile_is_refused(dsn: str, level: Isol
         last_resource.make_ready(next_one, NODE, is_known=False)
         last_resource.begin_life(next_one, old)
         late.isolation_level = level
-        guard.mark(late)
+        guard.mark(late, Dialect.POSTGRESQL)
         late.execute("select 1")
         late.execute(f"select count(*) from {last_resource.TABLE}")  # what it sees from here on
         if commits:
             last_resource.begin_life(next_one, new)
             with pytest.raises((LifeOver, psycopg.errors.SerializationFailure)):
-                last_resource.insert_carried(late, row, old)
+                last_resource.insert_carried(late, row, old, Dialect.POSTGRESQL)
             return
-        last_resource.insert_carried(late, row, old)
+        last_resource.insert_carried(late, row, old, Dialect.POSTGRESQL)
         ends = threading.Thread(target=last_resource.begin_life, args=(next_one, new))
         ends.start()
         with psycopg.connect(dsn, autocommit=True) as witness:

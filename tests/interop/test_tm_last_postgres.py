@@ -80,8 +80,9 @@ def test_the_transaction_that_decides_waits_for_the_disk(dsn: str, given: str, d
         last_resource.make_ready(connection, NODE, is_known=False)
         for number in range(1, 13):
             gtrid = bytes(Gtrid(NODE, 1, number))
-            guard.mark(connection)
-            last_resource.insert_row(connection, DecisionRow(gtrid, Outcome.COMMITTED, ("a", "it's %", "b")))
+            guard.mark(connection, Dialect.POSTGRESQL)
+            row = DecisionRow(gtrid, Outcome.COMMITTED, ("a", "it's %", "b"))
+            last_resource.insert_row(connection, row, Dialect.POSTGRESQL)
             assert connection.execute("show synchronous_commit").fetchone() == (deciding,)
             connection.commit()
             assert connection.execute("show synchronous_commit").fetchone() == (given,)
@@ -196,7 +197,7 @@ def test_of_a_transaction_that_met_a_lost_connection_nothing_is_kept(dsn: str, t
         source = manager._sources["db"]
         opened = [source.open(), source.open()]
         for connection in opened:
-            source.return_connection(connection)
+            source.return_connection(connection, source.abilities(connection))
         with pytest.raises(psycopg.OperationalError), manager.transaction() as tx:
             tx["db"].execute("select pg_terminate_backend(pg_backend_pid())")
         assert source._idle == []

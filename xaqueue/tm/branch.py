@@ -14,7 +14,7 @@ from xaqueue.tm import awaiting, driver, guard, last_resource
 from xaqueue.tm.driver import Abilities, Dialect
 from xaqueue.tm.gtrid import FORMAT_ID
 from xaqueue.tm.guard import Guard, TransactionEnded
-from xaqueue.tm.last_resource import DecisionRow
+from xaqueue.tm.last_resource import DecisionRow, insert_carried, insert_row
 from xaqueue.tm.participant import ConnectionSource
 from xaqueue.tm.voting import Reply
 from xaqueue.xa import Outcome
@@ -90,11 +90,11 @@ class EnlistedBranch:
 
     def _begin(self) -> None:
         if self.can.is_ours:
-            self.connection.tpc_begin(Xid(FORMAT_ID, self.gtrid, self.name.encode()))
+            self.connection.tpc_begin(Xid._make((FORMAT_ID, self.gtrid, self.source.bqual)))  # which are right
             return
         self.connection.tpc_begin(driver.xid_on(self.connection, self.gtrid, self.name))
         if self.can.takes_sql:
-            guard.mark(self.connection)
+            guard.mark(self.connection, self.can.dialect)
 
     @property
     def sort_key(self) -> str:
@@ -211,21 +211,17 @@ class EnlistedBranch:
         """
         try:
             self._check_whole()
-            self._insert(row, life)
+            place = self._cursor or self.connection
+            dialect = self.can.dialect
+            is_begun = insert_row(place, row, dialect) if life is None else insert_carried(place, row, life, dialect)
+            if not is_begun:
+                raise TransactionEnded(self.name)  # noqa: TRY301
             check()
         except Exception as error:
             self.refuse(error)
             return Reply.REFUSED
         answer = self._commit_deciding()
         return self._read_decision() if answer is Reply.LOST else answer
-
-    def _insert(self, row: DecisionRow, life: Life | None) -> None:
-        if life is None:
-            is_begun = last_resource.insert_row(self._cursor or self.connection, row)
-        else:
-            is_begun = last_resource.insert_carried(self._cursor or self.connection, row, life)
-        if not is_begun:
-            raise TransactionEnded(self.name)
 
     def refuse(self, error: Exception) -> None:
         """It is not going to be committed, and this is why."""
@@ -297,7 +293,7 @@ class EnlistedBranch:
         """The transaction is over for this connection."""
         connection = self.connection
         if self._is_usable and connection is not None:
-            self.connection, self._is_usable = None, False
+            self.connection = None
             self.source.return_connection(connection, self.can, self._cursor)
         else:
             self.discard()
@@ -350,7 +346,7 @@ class PlainBranch(EnlistedBranch):
         if self._guard is None:
             made = Guard(self.connection, self.name)
             lent = super().lend()
-            guard.mark(self.connection)
+            guard.mark(self.connection, self.can.dialect)
             self._guard = made
             return lent
         return super().lend()

@@ -161,8 +161,7 @@ class Coordinator:
                 self._remember(gtrid, outcome)
             if self.is_closing:
                 self._quiet.notify_all()
-            undecided = self._undecided.get(gtrid)
-            asked = sorted(undecided.unasked) if undecided is not None else []
+            asked = sorted(self._undecided[gtrid].unasked) if gtrid in self._undecided else ()
         if asked or unfinished:
             self.wake([*unfinished, *asked])
 
@@ -237,8 +236,9 @@ class Coordinator:
         """That participant has done what was decided. is_deferred: and has not hardened that."""
         if is_deferred:
             self.log.committed_deferred(gtrid, name)
-            with self._mutex:
-                self._deferred.add(name)
+            if name not in self._deferred:  # else it is hardened behind this, by who takes them
+                with self._mutex:
+                    self._deferred.add(name)
         elif self.log.acknowledged(gtrid, name):
             with self._mutex:
                 self._remember(gtrid, decision)
@@ -321,10 +321,11 @@ class Coordinator:
         return deferred
 
     def _remember(self, gtrid: bytes, outcome: Outcome) -> None:
-        self._finished[gtrid] = outcome
-        self._finished.move_to_end(gtrid)
-        while len(self._finished) > FINISHED_LIMIT:
-            self._finished.popitem(last=False)
+        finished = self._finished
+        finished.pop(gtrid, None)
+        finished[gtrid] = outcome
+        if len(finished) > FINISHED_LIMIT:
+            finished.popitem(last=False)
 
     # For recovery
 

@@ -66,8 +66,9 @@ class DecidingDatabases:
             found = self._names[database] = f"{self.node}.{quote(database, safe='')}"
         return found
 
-    def is_ready(self, queue: str, database: str, wake: Callable[[], object] = lambda: None) -> bool:
-        """Whether that database may carry; where not, it is wanted from here on, and whoever arranges that is woken."""
+    def is_ready(self, queue: str, database: str, wake: Callable[[list[str]], object] = lambda _: None) -> bool:
+        """Whether that database may carry; where not, it is wanted from here on, and who arranges that for the queue is
+        woken."""
         known = self._all.get((queue, database))
         if known is not None and known.ready is not None:
             return True
@@ -75,7 +76,7 @@ class DecidingDatabases:
             deciding = self._of(queue, database)
             was_wanted, deciding.is_wanted = deciding.is_wanted, True
         if not was_wanted:  # and not at each transaction: what goes wrong is tried again in its own time
-            wake()
+            wake([queue])
         return False
 
     def refused(self, queue: str, database: str) -> None:

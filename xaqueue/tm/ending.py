@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import partial
+from types import MappingProxyType
 
 from xaqueue.carried import CarriedChange
 from xaqueue.errors import DecisionLogError, ProtocolError, RetryLater
@@ -51,6 +52,9 @@ class Ending:
     """Why the log did not take the decision."""
     _deciding: tuple[str, Sequence[str]] | None = None
     """Whose commit decides, and for whom, while it may have committed and nobody has said so."""
+    _outcomes: Mapping[str, ParticipantOutcome] = MappingProxyType({})
+    _ender: object = None
+    """Of the call that ends it."""
     outcome: Outcome | None = None
     """COMMITTED or ROLLED_BACK; IN_DOUBT or UNKNOWN where commit said so; None while it is active."""
 
@@ -62,7 +66,6 @@ class Ending:
         self._deadline = time.monotonic() + timeout_s
         self._mutex = threading.Lock()
         self._branches: dict[str, EnlistedBranch] = {}
-        self._outcomes: dict[str, ParticipantOutcome] = {}
         self.gtrid = coordinator.enter(self)
         """Its name, in every participant and in the log."""
 
@@ -121,19 +124,22 @@ class Ending:
         can_be = self.is_async or self._coordinator.is_lone
         return can_be and all(self._branches[name].is_parallel for name in names)
 
-    def _end(self) -> tuple[list[str], str | None]:
-        """Nobody else may end it any more. Returns those with two phases, in the order of their keys, and the last."""
+    def _end(self, ender: object) -> tuple[list[str], str | None]:
+        """Nobody else may end it any more. Returns those with two phases, in the order of their keys, and the last.
+
+        ender: of the call that ends it, which tells ``_cut_off`` whatever comes between.
+        """
         with self._mutex:
             if self._phase is not Phase.ACTIVE:
                 self.check_active()
-            self._phase = Phase.ENDING
-        last, names = self._last(), list(self._branches)
+            self._ender, self._phase = ender, Phase.ENDING
+        names, last = list(self._branches), self._last()
         if last is not None:
             names.remove(last)
-        if len(names) > 1:
-            names.sort(key=lambda name: (self._branches[name].sort_key, name))
-        elif names and last is not None:
-            self._let_carry(last, self._branches[names[0]])
+            if len(names) == 1:
+                self._let_carry(last, self._branches[names[0]])
+                return names, last
+        names.sort(key=lambda name: (self._branches[name].sort_key, name))
         return names, last
 
     def _last(self) -> str | None:
@@ -150,15 +156,11 @@ class Ending:
         """The database takes the queue's work with its own, where it can."""
         if self._branches[last].can.may_carry and getattr(queue.connection, "can_carry", False) is True:
             deciding = self._coordinator.deciding
-            if deciding.is_ready(queue.name, last, lambda: self._coordinator.wake([queue.name])):
+            if deciding.is_ready(queue.name, last, self._coordinator.wake):
                 queue.carrier = deciding.name(last)
 
     def _run(self, vote: Voting, said: Iterable[Replies] = ()) -> TransactionResult:
-        try:
-            return voting.run(vote, self._perform if self._coordinator.tracing is None else self._traced, said)
-        except BaseException:
-            self._interrupted()
-            raise
+        return voting.run(vote, self._perform if self._coordinator.tracing is None else self._traced, said)
 
     # The plain case: one votes, and the other one decides
 
@@ -174,28 +176,24 @@ class Ending:
         so that all that goes wrong has one place.
         """
         branch, is_watched = self._branches[voter], self._coordinator.step is not unwatched
-        try:
-            vote = self._perform_at(*_VERBS[XaVerb.PREPARE], voter) if is_watched else branch.prepare()
-            if vote is not Reply.PREPARED:
-                return [{voter: vote}]
-            decided = self._commit_last(last, (voter,))
-            if decided is not Reply.DONE:
-                return [{voter: vote}, {last: decided}]
-            done = self._perform_at(*_VERBS[XaVerb.COMMIT], voter) if is_watched else branch.commit()
-        except BaseException:
-            self._interrupted()
-            raise
+        vote = self._perform_at(*_VERBS[XaVerb.PREPARE], voter) if is_watched else branch.prepare()
+        if vote is not Reply.PREPARED:
+            return [{voter: vote}]
+        decided = self._commit_last(last, (voter,))
+        if decided is not Reply.DONE:
+            return [{voter: vote}, {last: decided}]
+        done = self._perform_at(*_VERBS[XaVerb.COMMIT], voter) if is_watched else branch.commit()
         return [] if done is Reply.DONE else [{voter: vote}, {last: decided}, {voter: done}]
 
     def _end_plain(self, voter: str, last: str) -> None:
         """Both have committed."""
-        self._outcomes = {last: ParticipantOutcome.COMMITTED, voter: ParticipantOutcome.COMMITTED}
-        try:
-            self._coordinator.note_done(self.gtrid, Outcome.COMMITTED, voter, self._branches[voter].is_deferred)
-        except BaseException:
-            self._abandon(Outcome.COMMITTED)
-            raise
-        self._let_go(Outcome.COMMITTED)
+        self.outcome = Outcome.COMMITTED
+        voted, decided = self._branches[voter], self._branches[last]
+        self._coordinator.note_done(self.gtrid, Outcome.COMMITTED, voter, voted.is_deferred)
+        voted.release()
+        decided.release()
+        self._coordinator.leave(self.gtrid, Outcome.COMMITTED, ())
+        self._phase = Phase.OVER
 
     # What the votes ask for
 
@@ -257,28 +255,34 @@ class Ending:
 
     def _commit_last(self, name: str, prepared: Sequence[str]) -> Reply:
         coordinator, gtrid, last = self._coordinator, self.gtrid, self._branches[name]
-        if self._is_expired():
+        if time.monotonic() >= self._deadline:
             last.rollback()
             return Reply.REFUSED
+        is_watched = coordinator.step is not unwatched
         try:
             if name not in coordinator.ready:
                 coordinator.make_ready(name)
         except Exception as error:  # of its driver, or of the log: nothing is decided
             last.refuse(error)
             return Reply.REFUSED
-        coordinator.step(TraceStep.COMMIT_LAST, gtrid, name)
+        if is_watched:
+            coordinator.step(TraceStep.COMMIT_LAST, gtrid, name)
         change = self._branches[prepared[0]].carried
         self._deciding = name, prepared
         row = self._row_of(prepared, change)
         reply = last.commit_last(row, coordinator.log.check, change and change.life)
+        if is_watched:
+            coordinator.step(TraceStep.COMMITTED_LAST, gtrid, name)
+        if reply is Reply.DONE:
+            for other in prepared:
+                branch = self._branches[other]
+                branch.is_deferred = branch.can.hardens
+            coordinator.log.add_row(gtrid, row.participants, name, row.spaces)
+            self._deciding = None
+            return reply
         if isinstance(last.error, LifeOver):
             coordinator.deciding.refused(prepared[0], name)
-        coordinator.step(TraceStep.COMMITTED_LAST, gtrid, name)
-        for other in prepared:
-            self._branches[other].is_deferred = self._branches[other].can.hardens
-        if reply is Reply.DONE:
-            coordinator.log.add_row(gtrid, row.participants, name, row.spaces)
-        elif reply is Reply.LOST:
+        if reply is Reply.LOST:
             coordinator.expect_row(gtrid, name, prepared)
         else:
             coordinator.take_row(row._replace(outcome=Outcome.ROLLED_BACK), name)
@@ -301,7 +305,7 @@ class Ending:
 
     def _conclude(self, result: TransactionResult) -> Exception | None:
         """What they did is recorded. Returns why a heuristic is not."""
-        self._outcomes = dict(result.participants)
+        self.outcome, self._outcomes = result.outcome, dict(result.participants)
         is_heuristic = not voting.BY_ITSELF.isdisjoint(self._outcomes.values())
         unrecorded: Exception | None = None
         try:
@@ -315,15 +319,18 @@ class Ending:
                     settle({}, deferred)
         except (DecisionLogError, RetryLater) as failed:  # it is not acknowledged either, so recovery notes it again
             unrecorded = failed
-        except BaseException:
-            self._abandon(result.outcome)
-            raise
         self._let_go(result.outcome, self.pending if unrecorded is None else self._branches)
         return unrecorded
 
+    def _cut_off(self, ender: object) -> None:
+        """The call that ends it was left by an exception: where it is not over, by one that came between."""
+        if self._ender is ender and self._phase is Phase.ENDING:
+            self._interrupted()
+
     def _interrupted(self) -> None:
-        """Between two commands: what is decided goes on without this thread, and what is not is rolled back."""
-        if self._phase is Phase.OVER:  # it was left to recovery, which is through perhaps
+        """What is decided goes on without this thread, and what is not is rolled back."""
+        if self.outcome is not None:
+            self._abandon(self.outcome)
             return
         log = self._coordinator.log
         decided = log.decision_on(self.gtrid)
@@ -346,20 +353,13 @@ class Ending:
 
     def _let_go(self, outcome: Outcome, unfinished: Collection[str] = ()) -> None:
         """Gives back the connections of those that have answered."""
-        self.outcome = outcome
-        try:
-            for name, branch in self._branches.items():
-                if self._outcomes.get(name) in _UNANSWERED:
-                    branch.discard()
-                else:
-                    branch.release()
-        except BaseException:
-            for branch in self._branches.values():
+        for name, branch in self._branches.items():
+            if self._outcomes.get(name) in _UNANSWERED:
                 branch.discard()
-            raise
-        finally:  # where that is cut off, too: it is over
-            self._leave(outcome, unfinished)
+            else:
+                branch.release()
+        self._leave(outcome, unfinished)
 
     def _leave(self, outcome: Outcome, unfinished: Collection[str]) -> None:
-        self._phase = Phase.OVER
         self._coordinator.leave(self.gtrid, outcome, unfinished)
+        self._phase = Phase.OVER  # behind it: what is cut off in it is left once more

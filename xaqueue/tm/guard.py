@@ -26,6 +26,7 @@ _ENDING = ("commit", "rollback", "begin", "start_transaction", "autocommit")
 _MARK = "xaqueue_branch"
 IS_MARKED = f"current_setting('xaqueue.branch', true) = '{_MARK}'"
 """In a statement of PostgreSQL."""
+_SET_MARK = f"SET LOCAL xaqueue.branch = '{_MARK}'"
 _REFUSAL = (
     "the transaction of participant {!r} is begun and ended by the transaction manager: leave out BEGIN, commit(), "
     "rollback(), executescript() and `with connection`, and use SAVEPOINT around what may fail. All is rolled back"
@@ -48,11 +49,10 @@ class TransactionEnded(ProtocolError):
         )
 
 
-def mark(connection: Any) -> None:
+def mark(connection: Any, dialect: Dialect) -> None:
     """In the transaction that is open, or that this opens."""
-    dialect = driver.dialect_of(connection)
     if dialect is Dialect.POSTGRESQL:
-        driver.order(connection, f"SET LOCAL xaqueue.branch = '{_MARK}'")  # a SELECT would choose what is seen in it
+        driver.order(connection, _SET_MARK)  # a SELECT would choose what is seen in it
     elif dialect is Dialect.MYSQL and not driver.has_two_phases(connection):  # in an XA branch it refuses a COMMIT
         run(connection, f"SAVEPOINT {_MARK}")
 

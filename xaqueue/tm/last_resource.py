@@ -128,12 +128,12 @@ def _quoted(name: str) -> str:
     return quote(name, safe="")
 
 
-def insert_row(connection: Any, row: DecisionRow) -> bool:
+def insert_row(connection: Any, row: DecisionRow, dialect: Dialect) -> bool:
     """Adds the row to the transaction that was marked on this connection, and makes its commit a durable one.
 
     False, and nothing was added: that transaction is over.
     """
-    if dialect_of(connection) is Dialect.POSTGRESQL:
+    if dialect is Dialect.POSTGRESQL:
         return _insert_row(connection, row, f" WHERE {IS_MARKED}")
     return is_marked(connection) and _insert_row(connection, row)
 
@@ -203,14 +203,14 @@ def delete_rows(
 # Changes that a database carries for a space
 
 
-def insert_carried(connection: Any, row: DecisionRow, life: Life) -> bool:
+def insert_carried(connection: Any, row: DecisionRow, life: Life, dialect: Dialect) -> bool:
     """As ``insert_row``, with the change, as long as nobody else has opened the space, who waits for this commit then.
 
     Raises LifeOver where somebody has.
     """
     key, text = _life_key(life.space), _life_text(life)
     values = row.gtrid.decode("ascii"), _WORDS[row.outcome], names_of(row.participants), row.carried, key, text
-    statement = _CARRY_POSTGRESQL if dialect_of(connection) is Dialect.POSTGRESQL else _CARRY
+    statement = _CARRY_POSTGRESQL if dialect is Dialect.POSTGRESQL else _CARRY
     is_added = bool(run(connection, statement, values))
     if not is_added and is_marked(connection):
         raise LifeOver(

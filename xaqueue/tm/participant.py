@@ -77,6 +77,7 @@ class ConnectionSource:
         """may_decide: its own commit may decide for all. may_carry: and take the changes of a queue with it.
         loop: that of its async connections."""
         self.name = checked_name(name)
+        self.bqual = self.name.encode()
         self.participant = participant
         _opener(name, participant)  # refuses what opens nothing
         self.may_decide = may_decide
@@ -130,22 +131,21 @@ class ConnectionSource:
                 since, connection, can, cursor = self._idle.pop()
             except IndexError:
                 return None
-            is_fresh = time.monotonic() - since < KEPT_S
-            if is_fresh and (can.has_two_phases or driver.is_usable(connection)):  # else its tpc_begin looks
-                if can.is_adapted or not is_carried():
+            if time.monotonic() - since < KEPT_S and (can.has_two_phases or driver.is_usable(connection)):
+                if can.is_adapted or not is_carried():  # of one with two phases, its tpc_begin looks
                     return connection, can, cursor
                 adapted = self.loop.adapted(connection, self.name, is_async=False)
                 return adapted, self.abilities(adapted), None
             driver.close(connection)
 
-    def return_connection(self, connection: Any, can: Abilities | None = None, cursor: Any = None) -> None:
+    def return_connection(self, connection: Any, can: Abilities, cursor: Any = None) -> None:
         """Keeps it for the next, where it is outside of any transaction; the one that was kept longest goes for it.
 
         Not those of sqlite3, though a new one syncs a directory with its first commit: they are their thread's, a
         SELECT that was not read to its end keeps its snapshot in them, and what one commits is lost where its file was
         replaced or deleted, or its process forked, meanwhile.
         """
-        if can is None or can.is_adapted:
+        if can.is_adapted:
             connection = awaiting.plain(connection)
             can = self.abilities(connection)
         if not (can.has_two_phases or can.is_shared) or not driver.is_at_rest(connection):

@@ -75,22 +75,37 @@ class Transaction(Ending):
         HeuristicMixed, HeuristicHazard, HeuristicOutcome where a participant did otherwise by itself;
         OutcomeUnknown where nobody can tell now, and ``TransactionManager.outcome`` may later.
         """
-        names, last = self._end()
-        said: Sequence[Replies] = ()
-        if self._is_expired() or self._coordinator.log.failure is not None:
-            vote = voting.roll_back(names, last)
-        else:
-            if last is not None and len(names) == 1 and self._is_plain:
-                said = self._try_plain(names[0], last)
-                if not said:
-                    self._end_plain(names[0], last)
-                    return
-            vote = voting.commit(names, last, is_parallel=len(names) > 1 and self._are_parallel(names))
-        self._tell(self._run(vote, said), wanted=Outcome.COMMITTED)
+        ender = object()
+        try:
+            names, last = self._end(ender)
+            said: Sequence[Replies] = ()
+            if self._is_expired() or self._coordinator.log.failure is not None:
+                vote = voting.roll_back(names, last)
+            else:
+                if last is not None and len(names) == 1 and self._is_plain:
+                    said = self._try_plain(names[0], last)
+                    if not said:
+                        self._end_plain(names[0], last)
+                        return
+                vote = voting.commit(names, last, is_parallel=len(names) > 1 and self._are_parallel(names))
+            self._tell(self._run(vote, said), wanted=Outcome.COMMITTED)
+        except BaseException:
+            self._cut_off(ender)
+            raise
 
     def rollback(self) -> None:
         """Rolls back everywhere. Raises HeuristicOutcome where a participant has committed by itself."""
-        self._tell(self._run(voting.roll_back(*self._end())), wanted=Outcome.ROLLED_BACK)
+        self._roll_back(Outcome.ROLLED_BACK)
+
+    def _roll_back(self, wanted: Outcome | None = None) -> None:
+        """wanted: None where nobody is told of another outcome."""
+        ender = object()
+        try:
+            result = self._run(voting.roll_back(*self._end(ender)))
+            self._tell(result, wanted or result.outcome)
+        except BaseException:
+            self._cut_off(ender)
+            raise
 
     def __enter__(self) -> Self:
         try:
@@ -139,12 +154,11 @@ class Transaction(Ending):
 
     def _enlist(self, name: str) -> EnlistedBranch:
         coordinator = self._coordinator
-        source = coordinator.sources.get(name)
-        if source is None:
+        if name not in coordinator.sources:
             raise InvalidArgument(f"{name!r} is no participant: there are {sorted(coordinator.sources)}")
         if coordinator.step is not unwatched:
             coordinator.step(TraceStep.BEGIN, self.gtrid, name)
-        branch = enlist(source, self.gtrid)
+        branch = enlist(coordinator.sources[name], self.gtrid)
         if self._phase is not Phase.ACTIVE:  # it was ended by another task meanwhile
             branch.discard()
             self.check_active()
@@ -210,8 +224,7 @@ class Transaction(Ending):
 
     def _run_out(self, error: Exception | None) -> NoReturn:
         """Rolls back because of the time, whatever else has happened."""
-        result = self._run(voting.roll_back(*self._end()))
-        self._tell(result, wanted=result.outcome)
+        self._roll_back()
         raise self.expired() from error
 
     def _first_error(self) -> Exception | None:

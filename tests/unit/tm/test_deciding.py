@@ -13,6 +13,7 @@ from xaqueue.carried import CarriedChange, Carriers, CarrierState, CarrierStatus
 from xaqueue.errors import OperationalError
 from xaqueue.tm import last_resource
 from xaqueue.tm.deciding import CarriedRow, DecidingDatabases
+from xaqueue.tm.driver import Dialect
 from xaqueue.tm.gtrid import Gtrid
 from xaqueue.tm.last_resource import DecisionRow, LifeOver
 from xaqueue.xa import Outcome
@@ -86,7 +87,7 @@ def test_from_the_first_wish_to_a_database_that_carries(database: sqlite3.Connec
     assert not deciding.is_waiting
     assert deciding.ask("queue", of(FIRST), ["ledger"]) == []
     assert deciding.deliver("queue", of(FIRST), queue, ["ledger"]) == (False, "")
-    last_resource.insert_carried(database, row(1), FIRST)
+    last_resource.insert_carried(database, row(1), FIRST, Dialect.SQLITE)
 
 
 def test_what_is_not_taken_is_delivered_again(database: sqlite3.Connection, queue: Queue) -> None:
@@ -111,7 +112,7 @@ def test_a_life_that_changes_before_the_delivery_is_asked_for_anew(database: sql
     deciding = DecidingDatabases(NODE)
     deciding.ask("queue", of(FIRST, pending=True), ["ledger"])
     deciding.begin("ledger", database)
-    last_resource.insert_carried(database, row(1), FIRST)
+    last_resource.insert_carried(database, row(1), FIRST, Dialect.SQLITE)
     database.commit()
     assert deciding.deliver("queue", of(SECOND), queue, ["ledger"]) == (False, "")
     assert queue.delivered == []
@@ -120,7 +121,7 @@ def test_a_life_that_changes_before_the_delivery_is_asked_for_anew(database: sql
     assert deciding.deliver("queue", of(SECOND), queue, ["ledger"]) == (True, "")
     assert queue.delivered == [(NAME, [row(1).carried], Pruned())]
     with pytest.raises(LifeOver, match="opened anew"):
-        last_resource.insert_carried(database, row(2), FIRST)
+        last_resource.insert_carried(database, row(2), FIRST, Dialect.SQLITE)
 
 
 def test_a_life_that_ends_takes_the_readiness_with_it(database: sqlite3.Connection, queue: Queue) -> None:
@@ -152,7 +153,7 @@ def test_a_database_tells_what_it_has_of_this_carrier_and_space(database: sqlite
     other = Life("6f" * 16, 1, "other")
     last_resource.begin_life(database, other)
     for one, life in ((row(1), FIRST), (row(2), FIRST), (row(3, other), other), (row(4, carrier="x.y"), FIRST)):
-        last_resource.insert_carried(database, one, life)
+        last_resource.insert_carried(database, one, life, Dialect.SQLITE)
     database.commit()
     assert last_resource.read_carried(database, NODE, SPACE, NAME) == ([row(1).carried, row(2).carried], Pruned())
     last_resource.delete_rows(database, [row(2).gtrid], {row(2).gtrid: (SPACE, NAME, 2)})

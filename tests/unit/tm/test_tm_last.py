@@ -129,7 +129,7 @@ def test_a_connection_that_is_not_at_rest_is_not_kept(
     source = scene.boot().coordinator.sources[FILES]
     connection = source.open()
     leave(connection)
-    source.return_connection(connection)
+    source.return_connection(connection, source.abilities(connection))
     assert source.take_idle() is None
     with pytest.raises(sqlite3.ProgrammingError, match="closed"):
         connection.execute("select 1")

@@ -397,7 +397,7 @@ def test_no_more_connections_are_kept_than_wanted(scene: Scene) -> None:
     (source,) = sources({"a": Participant(scene.a.connect, idle=2)}, None).values()
     opened = [source.open() for _ in range(4)]
     for connection in opened:
-        source.return_connection(connection)
+        source.return_connection(connection, source.abilities(connection))
     assert [connection.closed for connection in opened] == [True, True, False, False]
     source.close()
     assert all(connection.closed for connection in opened)
