@@ -244,7 +244,7 @@ def dequeue(
                 continue
             if correlation_id is not None and message.correlation_id != correlation_id:
                 passed.add(message.seq)
-                _return_entry(space, branch, written)
+                return_entry(space, branch, written)
                 continue
             if together is None:
                 space.log.take(branch, (written,), space.epoch)
@@ -306,7 +306,7 @@ def take_plain(
     except BaseException:  # or interrupted: a commit of what was done before is not to consume what nobody got
         return_last(space, branch, (written,))
         raise
-    _return_entry(space, branch, written)
+    return_entry(space, branch, written)
     return None
 
 
@@ -506,7 +506,7 @@ def fetch(space: Space, branch: Branch, written: Written, *, is_held: bool = Fal
             log.error("[message-gone] message file %s is gone: something else removed it", path)
         else:
             if not is_held:
-                _return_entry(space, branch, written)
+                return_entry(space, branch, written)
             raise space.unread(path, error) from error
     if reason:
         try:
@@ -515,13 +515,13 @@ def fetch(space: Space, branch: Branch, written: Written, *, is_held: bool = Fal
                 _set_aside(space, queue.path_of(entry), files_of(written.queue, entry)[1:], reason)
         except RetryLater:
             if not is_held:
-                _return_entry(space, branch, written)
+                return_entry(space, branch, written)
             raise
-    _return_entry(space, branch, written, gone=True)
+    return_entry(space, branch, written, gone=True)
     return None
 
 
-def _return_entry(space: Space, branch: Branch, written: Written, *, gone: bool = False) -> None:
+def return_entry(space: Space, branch: Branch, written: Written, *, gone: bool = False) -> None:
     """This dequeue did not happen; it is none from here on."""
     with space.lock:
         if written in branch.blocks:
@@ -543,7 +543,7 @@ def return_last(space: Space, branch: Branch, taken: Sequence[Written]) -> None:
     if written is not None and written.entry is not None:
         if space.failure is None:
             space.log.return_untried(written)  # before somebody else takes it: a kill from here on counts no try
-        _return_entry(space, branch, written)
+        return_entry(space, branch, written)
         if written.path:
             space.discard([written.path])
 

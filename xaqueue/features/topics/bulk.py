@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any, Unpack
 
 from xaqueue.access import CONSUME, PRODUCE
@@ -21,7 +22,7 @@ from xaqueue.core.model.entry import Entry
 from xaqueue.core.model.message_name import tags_of
 from xaqueue.core.storage.ids import fresh_id, fresh_ids
 from xaqueue.errors import ConnectionLost, Error, InvalidArgument, RolledBack
-from xaqueue.features.topics import blocks
+from xaqueue.features.topics import blocks, runs
 from xaqueue.features.topics.options import subscribers
 from xaqueue.message import (
     MESSAGE_ID_BYTES,
@@ -157,7 +158,7 @@ def _(caller: Caller, queue: str, ids: Any, bodies: Any, options: Any = None) ->
 
 
 def _take_many(
-    self: Session, queue: str, count: int, *, wait_s: float | None = 0.0, most_bytes: int | None = None
+    self: Session, queue: str, count: int, *, wait_s: float | None = 0.0, most_bytes: float = inf
 ) -> list[Message]:
     """Takes up to ``count`` messages, and waits for the first as ``dequeue`` does. Where it raises, none.
 
@@ -167,20 +168,22 @@ def _take_many(
         if limit_s:
             self._waits_since = time.monotonic()
         self._awaits = queue if limit_s else ""
-        found: list[Message] = []
-        taken: list[Written] = []
-        size = 0
+        space, found, taken = self.space, list[Message](), list[Written]()
         try:
-            while len(found) < count and (most_bytes is None or size < most_bytes):
-                waits_s = 0.0 if found else limit_s
-                message = messages.dequeue(self.space, branch, queue, waits_s, None, None, together=taken)
-                if message is None:
-                    break
-                found.append(message)
-                size += len(message.body)
-            self.space.log.take(branch, taken, self.space.epoch)
+            while len(found) < count and most_bytes > 0:
+                some = runs.take_run(space, branch, queue, count - len(found), most_bytes, taken)
+                if not some:
+                    waits_s = 0.0 if found else limit_s
+                    message = messages.dequeue(space, branch, queue, waits_s, None, None, together=taken)
+                    if message is None:
+                        break
+                    some = [message]
+                found += some
+                most_bytes -= sum([len(message.body) for message in some])
+            space.log.take(branch, taken, space.epoch)
         except BaseException:
-            messages.return_taken(self.space, branch, queue, {message.message_id for message in found})
+            for written in reversed(taken):
+                messages.return_last(space, branch, [written])
             raise
         return found
 

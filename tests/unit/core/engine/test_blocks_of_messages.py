@@ -20,6 +20,7 @@ from xaqueue.errors import InvalidArgument, RetryLater
 from xaqueue.features.retries import moving
 from xaqueue.features.session import Session
 from xaqueue.features.streams import cleanup
+from xaqueue.features.topics import bulk
 from xaqueue.message import MessageId
 from xaqueue.xid import Xid
 
@@ -276,3 +277,34 @@ def test_a_step_without_room_takes_its_bits_back(bare: BareSpace, monkeypatch: p
     bare.reopen()
     left = bodies_of(20)
     assert take(bare, 100) == [*left[:3], *left[6:]]
+
+
+def test_many_are_taken_from_blocks_and_files_in_one_pass(bare: BareSpace) -> None:
+    """In their order: around what others hold, and what is damaged; up to so many bytes; with their tries."""
+    bodies = [b"<%06d>" % number for number in range(150)]
+    for begin, end in ((0, 100), (100, 103), (103, 150)):
+        put(bare, bodies[begin:end])
+    bare.space.settle()
+    bare.space.checkpoint()
+    block = next((bare.root / layout.queue_path("q")).glob("range=*/*+064.*"))
+    block.write_bytes(block.read_bytes().replace(bodies[70], b"damaged!"))
+    bare.reopen()
+    other, connection, session = bare.connect(), bare.connect(), Session(bare.space)
+    held = bodies[:2] + bodies[100:101] + bodies[120:122]
+    for message in list(connection.browse("q")):
+        if message.body in held:
+            assert other.dequeue("q", message_id=message.message_id) is not None
+    assert [message.body for message in connection.dequeue_many("q", 2)] == bodies[2:4]
+    connection.rollback()
+    left = [body for body in bodies if body not in held and body != bodies[70]]
+    session.start(X)
+    found = session.do(bulk.dequeue_many, "q", 99, most_bytes=8 * 9 - 7)  # type: ignore[call-arg]
+    assert [message.body for message in found] == left[:9]
+    assert [message.tries for message in found] == [1, 1, *[0] * 7]
+    assert [message.properties.queue for message in found] == ["q"] * 9
+    assert take(bare, 999) == left[9:]
+    assert len(bare.quarantined()) == 1
+    session.end(X)
+    session.rollback(X)
+    other.rollback()
+    assert take(bare, 999) == sorted(left[:9] + held)

@@ -65,6 +65,15 @@ def dequeue(connection: Connection) -> None:
     assert connection.dequeue("q") is not None
 
 
+def enqueue_many(connection: Connection) -> None:
+    connection.enqueue_many("q", MANY)
+
+
+def dequeue_many(connection: Connection) -> None:
+    assert len(connection.dequeue_many("q", 3)) == 2
+
+
+MANY = [b"new", b"and one"]
 Run = Callable[[Connection], None]
 GIVEN, TAKEN, ADDED = [b"1", b"2"], [b"2"], [b"1", b"2", b"new"]
 RUNS: dict[str, tuple[Run, list[bytes]]] = {
@@ -75,6 +84,9 @@ RUNS: dict[str, tuple[Run, list[bytes]]] = {
     "dequeue in two phases": (two_phase(dequeue), TAKEN),
     "dequeue undone": (undone(dequeue), GIVEN),
     "enqueue undone": (undone(enqueue), GIVEN),
+    "many": (one_phase(enqueue_many), [*GIVEN, *MANY]),
+    "dequeue of many": (one_phase(dequeue_many), []),
+    "dequeue of many undone": (undone(dequeue_many), GIVEN),
 }
 """With what the queue has afterwards."""
 

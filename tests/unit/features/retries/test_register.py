@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import count
@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from support.bare_space import DURABLE, BareSpace, bare_space
 from support.crash_level import LAGGING, open_space
 from support.forgetful import Crashed, Tree
-from xaqueue.core.engine import messages as engine_messages
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
+from xaqueue.core.model.block import split_message
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.core.model.entry import Entry, Retry
 from xaqueue.core.model.layout import ACTIVE
@@ -27,6 +27,7 @@ from xaqueue.errors import QueueFull, ResourceFailed, RetryLater
 from xaqueue.features.retries import register
 from xaqueue.features.retries.register import TRIES
 from xaqueue.features.session import Session
+from xaqueue.features.topics import runs
 from xaqueue.message import MessageId
 from xaqueue.offline.check import check
 from xaqueue.xa import Flag
@@ -384,13 +385,9 @@ def test_who_is_killed_before_a_dequeue_of_many_returns_has_tried_none(
 def test_a_dequeue_of_many_that_fails_is_no_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: str) -> None:
     with bare_space(tmp_path, level) as bare:
         bare.put("q", b"one", b"two", b"three")
-        real, left = engine_messages.fetch, iter((real_one, real_one, interrupted))
-
-        def fetch(*given: Any, **options: Any) -> Any:
-            return next(left)(real, *given, **options)
-
+        left = iter((split_message, split_message, interrupted))
         with monkeypatch.context() as patch, closing(bare.connect()) as connection:
-            patch.setattr(engine_messages, "fetch", fetch)
+            patch.setattr(runs, "split_message", lambda data: next(left)(data))
             with pytest.raises(KeyboardInterrupt):
                 connection.dequeue_many("q", 3)
             connection.commit()
@@ -400,9 +397,5 @@ def test_a_dequeue_of_many_that_fails_is_no_try(tmp_path: Path, monkeypatch: pyt
         assert bare.take("q") == [b"one", b"two", b"three"]
 
 
-def real_one(real: Callable[..., Any], *given: Any, **options: Any) -> Any:
-    return real(*given, **options)
-
-
-def interrupted(real: Callable[..., Any], *given: Any, **options: Any) -> Any:
+def interrupted(data: bytes) -> Any:
     raise KeyboardInterrupt

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from support.bare_space import bare_space
+from support.damages import flip
 from xaqueue.core.engine import messages
-from xaqueue.core.engine.messages import add, fetch
-from xaqueue.core.engine.state import Space
-from xaqueue.core.model.branch import Branch, Written
+from xaqueue.core.engine.messages import add
+from xaqueue.core.model.block import split_message
 from xaqueue.errors import DiskFull, RolledBack
 from xaqueue.features.session import Session
+from xaqueue.features.topics import runs
+from xaqueue.features.topics.runs import RUN
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 
@@ -39,15 +41,15 @@ def test_what_was_taken_before_it_broke_is_back(
         assert connection.dequeue("mine") is not None
         calls = 0
 
-        def broken(space: Space, branch: Branch, written: Written) -> object:
+        def broken(data: bytes) -> object:
             nonlocal calls
             calls += 1
             if calls == at:
                 raise Broken
-            return fetch(space, branch, written)
+            return split_message(data)
 
         with monkeypatch.context() as patch:
-            patch.setattr(messages, "fetch", broken)
+            patch.setattr(runs, "split_message", broken)
             with pytest.raises(Broken):
                 connection.dequeue_many("q", 3)
         connection.commit()
@@ -55,6 +57,47 @@ def test_what_was_taken_before_it_broke_is_back(
         found = connection.dequeue_many("q", 9)
         assert [(message.body, message.tries) for message in found] == [(b"1", 0), (b"2", 0), (b"3", 0)]
         assert connection.dequeue("mine") is None
+
+
+@pytest.mark.parametrize("sync", LEVELS)
+def test_many_are_taken_around_what_is_damaged_and_with_their_tries(tmp_path: Path, sync: str) -> None:
+    bodies = [b"body %04d" % number for number in range(2 * RUN + 3)]
+    with bare_space(tmp_path, sync) as made:
+        with made.connect() as connection:
+            connection.enqueue_many("q", bodies)
+            connection.commit()
+            assert [message.body for message in connection.dequeue_many("q", 2)] == bodies[:2]
+            connection.rollback()
+        made.space.log.settle()
+        damaged = (bodies[1], bodies[RUN], bodies[-1])
+        paths = [made.message_file("q", body) for body in damaged]
+        made.reopen()
+        for path in paths:
+            flip(path, -1)
+        with made.connect() as connection:
+            found = connection.dequeue_many("q", len(bodies))
+            assert [message.body for message in found] == [body for body in bodies if body not in damaged]
+            assert [message.tries for message in found[:2]] == [1, 0]
+            assert len(made.quarantined()) == len(damaged)
+            assert made.space.queues["q"].redelivered == 1
+            connection.commit()
+            assert connection.dequeue("q") is None
+            assert made.space.queues["q"].index.locked == 0
+
+
+@pytest.mark.parametrize("sync", LEVELS)
+def test_many_are_taken_up_to_so_many_bytes(tmp_path: Path, sync: str) -> None:
+    with bare_space(tmp_path, sync) as made, made.connect() as connection:
+        connection.enqueue_many("q", [b"x" * 10] * 9)
+        connection.commit()
+        session = Session(made.space)
+        session.start(Xid(1, b"x", b""))
+        assert len(session.dequeue_many("q", 9, most_bytes=31)) == 4  # type: ignore[call-arg]
+        assert len(connection.dequeue_many("q", 9)) == 5
+        connection.rollback()
+        session.end(Xid(1, b"x", b""))
+        session.commit(Xid(1, b"x", b""), Flag.ONEPHASE)
+        assert [message.tries for message in connection.dequeue_many("q", 9)] == [1] * 5
 
 
 @pytest.mark.parametrize("sync", LEVELS)
@@ -92,15 +135,19 @@ def test_what_another_session_does_in_the_branch_meanwhile_stays(
         one.start(xid)
         other.start(xid, Flag.JOIN)
 
-        def broken(space: Space, branch: Branch, written: Written) -> object:
-            if written.queue == "q" and len(branch.blocks) > 1:
+        calls = 0
+
+        def broken(data: bytes) -> object:
+            nonlocal calls
+            calls += 1
+            if calls == 2:
                 other.enqueue("q", b"4")
                 assert other.dequeue("theirs") is not None
                 raise Broken
-            return fetch(space, branch, written)
+            return split_message(data)
 
         with monkeypatch.context() as patch:
-            patch.setattr(messages, "fetch", broken)
+            patch.setattr(runs, "split_message", broken)
             with pytest.raises(Broken):
                 one.dequeue_many("q", 3)
         one.end(xid)
