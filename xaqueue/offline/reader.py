@@ -26,7 +26,7 @@ from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.regular import NO_DIRECTORY, NO_FILE
 from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError
-from xaqueue.features.streams.message_files import Block, is_block, read_whole
+from xaqueue.features.streams.message_files import Block, is_block, read_names, read_whole
 from xaqueue.features.streams.record import StreamRecord, read_stream, stream_path
 from xaqueue.message import MessageId, check_queue_name
 
@@ -136,12 +136,12 @@ class QueueReader:
             finally:
                 os.close(directory)
 
-    def block(self, name: str) -> Block:
+    def block(self, name: str, *, bodies: bool = True) -> Block:
         """The block of messages of this name. Raises FileNotFoundError, DamagedBlock, any other OSError."""
         named = parse_any(name)
         if named is None:
             raise FileNotFoundError(name)
-        return read_whole(self._fs, self.queue, named, self._warn)
+        return (read_whole if bodies else read_names)(self._fs, self.queue, named, self._warn)
 
     def _read_block(self, directory: int, seq: int, name: str, upto: int) -> Iterator[Followed]:
         """From this number on; one that is damaged is as a damaged message is."""

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import xaqueue
+from support.block_space import put_block
 from support.patience import eventually
 from support.spark_space import FabricatedSpace, keep
 from xaqueue.connection import Connection
@@ -177,6 +178,18 @@ def test_a_batch_of_a_checkpoint_from_before_is_read_without_reserving(
     query = Query(reader, {"seq": 6})
     query.batch()
     assert owner.asked == [("reserve", "one", "orders", 6, 10)]
+
+
+@pytest.mark.parametrize("gone", [0b111, 0b11])
+def test_to_begin_behind_what_is_gone_of_a_block_is_no_harm(tmp_path: Path, owner: RecordingOwner, gone: int) -> None:
+    root = FabricatedSpace(tmp_path / "blocks").root
+    put_block(root, 1, 20, gone=gone)
+    query = Query(stream(root, startingOffsets=3))
+    if gone == 0b111:
+        assert numbers([query.batch() or []]) == list(range(4, 21))
+    else:
+        with pytest.raises(InvalidArgument, match="would remove them unread"):
+            query.batch()
 
 
 @pytest.mark.parametrize("start", ["latest", "3", '{"orders": 3}'])

@@ -24,7 +24,7 @@ from pyspark.sql import types as t
 from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from xaqueue.core.model.block import decode_message
+from xaqueue.core.model.block import Kind, decode_head, decode_message
 from xaqueue.errors import DamagedBlock, InvalidArgument
 from xaqueue.message import DEFAULT_PRIORITY
 
@@ -250,6 +250,11 @@ def decode_array(contents: pa.Array, *, damaged_as_null: bool = False) -> pa.Arr
             try:
                 message_id, stored, body = decode_message(data)
             except DamagedBlock as damage:
+                if _holds_many(data):
+                    raise DamagedBlock(
+                        "a file holds a block of many messages, and decode makes one row of a file: "
+                        'read with format "xaqueue", or filter by path (its name has a +)'
+                    ) from None
                 if not damaged_as_null:
                     raise DamagedBlock(
                         f"{damage}: filter such files by path, or decode with damaged_as_null=True"
@@ -263,3 +268,10 @@ def decode_array(contents: pa.Array, *, damaged_as_null: bool = False) -> pa.Arr
     fields = list(to_arrow_schema(MESSAGE, timezone="UTC"))
     arrays = [column.build(rows, field.type) for column, field in zip(_COLUMNS.values(), fields, strict=True)]
     return pa.StructArray.from_arrays(arrays, fields=fields, mask=pa.array(absent, pa.bool_()))
+
+
+def _holds_many(data: bytes) -> bool:
+    try:
+        return decode_head(data).kind is Kind.MESSAGES
+    except DamagedBlock:
+        return False

@@ -5,8 +5,9 @@ for a time or a limit of bytes the files tell their times and sizes, and are not
 page cache, a tenth of what reading it costs later.
 
 Executors read the message files themselves, every bit of them checked; damage is reported by the name of the file, and
-nothing damaged is ever passed over. They become Arrow batches of 2,000 rows or 4 MiB, whichever comes first: Spark
-takes a batch over at once, and tuples one at a time at a fifth of the speed. A reader is pickled to executors for
+nothing damaged is ever passed over. A block of many messages is read once, and cut by number. They become Arrow batches
+of 2,000 rows or 4 MiB, whichever comes first, and no block is shared out among two: Spark takes a batch over at once,
+and tuples one at a time at a fifth of the speed. A reader is pickled to executors for
 ``read``, which so may use only what ``__getstate__`` keeps.
 """
 
@@ -16,6 +17,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import ceil
 from pathlib import Path
 from time import monotonic, sleep
@@ -25,12 +27,13 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from xaqueue.core.model.block import split_message, stored_in
+from xaqueue.core.model.block import MESSAGE_BYTES, split_message, stored_in
 from xaqueue.core.model.block_files import ahead, read_message
-from xaqueue.core.model.layout import RANGE_BITS, RANGE_SIZE, range_path
+from xaqueue.core.model.layout import RANGE_BITS, RANGE_SIZE, messages_path, range_path
 from xaqueue.core.model.message_name import ID_DIGITS
 from xaqueue.core.storage.regular import READ
 from xaqueue.errors import DamagedBlock, InvalidArgument, OperationalError, SpaceError
+from xaqueue.features.streams.message_files import Block, is_block
 from xaqueue.offline.reader import QueueReader
 from xaqueue.spark import executor
 from xaqueue.spark.options import log_ignored
@@ -49,9 +52,18 @@ POLL_S = 0.1
 
 _log = logging.getLogger("xaqueue.spark")
 
-Found = tuple[int, str, bytes, int]
-"""Sequence number, file name, the block's bytes, and when it was committed."""
+Found = tuple[int, str, Any, int]
+"""Sequence number, file name, the block's bytes, and when it was committed; of a block of many messages the first
+number, and what there is of it (``FoundMany``)."""
 Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundMany:
+    """Of a block of many messages those with these indexes."""
+
+    block: Block
+    left: Sequence[int]
 
 
 def files(reader: QueueReader, after: int, upto: int) -> Iterator[Found]:
@@ -59,6 +71,9 @@ def files(reader: QueueReader, after: int, upto: int) -> Iterator[Found]:
     flags = READ | os.O_NOATIME
     for directory, found in _directories(reader, after, upto):
         for seq, name in ahead(directory, found):
+            if "+" in name:  # of many messages
+                yield from _block(reader, seq, name, upto)
+                continue
             try:
                 read = read_message(directory, name, flags)
             except PermissionError:  # the files are somebody else's: then each first reading is noted in the inode
@@ -68,14 +83,41 @@ def files(reader: QueueReader, after: int, upto: int) -> Iterator[Found]:
                 yield seq, name, *read
 
 
+def _block(reader: QueueReader, seq: int, name: str, upto: int) -> Iterator[Found]:
+    """What there is of a block of many messages from this number on."""
+    path = range_path(reader.queue, seq) + f"/{name}"
+    try:
+        time_ns = os.stat(reader.space / path).st_mtime_ns  # noqa: PTH116
+        block = reader.block(name)
+    except FileNotFoundError:
+        return  # consumed
+    except DamagedBlock as damage:
+        raise DamagedBlock(f"{reader.space / path}: {damage}") from None
+    if left := block.left(seq - 1, upto):
+        yield block.named.first, name, FoundMany(block, left), time_ns
+
+
 def sizes(reader: QueueReader, after: int, upto: int) -> Iterator[tuple[int, int]]:
     """(seq, size in bytes) of the messages there are, ascending, looked up one by one as they are asked for."""
     for directory, found in _directories(reader, after, upto):
         for seq, name in found:
             try:
-                yield seq, os.stat(name, dir_fd=directory, follow_symlinks=False).st_size
+                if is_block(name):
+                    yield from _sizes_in(reader, seq, name, upto)
+                else:
+                    yield seq, os.stat(name, dir_fd=directory, follow_symlinks=False).st_size
             except FileNotFoundError:
                 continue  # consumed
+
+
+def _sizes_in(reader: QueueReader, seq: int, name: str, upto: int) -> Iterator[tuple[int, int]]:
+    try:
+        block = reader.block(name, bodies=False)
+    except DamagedBlock:
+        yield seq, 0  # who reads it says so
+        return
+    for index in block.left(seq - 1, upto):
+        yield block.named.first + index, block.table.sizes[index] + MESSAGE_BYTES
 
 
 def _directories(reader: QueueReader, after: int, upto: int) -> Iterator[tuple[int, list[tuple[int, str]]]]:
@@ -95,28 +137,65 @@ def record_batches(found: Iterator[Found], empty: Rows, columns: Columns) -> Ite
     """Batches in the order of the messages; ``empty``: of their queue. Raises DamagedBlock and not its batch."""
     rows, size_bytes = _fresh(empty), 0
     for seq, name, data, time_ns in found:
-        try:
-            message_id, packed, body = split_message(data)
-            if message_id.hex() != name[ID_DIGITS]:
-                raise DamagedBlock(f"holds message {message_id.hex()}: renamed or copied by hand")  # noqa: TRY301
-            if columns.unpacks:
-                stored = stored_in(packed)
-                if seq in rows.tries:
-                    stored["tries"] = rows.tries[seq]
-                rows.stored.append(stored)
-        except DamagedBlock as damage:
-            path = Path(empty.space) / range_path(empty.queue, seq) / name
-            raise DamagedBlock(f"{path}: {damage}") from None
-        rows.seqs.append(seq)
-        rows.ids.append(message_id)
-        rows.bodies.append(body)
-        rows.times_ns.append(time_ns)
-        size_bytes += len(data)
-        if len(rows.seqs) == BATCH_ROWS or size_bytes >= BATCH_BYTES:
+        if "+" in name:
+            size_bytes += _add_block(rows, data, time_ns, unpacks=columns.unpacks)
+        else:
+            try:
+                message_id, packed, body = split_message(data)
+                if message_id.hex() != name[ID_DIGITS]:
+                    raise DamagedBlock(f"holds message {message_id.hex()}: renamed or copied by hand")  # noqa: TRY301
+                if columns.unpacks:
+                    stored = stored_in(packed)
+                    if seq in rows.tries:
+                        stored["tries"] = rows.tries[seq]
+                    rows.stored.append(stored)
+            except DamagedBlock as damage:
+                path = Path(empty.space) / range_path(empty.queue, seq) / name
+                raise DamagedBlock(f"{path}: {damage}") from None
+            rows.seqs.append(seq)
+            rows.ids.append(message_id)
+            rows.bodies.append(body)
+            rows.times_ns.append(time_ns)
+            size_bytes += len(data)
+        if len(rows.seqs) >= BATCH_ROWS or size_bytes >= BATCH_BYTES:
             yield columns.batch(rows)
             rows, size_bytes = _fresh(empty), 0
     if rows.seqs:
         yield columns.batch(rows)
+
+
+def _add_block(rows: Rows, found: FoundMany, time_ns: int, *, unpacks: bool) -> int:
+    """Every bit of these messages is checked; returns their bytes. Raises DamagedBlock."""
+    block, left = found.block, found.left
+    table, first, ids, size_bytes = block.table, block.named.first, block.table.message_ids(), 0
+    try:
+        for start, end in _runs(left):
+            rows.seqs += range(first + start, first + end)
+            rows.ids += ids[start:end]
+            rows.bodies += table.bodies(block.data, start, end)
+            size_bytes += table.offsets[end] - table.offsets[start]
+        shared = stored_in(table.packed) if unpacks else {}
+        for index in left if unpacks else ():
+            stored = shared | table.own[index][1] if index in table.own else shared
+            seq = first + index
+            rows.stored.append(stored | {"tries": rows.tries[seq]} if seq in rows.tries else stored)
+    except DamagedBlock as damage:
+        raise DamagedBlock(f"{Path(rows.space) / messages_path(rows.queue, block.named)}: {damage}") from None
+    rows.times_ns += [time_ns] * len(left)
+    return size_bytes
+
+
+def _runs(left: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Of those that follow one another the first, and what is behind the last."""
+    start = left[0]
+    if left[-1] - start < len(left):  # all of them
+        yield start, left[-1] + 1
+        return
+    for before, index in pairwise(left):
+        if index > before + 1:
+            yield start, before + 1
+            start = index
+    yield start, left[-1] + 1
 
 
 def _fresh(empty: Rows) -> Rows:

@@ -284,7 +284,7 @@ class StreamReader(Reader, spark.DataSourceStreamReader, streaming.SupportsTrigg
         key = state.path, state.name
         if not self._removes or not known.behind or known.stream == state.stream or key in self._looked_at:
             return
-        if after > state.consumed and next(state.reader.names(state.consumed, after), None):
+        if after > state.consumed and next(state.reader.read(state.consumed, after), None):
             raise InvalidArgument(
                 f"the stream is to begin behind {after} of queue {state.name!r} in {state.path}, where there are "
                 "messages before: consuming would remove them unread. Begin with startingOffsets=earliest and a new "
