@@ -17,9 +17,9 @@ def fresh_id() -> bytes:
     try:
         return _fresh.pop()
     except IndexError:
-        data = os.urandom(ID_BYTES * _AT_A_TIME)
-        _fresh.extend(data[at : at + ID_BYTES] for at in range(ID_BYTES, len(data), ID_BYTES))
-        return data[:ID_BYTES]
+        made: list[bytes] = fresh_ids(_AT_A_TIME)
+        _fresh.extend(made[1:])
+        return made[0]
 
 
 def fresh_ids(count: int) -> list[Any]:
