@@ -28,6 +28,7 @@ from xaqueue.core.engine.blocks import add, add_branch_block
 from xaqueue.core.engine.log import HELD_BYTES, STEP_FILES, CommitPending
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.block import ADDS, Kind
+from xaqueue.core.model.block_files import dequeue_block
 from xaqueue.core.model.branch import Branch, State, Written
 from xaqueue.core.model.change import DROP, MOVE, PUT, Change, CoreStep, Op
 from xaqueue.core.model.entry import MessageBlock, Run
@@ -55,10 +56,14 @@ def prepare(space: Space, branch: Branch, *, performs: bool = True) -> tuple[Cha
     Returns its change and the publication of that, which are the caller's to give to the log where it ``performs`` them
     not. Raises DiskFull without room; then the branch can only be rolled back.
     """
+    if branch.riders:
+        many.expand(space, branch)
     blocks, suffix = branch.blocks, FIRST
     for written in blocks:
         if written.content is None and not written.path:
-            add(space, branch, written, many.dequeue_block(space, written))
+            queue, entry = space.queues[written.queue], written.entry
+            block = queue.block_of(entry.seq) if queue.blocks and entry is not None else None
+            add(space, branch, written, dequeue_block(written, space.epoch, block))
     if len(blocks) > 1 or blocks[0].shared is not None or (branch.riders and branch.needs_list):
         add_branch_block(space, branch)
         blocks, suffix = branch.all_blocks, ""
@@ -141,7 +146,7 @@ def _complete(space: Space, branch: Branch) -> None:
     """Adds the blocks by which recovery finds all of a branch that was never prepared."""
     for written in branch.blocks:
         if not written.path:
-            add(space, branch, written, many.dequeue_block(space, written))
+            add(space, branch, written, dequeue_block(written, space.epoch))
     add_branch_block(space, branch)
 
 
@@ -221,8 +226,7 @@ def publish_commit(space: Space, branch: Branch, *, ends: bool = False) -> None:
             space.log.changed_queues[queue.name] = queue
             continue
         if type(entry) is Run:
-            many.publish(queue, entry)
-            space.log.changed_queues[queue.name] = queue
+            many.publish(space, queue, entry, written.kind)
             continue
         queue.dequeued += 1
         if queue.consumed(entry):
@@ -249,6 +253,8 @@ def undo(space: Space, branch: Branch) -> None:
 
     RetryLater: nothing was done. What was never prepared is undone all the same, and nothing of that is recorded.
     """
+    if branch.riders:
+        many.expand(space, branch)
     returns = space.features.returns
     back = returns.of(space, branch)
     records = returns.records(space, back)

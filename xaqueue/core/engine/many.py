@@ -14,7 +14,7 @@ from xaqueue.core.engine import quarantine
 from xaqueue.core.engine.state import Space, log
 from xaqueue.core.model import block_files, layout
 from xaqueue.core.model.block import CHECKSUM_OFFSET, HEAD_CRC, HOLLOW, PREFIX_BYTES, Kind, head_of, pack_properties
-from xaqueue.core.model.branch import Written
+from xaqueue.core.model.branch import Branch, Rider, Written
 from xaqueue.core.model.change import DROP, PUT, Change, CoreStep, Op
 from xaqueue.core.model.entry import Entry, MessageBlock, Run
 from xaqueue.core.model.message_block import (
@@ -27,9 +27,6 @@ from xaqueue.core.model.queue import Queue
 from xaqueue.core.model.records import files_of
 from xaqueue.errors import DamagedBlock
 from xaqueue.message import properties_in
-
-_ASIDE = f"{layout.ACTIVE}/.put.aside"
-"""As what is staged, gone at the next open."""
 
 
 def number(queue: Queue, run: Run, arrivals: list[tuple[str, int]]) -> str:
@@ -44,22 +41,49 @@ def takes(queue: Queue, entry: Entry, taken: dict[MessageBlock, int]) -> bool:
     """Whether the message lies in a block: then its bit is added to what is taken of that."""
     block = queue.block_of(entry.seq)
     if block is not None:
-        taken[block] = taken.get(block, 0) | block.bit(entry.seq)
+        taken[block] = taken.get(block, 0) | block.bits(entry)
     return block is not None
 
 
-def publish(queue: Queue, run: Run) -> None:
-    """Its messages are visible. Called with the lock held."""
+class _Together(Rider):
+    """Rides on a branch that has taken some together."""
+
+    acts = False
+
+
+TOGETHER = _Together()
+
+
+def expand(space: Space, branch: Branch) -> None:
+    """What it has taken together it has taken one by one from here on: all but a commit in one phase see it so."""
+    with space.lock:
+        for written in [*branch.blocks] if TOGETHER in branch.riders else ():
+            if written.kind is Kind.DEQUEUE and type(written.entry) is Run:
+                branch.blocks.remove(written)
+                for entry in space.queues[written.queue].index.expand(written.entry):
+                    branch.numbers += 1
+                    one = Written(branch.numbers, Kind.DEQUEUE, written.queue, entry.message_id, 0, entry)
+                    branch.blocks.append(one)
+
+
+def publish(space: Space, queue: Queue, run: Run, kind: Kind) -> None:
+    """Its messages are visible, or gone. Called with the lock held."""
+    if kind is Kind.DEQUEUE:
+        queue.dequeued += len(run.ids)
+        if queue.consumed_run(run):
+            space.has_consumed()
+        return
     named = run.named
     queue.add_block(named)
     if run.is_plain:
-        queue.index.add_run(named.first, run.ids)
+        queue.index.add_plain(range(named.first, named.last + 1), run.ids)
     else:
         for seq, message_id in enumerate(run.ids, named.first):
             queue.index.add(Entry(seq, message_id, run.tags))
     queue.pending.difference_update(run.ids)
     queue.enqueued += named.count
     queue.shown = max(queue.shown, named.last)
+    space.log.changed_queues[queue.name] = queue
 
 
 def opened(space: Space, block: MessageBlock, *, may_wait: bool = True) -> tuple[Table, bytes]:
@@ -88,13 +112,6 @@ def content(space: Space, block: MessageBlock, seq: int, *, may_wait: bool = Tru
     return packed, table.body(data, index)
 
 
-def dequeue_block(space: Space, written: Written) -> bytes:
-    """Of a message that may lie in a block."""
-    queue, entry = space.queues[written.queue], written.entry
-    block = queue.block_of(entry.seq) if queue.blocks and entry is not None else None
-    return block_files.dequeue_block(written, space.epoch, block)
-
-
 def set_aside(space: Space, queue: Queue, entry: Entry, reason: str) -> bool:
     """Whether the message lies in a block whose table can be read: then what there is of it is copied to quarantine,
     and it leaves. RetryLater without room, and nothing was done; ResourceFailed."""
@@ -109,11 +126,11 @@ def set_aside(space: Space, queue: Queue, entry: Entry, reason: str) -> bool:
     path = layout.message_path(queue.name, entry.seq, entry.message_id, table.tags_of(index))
     body = data[table.offsets[index] : table.offsets[index + 1]]
     head, checksum = head_of(Kind.ENQUEUE, entry.message_id, table.packed, body, table.epoch)
-    wrong = HEAD_CRC.pack(checksum ^ HOLLOW)  # nobody is to take it for the message
-    head = b"".join((head[:CHECKSUM_OFFSET], wrong, head[PREFIX_BYTES:]))
+    head = b"".join((head[:CHECKSUM_OFFSET], HEAD_CRC.pack(checksum ^ HOLLOW), head[PREFIX_BYTES:]))  # it is not whole
+    aside = f"{layout.ACTIVE}/.put.aside"  # as what is staged, gone at the next open
     with space.fencing(f"to set message {entry.message_id.hex()} aside", f"it is damaged: {reason}"):
-        space.fs.create(_ASIDE, [head, body])
-        quarantine.move(space.fs, _ASIDE, reason, space.now_us(), stood=path)
+        space.fs.create(aside, [head, body])
+        quarantine.move(space.fs, aside, reason, space.now_us(), stood=path)
     space.log.sync_names((layout.QUARANTINE,))
 
     space.log.perform(partial(removal, space, queue, [entry]))
@@ -139,7 +156,7 @@ def leave(space: Space, taken: Mapping[MessageBlock, int], ops: list[Op], rest: 
     for block, bits in taken.items():
         block.gone |= bits
         path = layout.gone_path(block.queue, block.named)
-        if block.is_spent:
+        if block.gone.bit_count() == block.named.count:
             ops.append((DROP, block.path))
             rest.append((DROP, path))
         else:

@@ -120,7 +120,7 @@ def restore(space: Space, branch: Branch, name: str, message: Message) -> bool:
     with space.lock:
         queue = space.queue(name)
         if message_id in queue.index or message_id in queue.pending:
-            own = {one.kind for one in branch.blocks if one.message_id == message_id and one.queue == name}
+            own = {one.kind for one in branch.blocks if message_id in one.ids and one.queue == name}
             if Kind.DEQUEUE in own:
                 raise InvalidArgument(f"message {message_id.hex()} of queue {name} is taken by this same transaction")
             if own or message_id in queue.index:
@@ -320,6 +320,7 @@ def _message(message_id: MessageId, queue: str, seq: int, packed: bytes, body: b
 
 def return_taken(space: Space, branch: Branch, name: str, taken: Collection[bytes]) -> None:
     """These messages, which the branch has taken, are back in the queue."""
+    many.expand(space, branch)
     for written in reversed(branch.blocks):  # another session may be at work in the branch
         if written.kind is Kind.DEQUEUE and written.queue == name and written.message_id in taken:
             return_last(space, branch, [written])

@@ -13,6 +13,7 @@ import resource
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from typing import Any
 
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import (
@@ -34,7 +35,6 @@ from xaqueue.core.model.message_block import (
     decode_copy,
     decode_gone,
     decode_table,
-    taken_from,
 )
 from xaqueue.core.model.message_name import Named
 from xaqueue.core.storage.fs import NO_LINK, FileSystem, is_damage
@@ -44,8 +44,6 @@ from xaqueue.message import Properties
 
 AHEAD = 128
 """Files a group."""
-TABLE_READ_BYTES = 1024
-"""What is read of a block of messages beside its columns."""
 ASKED_BYTES = 64 * 1024
 """Of each file, from its beginning; the kernel itself looks ahead in larger ones."""
 
@@ -71,8 +69,10 @@ def dequeue_block(written: Written, epoch: int, block: MessageBlock | None = Non
     entry = written.entry
     packed = _packed(written.queue, entry.tries if entry is not None else 0, written.is_try)
     if block is not None and entry is not None:
-        taken = {BLOCK: taken_from(block.named, block.bit(entry.seq))}
-        unknown = taken if written.is_try else {NO_TRY: True, **taken}
+        named = block.named
+        bits = block.bits(entry).to_bytes((named.count + 7) // 8, "little")
+        unknown: dict[str, Any] = {} if written.is_try else {NO_TRY: True}
+        unknown[BLOCK] = [named.first, named.message_id, named.count, bits]
         packed = pack_properties(Properties(written.queue, tries=entry.tries, unknown=unknown))
     head, written.checksum = head_of(Kind.DEQUEUE, written.message_id, packed, b"", epoch)
     return head
@@ -143,7 +143,7 @@ def read_table(fs: FileSystem, queue: str, named: Named) -> Table:
     """The same without the bodies."""
     path = layout.messages_path(queue, named)
     try:
-        table = decode_table(fs.read(path, TABLE_READ_BYTES + MESSAGE_BYTES * named.count))
+        table = decode_table(fs.read(path, 1024 + MESSAGE_BYTES * named.count))
     except (DamagedBlock, OSError):  # as damaged, or with properties as large as this
         return read_messages(fs, queue, named)[0]
     check_block(table, queue, named)

@@ -59,16 +59,26 @@ class Entry:
 
 
 class Run(Entry):
-    """Of many messages that a branch adds in one block; all have the same tags. What else it says is of the first."""
+    """Of many messages of one block that a branch adds, or takes: their numbers follow one another, and all have the
+    same tags. What else it says is of the first."""
 
-    def __init__(self, ids: Sequence[MessageId], tags: str = "") -> None:
-        super().__init__(0, ids[0], tags)
+    def __init__(self, ids: Sequence[MessageId], tags: str = "", seq: int = 0) -> None:
+        super().__init__(seq, ids[0], tags)
         self.ids = ids
+        self.entries: Sequence[Entry] = ()
+        """Of those that are taken, once somebody has asked for one of them."""
 
     @property
     def named(self) -> Named:
         """Of its block, once it has its numbers."""
         return Named(self.seq, self.seq + len(self.ids) - 1, self.message_id)
+
+
+def each_of(entry: Entry) -> Sequence[Entry]:
+    """Of a run for looking only."""
+    if not isinstance(entry, Run):
+        return (entry,)
+    return entry.entries or [Entry(seq, message_id) for seq, message_id in enumerate(entry.ids, entry.seq)]
 
 
 class MessageBlock:
@@ -87,19 +97,15 @@ class MessageBlock:
         self.left = named.count - gone.bit_count()
         """How many are there."""
 
-    def bit(self, seq: int) -> int:
-        return 1 << seq - self.named.first
+    def bits(self, entry: Entry) -> int:
+        """Of this message, or of these."""
+        return ((1 << len(entry.ids)) - 1 if isinstance(entry, Run) else 1) << entry.seq - self.named.first
 
     def take_through(self, seq: int) -> None:
         """What is there with this number or one below is gone."""
-        gone = self.gone | self.bit(seq + 1) - 1
+        gone = self.gone | (1 << seq + 1 - self.named.first) - 1
         self.left -= (gone ^ self.gone).bit_count()
         self.gone = gone
-
-    @property
-    def is_spent(self) -> bool:
-        """Nothing is left of it, by the plans."""
-        return self.gone.bit_count() == self.named.count
 
 
 class Line(Protocol):

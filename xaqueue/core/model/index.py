@@ -12,7 +12,7 @@ from collections.abc import Collection
 from heapq import heappop, heappush
 from typing import Any, Protocol
 
-from xaqueue.core.model.entry import Entry, Retry
+from xaqueue.core.model.entry import Entry, Retry, Run
 from xaqueue.core.model.message_name import read_tags
 from xaqueue.core.model.order import SKIPPED, SPARE_KEYS, DeliveryOrder, Order
 from xaqueue.message import MessageId
@@ -96,6 +96,17 @@ class QueueIndex(DeliveryOrder):
                 taken.line.come_back(taken.seq)
             raise
         return entry
+
+    def take_run(self, last: int, count: int) -> Run | None:
+        """Plain messages that come up one behind the other, up to this number, now locked; None where it is to be asked
+        for each, or there is none."""
+        head, keys = self._packed.head, self._ready
+        if not self._fifo or head < 0 or (keys and keys[0] < head) or self._delayed or self.lines.by_name:
+            return None
+        run = self._runs[head] = Run(self._packed.take_run(last, count), seq=head)
+        run.locked = True
+        self.locked += len(run.ids)
+        return run
 
     def _lines_are_clear(self, now: int) -> bool:
         """Whether nothing that is to leave stands in a line: it might hold back what comes up before it."""
@@ -243,6 +254,15 @@ class QueueIndex(DeliveryOrder):
             self._compact_if_worth()
         return entry.line is not None and entry.line.leave(entry.seq)
 
+    def remove_run(self, run: Run) -> None:
+        """As ``remove`` of all of these."""
+        for entry in run.entries:
+            self.remove(entry)
+        if not run.entries:
+            del self._runs[run.seq]
+            deque(map(self._seqs.pop, run.ids), 0)
+            self.locked -= len(run.ids)
+
     def leaves(self, seq: int, now: int) -> bool:
         """Whether it has expired, or had all its tries: then it is set aside."""
         return self._leaves(self._entries[seq], now)
@@ -268,6 +288,7 @@ class QueueIndex(DeliveryOrder):
 
     def locked_through(self, seq: int) -> int:
         """How many messages with this number or one below are locked."""
+        self.expand_all()
         return sum(1 for entry in self._entries.values() if entry.locked and entry.seq <= seq) if self.locked else 0
 
     def _due(self, entry: Entry, now: int, holder: object = None) -> bool:

@@ -113,11 +113,6 @@ def messages_path(queue: str, named: Named) -> str:
     return f"{COMMITTED}/queue={queue}/range={named.first >> RANGE_BITS:013x}/{name}"
 
 
-def gones_path(queue: str) -> str:
-    """Of the directory of bitmaps."""
-    return f"{COMMITTED}/queue={queue}/{GONE}"
-
-
 def gone_path(queue: str, named: Named) -> str:
     """Of the bitmap of a block of messages."""
     return f"{COMMITTED}/queue={queue}/{GONE}/{named.first:016x}.{named.message_id.hex()}"

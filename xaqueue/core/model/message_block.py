@@ -29,7 +29,6 @@ import msgpack
 from xaqueue.core.model.block import (
     COLUMNS,
     HOLLOW,
-    MESSAGE_BYTES,
     PREFIX_BYTES,
     Kind,
     decode,
@@ -44,11 +43,8 @@ from xaqueue.core.model.message_name import Named
 from xaqueue.errors import DamagedBlock
 from xaqueue.message import MessageId, Properties
 
-FEWEST, MOST = 16, 1000
-"""Messages of a block."""
 MOST_BYTES = 1024 * 1024
-"""Of its file."""
-MOST_BODY_BYTES = 64 * 1024
+"""Of a block's file."""
 GONE_BYTES = 512
 """A bitmap's file is never larger: it is written in one sector."""
 BLOCK = "block"
@@ -109,13 +105,11 @@ class Table:
         offsets = self.offsets
         found = [data[at:to] for at, to in zip(offsets[begin:end], offsets[begin + 1 : end + 1], strict=True)]
         if tuple(map(crc32, found)) != self.checksums[begin:end]:
-            raise DamagedBlock(f"checksum of the body of message {self._wrong(found, begin):,} does not match")
+            wrong = next(at for at, body in enumerate(found, begin) if crc32(body) != self.checksums[at])
+            raise DamagedBlock(f"checksum of the body of message {wrong:,} does not match")
         if HOLLOW in self.sizes[begin:end]:
             raise DamagedBlock("a message that was gone has no body any more")
         return found
-
-    def _wrong(self, found: Sequence[bytes], begin: int) -> int:
-        return next(begin + at for at, body in enumerate(found) if crc32(body) != self.checksums[begin + at])
 
     def left(self, gone: int, begin: int = 0, end: int | None = None) -> Sequence[int]:
         """The indexes of those that are there, from ``begin`` up to ``end``. gone: what the bitmap says."""
@@ -148,11 +142,6 @@ def encode(
     size_bytes = len(table) + bodies_bytes + copy_bytes + _SIZE.size
     head, checksum = head_of_many(MessageId(ids[0]), properties, table, size_bytes, epoch)
     return head, b"".join((table, *bodies, head, table, _SIZE.pack(copy_bytes))), checksum
-
-
-def size_of(count: int, properties: bytes, bodies_bytes: int) -> int:
-    """Of the file of so many plain messages."""
-    return 2 * (PREFIX_BYTES + len(properties) + COLUMNS.size + MESSAGE_BYTES * count) + bodies_bytes + _SIZE.size
 
 
 def decode_table(data: bytes) -> Table:
@@ -220,11 +209,6 @@ def encode_gone(queue: str, named: Named, gone: int, epoch: int) -> tuple[bytes,
     bits = gone.to_bytes((named.count + 7) // 8, "little")
     head, _ = head_of(Kind.UPDATE, named.message_id, _of_queue(queue), bits, epoch)
     return head, bits
-
-
-def taken_from(named: Named, bits: int) -> list[Any]:
-    """What the property ``BLOCK`` of a dequeue says that takes these of a block."""
-    return [named.first, named.message_id, named.count, bits.to_bytes((named.count + 7) // 8, "little")]
 
 
 def read_taken(properties: Properties) -> tuple[Named, int] | None:

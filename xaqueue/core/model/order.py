@@ -16,7 +16,7 @@ from enum import Enum
 from heapq import heapify, heappop, heappush, merge
 from itertools import chain, islice
 
-from xaqueue.core.model.entry import NO_LINES, Entry, Lines
+from xaqueue.core.model.entry import NO_LINES, Entry, Lines, Run
 from xaqueue.core.model.packed_index import PackedRows, Row
 from xaqueue.message import DEFAULT_PRIORITY, HIGHEST_PRIORITY, MessageId
 
@@ -55,6 +55,8 @@ class DeliveryOrder:
         self._seqs: dict[bytes, int] = {}
         self._packed = PackedRows(newest_first=False)
         self._entries: dict[int, Entry] = {}
+        self._runs: dict[int, Run] = {}
+        """By the first number what is taken together: locked, and neither packed nor an entry."""
         self.lines: Lines = NO_LINES
         """Those in which messages stand; whoever has some sets it before the first message comes."""
         self._arrange(order)
@@ -110,13 +112,23 @@ class DeliveryOrder:
         for seq, message_id in zip(seqs, ids, strict=True):
             self.add(Entry(seq, message_id))
 
-    def add_run(self, first: int, ids: Sequence[MessageId]) -> None:
-        """Plain messages of one range, whose numbers follow one another, become visible."""
-        if self._packed.add_run(first, ids):
-            self._seqs.update(zip(ids, range(first, first + len(ids)), strict=True))
-            return
-        for seq, message_id in enumerate(ids, first):
-            self.add(Entry(seq, message_id))
+    @property
+    def head(self) -> int:
+        """The number of the plain message that comes up next; -1 where it is not known."""
+        return self._packed.head if self._fifo else -1
+
+    def expand(self, run: Run) -> Sequence[Entry]:
+        """From here on each of these is one by itself."""
+        if self._runs.pop(run.seq, None) is run:
+            run.entries = [Entry(seq, message_id) for seq, message_id in enumerate(run.ids, run.seq)]
+            for entry in run.entries:
+                entry.locked = True
+                self._entries[entry.seq] = entry
+        return run.entries
+
+    def expand_all(self) -> None:
+        for run in [*self._runs.values()]:
+            self.expand(run)
 
     def find(self, message_id: bytes) -> Entry | None:
         """The entry of a message. It stays one, so that what is changed in it holds."""
@@ -124,6 +136,9 @@ class DeliveryOrder:
         if seq is None:
             return None
         entry = self._entries.get(seq)
+        if entry is None and self._runs:
+            self.expand_all()
+            entry = self._entries.get(seq)
         if entry is None:
             entry = self._unpack(self._packed.pop(seq))
             self._queue(entry)
@@ -134,6 +149,7 @@ class DeliveryOrder:
 
         Entries of plain messages are made on the way, for looking only.
         """
+        self.expand_all()
         entries = sorted(self._entries.values(), key=self._key_of)
         alive = [entry for entry in entries if entry.expires_at is None or entry.expires_at > now]
         plain = (Entry(seq, message_id) for seq, message_id in self._packed.rows())

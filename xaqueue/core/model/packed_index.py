@@ -97,37 +97,24 @@ class PackedRows:
         return True
 
     def add_all(self, seqs: Sequence[int], ids: Sequence[MessageId]) -> bool:
-        """Adds all rows of one table, ascending. False, and nothing is done, where that table is there."""
+        """Adds all rows of one table, ascending. False, and nothing is done, where that has slots at or above them."""
         number, first = seqs[0] >> TABLE_BITS, seqs[0]
-        if number in self._tables:
+        table = self._tables.get(number) or self._make(number, first)
+        begin = first - table.start
+        if begin < len(table.there):
             return False
-        table = self._make(number, first)
+        if begin > len(table.there):
+            table.extend(begin - len(table.there))
         if seqs[-1] - first == len(seqs) - 1:
             table.there.extend(b"\1" * len(ids))
             table.ids.extend(ids)
         else:
             table.extend(seqs[-1] - first + 1)
             for seq, message_id in zip(seqs, ids, strict=True):
-                table.there[seq - first] = 1
-                table.ids[seq - first] = message_id
+                table.there[seq - table.start] = 1
+                table.ids[seq - table.start] = message_id
             table.gaps -= len(ids)
         self._find_head()
-        return True
-
-    def add_run(self, first: int, ids: Sequence[MessageId]) -> bool:
-        """Adds rows of one table whose numbers follow one another. False, and nothing is done, where that table has
-        one at or above them."""
-        number = first >> TABLE_BITS
-        table = self._tables.get(number) or self._make(number, first)
-        gap = first - table.start - len(table.there)
-        if gap < 0:
-            return False
-        if gap:
-            table.extend(gap)
-        table.there.extend(b"\1" * len(ids))
-        table.ids.extend(ids)
-        if self.newest_first or self.head < 0:
-            self._find_head()
         return True
 
     def pop(self, seq: int) -> list[Row]:
@@ -162,6 +149,14 @@ class PackedRows:
             self._drop(number)
         self._find_head()
         return rows
+
+    def take_run(self, last: int, count: int) -> list[MessageId]:
+        """Takes out the lowest row and those right behind it, at most so many, and up to that number of its table."""
+        table = self._tables[self._numbers[0]]
+        begin = self.head - table.start
+        end = min(begin + count, last + 1 - table.start)
+        gap = table.there.find(0, begin, end)
+        return [row[1] for row in self.shift((gap if gap >= 0 else end) - begin)]
 
     def remove_through(self, seq: int) -> Iterator[list[MessageId]]:
         """Takes out every row with this number or one below; yields the ids, by tables."""

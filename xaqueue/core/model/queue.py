@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 from xaqueue.core.model import layout, options
 from xaqueue.core.model.definitions import QueueDefinition
-from xaqueue.core.model.entry import Entry, MessageBlock
+from xaqueue.core.model.entry import Entry, MessageBlock, Run
 from xaqueue.core.model.index import QueueIndex
 from xaqueue.core.model.layout import RANGE_BITS, RANGE_SIZE, Watermark
 from xaqueue.core.model.message_name import Named
@@ -301,6 +301,20 @@ class Queue:
             if not block.left:
                 self.forget_block(block)
         self.ranges[number] = left = self.ranges[number] - 1
+        return not left and self.is_spent(number)
+
+    def consumed_run(self, run: Run) -> bool:
+        """As ``consumed``, of all of these, which lie in one block."""
+        self.index.remove_run(run)
+        if (room := self.room) is not None:
+            for message_id in run.ids:
+                self._is_less(room, message_id)
+        block, number, count = self.block_of(run.seq), run.seq >> RANGE_BITS, len(run.ids)
+        if block is not None:
+            block.left -= count
+            if not block.left:
+                self.forget_block(block)
+        self.ranges[number] = left = self.ranges[number] - count
         return not left and self.is_spent(number)
 
     def forget_block(self, block: MessageBlock) -> None:

@@ -116,7 +116,7 @@ class Load:
 
     def _clear_gone(self, queue: Queue) -> None:
         """Bitmaps of blocks that are gone go; of what a stream has consumed they are cleared with the blocks."""
-        directory = layout.gones_path(queue.name)
+        directory = f"{layout.queue_path(queue.name)}/{layout.GONE}"
         for name in listed(self._space.fs, directory):
             place = layout.parse_message(name)
             if place is None:
@@ -235,7 +235,7 @@ class _Loading:
             queue.add_block(named, (1 << named.count) - 1 - sum(1 << index for index in left))
             queue.holds(named.first >> RANGE_BITS, len(left))
             if len(left) == named.count and table.is_plain and not self._tried:
-                queue.index.add_run(named.first, ids)
+                queue.index.add_plain(range(named.first, named.last + 1), ids)
                 return
             for index in left:
                 seq = named.first + index

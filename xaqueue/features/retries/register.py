@@ -19,7 +19,7 @@ from struct import Struct
 from zlib import crc32
 
 from xaqueue.core.model.branch import Written
-from xaqueue.core.model.entry import Entry
+from xaqueue.core.model.entry import Entry, Run, each_of
 from xaqueue.core.storage.fs import NO_ROOM, FileSystem, suppress_room
 from xaqueue.message import MessageId
 
@@ -72,7 +72,10 @@ class Register:
         record = b""
         for written in taken:
             if written.entry is not None and (written.is_try or returned):
-                record += encode(written.queue, written.entry, returned=returned)
+                if type(written.entry) is Run:
+                    record += b"".join(encode(written.queue, one, returned=returned) for one in each_of(written.entry))
+                else:
+                    record += encode(written.queue, written.entry, returned=returned)
         if not record:
             return
         try:

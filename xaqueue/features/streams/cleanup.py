@@ -149,7 +149,9 @@ def clear_queue(space: Space, queue: Queue, stopped: Stopped = never) -> bool:
             _harden_archive(space, record, number)
         _remove_spent(space, queue, [number])
     _clear_beside(space, record, layout.retries_path(record.queue), lambda seq: True)
-    _clear_beside(space, record, layout.gones_path(record.queue), lambda seq: queue.block_of(seq) is None)
+    _clear_beside(
+        space, record, f"{layout.queue_path(record.queue)}/{layout.GONE}", lambda seq: queue.block_of(seq) is None
+    )
     with space.lock:
         queue.cleared = max(queue.cleared, record.consumed)
     _remove_spent(space, queue, ranges)  # one of them took more until now

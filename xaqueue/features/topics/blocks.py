@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import repeat
+from typing import Any
 
-from xaqueue.core.engine import blocks
+from xaqueue.core.engine import blocks, many, messages
 from xaqueue.core.engine.state import Space
-from xaqueue.core.model.block import Kind
+from xaqueue.core.model.block import COLUMNS, MESSAGE_BYTES, NO_MESSAGE, PREFIX_BYTES, Kind, stored_in
 from xaqueue.core.model.branch import Branch, Written
 from xaqueue.core.model.definitions import MANY
-from xaqueue.core.model.entry import Run
-from xaqueue.core.model.message_block import FEWEST, MOST, MOST_BODY_BYTES, MOST_BYTES, encode, size_of
+from xaqueue.core.model.entry import MessageBlock, Run
+from xaqueue.core.model.message_block import MOST_BYTES, Table, encode
 from xaqueue.core.model.queue import Queue
-from xaqueue.errors import InvalidArgument
-from xaqueue.message import MessageId
+from xaqueue.errors import DamagedBlock, InvalidArgument
+from xaqueue.message import Message, MessageId, stored_message
+
+FEWEST, MOST = 16, 1000
+"""Messages of a block."""
+MOST_BODY_BYTES = 64 * 1024
+FEWEST_TAKEN = 2
+"""Taken together; one goes its own way."""
 
 
 def add(
@@ -29,7 +39,7 @@ def add(
 ) -> int:
     """Adds messages with these properties in blocks, from the first on. Returns how many: what is left wants a file
     each. is_given: the queue may have some of these ids already. Raises as ``messages.add``."""
-    if len(ids) < FEWEST or queue.definition.blocks != MANY or branch.riders:
+    if len(ids) < FEWEST or queue.definition.blocks != MANY or branch.riders not in ((), (many.TOGETHER,)):
         return 0
     if not space.log.is_atomic or len(max(bodies, key=len)) > MOST_BODY_BYTES:
         return 0
@@ -40,6 +50,11 @@ def add(
         _add(space, branch, queue, written, head, body, is_given=is_given)
         done = piece.stop
     return done
+
+
+def size_of(count: int, properties: bytes, bodies_bytes: int) -> int:
+    """Of the file of so many plain messages."""
+    return 2 * (PREFIX_BYTES + len(properties) + COLUMNS.size + MESSAGE_BYTES * count) + bodies_bytes + 4
 
 
 def _pieces(packed: bytes, sizes: Sequence[int]) -> Iterator[slice]:
@@ -81,3 +96,49 @@ def _add(
         if written.path:  # interrupted: a later branch of its name may have a block of this number
             space.discard([written.path])
         raise
+
+
+def take(space: Space, branch: Branch, name: str, count: int, most_bytes: float, taken: list[Written]) -> list[Message]:
+    """Takes neighbours that lie in one block, and adds to ``taken`` what is written of them, before they are locked.
+    None where there are none, or each is to be asked for by itself. They end with the one with which their bodies
+    reach so many bytes."""
+    queue = space.queues[name]
+    with space.lock:
+        block = _next(space, branch, queue)
+    if block is None or count < FEWEST_TAKEN:
+        return []
+    written = Written(0, Kind.DEQUEUE, name, NO_MESSAGE, 0)
+    taken.append(written)
+    with suppress(DamagedBlock, OSError):
+        table, data = many.opened(space, block)
+        with space.lock:
+            if _next(space, branch, queue) is block:
+                at = queue.index.head - block.named.first
+                count = min(count, bisect_left(table.offsets, table.offsets[at] + most_bytes, at + 1) - at)
+                written.entry = queue.index.take_run(block.named.last, count)
+            if isinstance(run := written.entry, Run):
+                written.message_id = run.message_id
+                branch.numbers = written.number = branch.numbers + 1
+                branch.blocks.append(written)
+                if many.TOGETHER not in branch.riders:
+                    branch.riders = (*branch.riders, many.TOGETHER)
+        if isinstance(run, Run):
+            begin, end = run.seq - block.named.first, run.seq - block.named.first + len(run.ids)
+            bodies, seqs = table.bodies(data, begin, end), range(run.seq, run.seq + len(run.ids))
+            return [*map(stored_message, run.ids, repeat(name), seqs, bodies, _stored(table, begin, end))]
+    taken.remove(written)
+    messages.return_taken(space, branch, name, written.ids)
+    return []
+
+
+def _next(space: Space, branch: Branch, queue: Queue) -> MessageBlock | None:
+    """In which the next message lies, where that is plain and nobody else has a say. Called with the lock held."""
+    if queue.record is not None or queue.index.clock is not None or space.gates or branch.rollback_reason is not None:
+        return None
+    return queue.block_of(queue.index.head) if space.log.failure is None else None
+
+
+def _stored(table: Table, begin: int, end: int) -> Iterable[dict[str, Any]]:
+    """Their properties: one map for all where nothing in it can be changed."""
+    shared = stored_in(table.packed)
+    return map(table.stored, range(begin, end)) if table.own or "headers" in shared else repeat(shared)

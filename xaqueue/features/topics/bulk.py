@@ -18,7 +18,7 @@ from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.block import NO_MESSAGE, Kind, head_of, pack_properties
 from xaqueue.core.model.branch import Branch, Written
-from xaqueue.core.model.entry import Entry
+from xaqueue.core.model.entry import Entry, Run
 from xaqueue.core.model.message_name import tags_of
 from xaqueue.core.storage.ids import fresh_id, fresh_ids
 from xaqueue.errors import ConnectionLost, Error, InvalidArgument, RolledBack
@@ -169,9 +169,11 @@ def _take_many(
             self._waits_since = time.monotonic()
         self._awaits = queue if limit_s else ""
         space, found, taken = self.space, list[Message](), list[Written]()
+        has_blocks = queue in space.queues and bool(space.queues[queue].blocks)
         try:
             while len(found) < count and most_bytes > 0:
-                some = runs.take_run(space, branch, queue, count - len(found), most_bytes, taken)
+                some = blocks.take(space, branch, queue, count - len(found), most_bytes, taken) if has_blocks else []
+                some = some or runs.take_run(space, branch, queue, count - len(found), most_bytes, taken)
                 if not some:
                     waits_s = 0.0 if found else limit_s
                     message = messages.dequeue(space, branch, queue, waits_s, None, None, together=taken)
@@ -182,8 +184,11 @@ def _take_many(
                 most_bytes -= sum([len(message.body) for message in some])
             space.log.take(branch, taken, space.epoch)
         except BaseException:
+            ids = {message_id for written in taken for message_id in written.ids}
             for written in reversed(taken):
-                messages.return_last(space, branch, [written])
+                if not isinstance(written.entry, Run):
+                    messages.return_last(space, branch, [written])
+            messages.return_taken(space, branch, queue, ids)  # of those that were taken together
             raise
         return found
 

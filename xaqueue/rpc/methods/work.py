@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 
 from xaqueue.access import NOTHING, TRANSACT_OR_LOCAL
-from xaqueue.core.engine import messages
+from xaqueue.core.engine import many, messages
 from xaqueue.core.engine.log import HELD_BYTES
 from xaqueue.core.engine.plain import Answer, Ending, Put, Take, Taken, Whole, Work
 from xaqueue.core.engine.session import Session
@@ -124,6 +124,7 @@ def return_unseen(self: Session, xid: Xid) -> None:
     with self._work() as branch:
         if branch.xid != xid:
             raise ProtocolError(f"the session is in branch {branch.xid}: it has nothing of {xid} to be returned")
+        many.expand(self.space, branch)
         for written in branch.blocks[::-1]:
             if written.kind is Kind.DEQUEUE:
                 messages.return_last(self.space, branch, [written])

@@ -14,13 +14,13 @@ import pytest
 from support.bare_space import BareSpace, wall_clock
 from xaqueue.core.model import layout
 from xaqueue.core.model.definitions import MANY, Definitions, QueueDefinition, parse
-from xaqueue.core.model.message_block import MOST, MOST_BODY_BYTES
 from xaqueue.core.model.message_name import parse_any
 from xaqueue.errors import InvalidArgument, RetryLater
 from xaqueue.features.retries import moving
 from xaqueue.features.session import Session
 from xaqueue.features.streams import cleanup
 from xaqueue.features.topics import bulk
+from xaqueue.features.topics.blocks import MOST, MOST_BODY_BYTES
 from xaqueue.message import MessageId
 from xaqueue.xid import Xid
 

@@ -17,17 +17,16 @@ from xaqueue.core.model.block import decode, decode_head, decode_message, has_va
 from xaqueue.core.model.block_files import read_gone, read_messages, read_table
 from xaqueue.core.model.message_block import (
     GONE_BYTES,
-    MOST,
     check_block,
     decode_copy,
     decode_gone,
     decode_table,
     encode,
     encode_gone,
-    size_of,
 )
 from xaqueue.core.model.message_name import Named, parse, parse_any
 from xaqueue.errors import DamagedBlock
+from xaqueue.features.topics import blocks as writer
 from xaqueue.message import MessageId, Properties
 from xaqueue.testing.forgetful import ForgetfulFileSystem
 
@@ -84,7 +83,7 @@ def test_what_was_encoded_is_decoded(block: tuple[list[bytes], str, Own], bits: 
     assert has_valid_checksum(head, memoryview(body))
     assert has_valid_checksum(data)
     if not tags and not own:
-        assert size_of(count, PACKED, sum(map(len, contents))) == len(data)
+        assert writer.size_of(count, PACKED, sum(map(len, contents))) == len(data)
     gone = bits % (1 << count)
     assert list(table.left(gone)) == [index for index in range(count) if not gone >> index & 1]
     check_block(table, "q", named_of(count))
@@ -175,7 +174,7 @@ def test_it_is_no_message_by_itself() -> None:
         decode_message(example()[0])
 
 
-@given(st.integers(1, MOST), st.integers(0))
+@given(st.integers(1, writer.MOST), st.integers(0))
 def test_a_bitmap_is_read_as_it_was_made(count: int, bits: int) -> None:
     gone, queue = bits % (1 << count), "q" * 127
     head, body = encode_gone(queue, named_of(count), gone, 9)
@@ -321,7 +320,7 @@ def test_the_example_in_the_manual_is_what_it_says() -> None:
 
 def test_limits_are_those_of_the_manual() -> None:
     text = " ".join(page("xaqueue.5").split())
-    assert f"holds {message_block.FEWEST} to {message_block.MOST} messages" in text
-    assert f"at most {message_block.MOST_BODY_BYTES >> 10} KiB" in text
+    assert f"holds {writer.FEWEST} to {writer.MOST} messages" in text
+    assert f"at most {writer.MOST_BODY_BYTES >> 10} KiB" in text
     assert f"{message_block.MOST_BYTES >> 20} MiB at most" in text
     assert f"at most {GONE_BYTES} bytes, one sector" in text

@@ -200,15 +200,30 @@ def test_rows_that_come_out_together_keep_their_order(order: Order, monkeypatch:
     assert taken == (seqs[::-1] if order is Order.LIFO else seqs)
 
 
-def test_a_whole_table_is_refused_where_it_is_begun() -> None:
+def test_many_rows_are_added_behind_those_of_their_table_or_not_at_all() -> None:
     seqs = range(10, 20)
-    rows = rows_of(9)
-    assert not rows.add_all(seqs, [identity(seq) for seq in seqs])
-    assert list(rows.rows()) == [row(9)]
-    rows = rows_of(1 << TABLE_BITS)
-    assert rows.add_all(seqs, [identity(seq) for seq in seqs])
-    assert list(rows.rows()) == [row(seq) for seq in (*seqs, 1 << TABLE_BITS)]
-    assert rows.head == 10
+    for there in (10, 15, 19, 30):
+        rows = rows_of(there)
+        assert not rows.add_all(seqs, [identity(seq) for seq in seqs])
+        assert list(rows.rows()) == [row(there)]
+    for there in (3, 9, 1 << TABLE_BITS):
+        rows = rows_of(there)
+        assert rows.add_all(seqs, [identity(seq) for seq in seqs])
+        assert list(rows.rows()) == [row(seq) for seq in sorted((there, *seqs))]
+        assert rows.head == min(there, 10)
+
+
+@pytest.mark.parametrize("gaps", [(), (3,), (0,), (3, 4, 9)])
+def test_a_run_ends_at_a_gap(gaps: tuple[int, ...]) -> None:
+    seqs = [seq for seq in range(10) if seq not in gaps]
+    rows = rows_of(*seqs)
+    begin = rows.head
+    run = rows.take_run(8, 6)
+    last = begin + len(run) - 1
+    assert run == [identity(seq) for seq in range(begin, last + 1)]
+    assert list(rows.rows()) == [row(seq) for seq in seqs if seq > last]
+    assert len(run) == 6 or last == 8 or last + 1 in gaps
+    assert rows.head == min(seq for seq in seqs if seq > last)
 
 
 @pytest.mark.parametrize("newest_first", [False, True])
