@@ -19,7 +19,7 @@ from support.patience import eventually
 from support.replicas import ReplicaThread, made, text
 from support.served import PATIENCE_S, RUN, ServerThread
 from xaqueue.connection import Connection
-from xaqueue.core.model import format, layout, records
+from xaqueue.core.model import definitions, format, layout, records
 from xaqueue.core.model.block import decode
 from xaqueue.core.owner.definitions_file import write_definitions
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
@@ -87,6 +87,52 @@ def put(url: str, *new: bytes, queue: str = "orders") -> None:
 
 def undamaged(root: Path) -> bool:
     return [str(one) for one in check(root) if one.severity is Severity.DAMAGE] == []
+
+
+@pytest.fixture
+def many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages that come together are written as blocks."""
+    monkeypatch.setattr(definitions, "BLOCKS", definitions.MANY)
+
+
+def take(url: str, count: int, queue: str = "orders") -> list[bytes]:
+    with xaqueue.connect(url) as connection:
+        found = [message.body for message in connection.dequeue_many(queue, count)]
+        connection.commit()
+    return found
+
+
+@pytest.mark.usefixtures("many")
+def test_it_has_blocks_and_what_is_gone_of_them(tmp_path: Path, serve: Serve, follow: Follow) -> None:
+    """Of before and behind its beginning; it takes its source's place, whose last takes it never had."""
+    source = serve(made(tmp_path / "source"))
+    wanted = [b"%d" % number for number in range(100)]
+
+    def put_many(begin: int, end: int) -> None:
+        with xaqueue.connect(source.url) as connection:
+            connection.enqueue_many("orders", wanted[begin:end])
+            connection.commit()
+
+    put_many(0, 50)
+    assert take(source.url, 7) == wanted[:7]
+    replica = follow(tmp_path / "replica", source)
+    put_many(50, 100)
+    assert take(source.url, 50) == wanted[7:57]
+    replica.wait_for(source)
+    here = tmp_path / "replica"
+    assert [one.body for one in browse(here, "orders")] == wanted[57:]
+    assert [path for path in here.glob("committed/queue=orders/range=*/*") if "+" in path.name]
+    assert undamaged(here)
+    replica.stop()
+    assert take(source.url, 3) == wanted[57:60]
+    source.kill()
+    promote(here, 1)
+    with xaqueue.connect(here) as connection:
+        assert bodies(connection) == wanted[57:]
+        assert [message.body for message in connection.dequeue_many("orders", 20)] == wanted[57:77]
+        connection.commit()
+    assert [one.body for one in browse(here, "orders")] == wanted[77:]
+    assert undamaged(here)
 
 
 def test_it_has_what_its_source_has(tmp_path: Path, serve: Serve, follow: Follow) -> None:
