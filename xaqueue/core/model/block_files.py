@@ -98,16 +98,16 @@ def make_shared(fs: FileSystem, written: Written, path: str, chunks: Sequence[by
     written.shared = written
 
 
-def read_block(fs: FileSystem, path: str) -> bytes:
+def read_block(fs: FileSystem, path: str, at_once: int = HEAD_READ_BYTES) -> bytes:
     """What stands there, and of more than its head says a byte, by which it shows. Raises OSError."""
-    data = fs.read(path, HEAD_READ_BYTES)
-    return data if len(data) < HEAD_READ_BYTES else fs.read(path, size_in_head(data) + 1)
+    data = fs.read(path, at_once)
+    return data if len(data) < at_once else fs.read(path, size_in_head(data) + 1)
 
 
-def read_checked(fs: FileSystem, path: str) -> bytes:
+def read_checked(fs: FileSystem, path: str, at_once: int = HEAD_READ_BYTES) -> bytes:
     """The same. Raises DamagedBlock where that one file cannot be read, FileNotFoundError, any other OSError."""
     try:
-        return read_block(fs, path)
+        return read_block(fs, path, at_once)
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -128,12 +128,10 @@ def read_gone(fs: FileSystem, queue: str, named: Named) -> int:
 def read_messages(fs: FileSystem, queue: str, named: Named) -> tuple[Table, bytes]:
     """The table of a block of messages, which is the one of this name, and its whole file; the bodies are not checked.
     Raises FileNotFoundError, DamagedBlock where both tables are damaged, any other OSError."""
-    path = layout.messages_path(queue, named)
-    data = read_checked(fs, path)
+    data = read_checked(fs, layout.messages_path(queue, named), MOST_BYTES)
     try:
         table = decode_table(data)
     except DamagedBlock:
-        data = fs.read(path, MOST_BYTES)
         table = decode_copy(data)
     check_block(table, queue, named)
     return table, data
