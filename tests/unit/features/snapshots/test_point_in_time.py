@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 import xaqueue
 from xaqueue.cli.main import app
+from xaqueue.core.model import definitions
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.journal import time_entry
 from xaqueue.core.storage.journal_format import record_of, records_in
@@ -298,3 +299,35 @@ def test_two_may_remove_what_nobody_needs(root: Path) -> None:
     assert len(list((root / KEPT_JOURNAL).iterdir())) > 1
     prune_journal(Contested(root), for_snapshots=False)
     assert not list((root / KEPT_JOURNAL).iterdir())
+
+
+def test_of_a_block_each_message_is_as_it_was_then(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of blocks of many messages from before the snapshot and behind it, some taken at each moment, one wholly."""
+    monkeypatch.setattr(definitions, "BLOCKS", definitions.MANY)
+    model, states = list[bytes](), list[tuple[int, list[bytes]]]()
+    with xaqueue.connect(root, create=True) as connection:
+        for number in range(12):
+            if number == 3:
+                connection.snapshot()
+            if number % 2 == 0:
+                new = [b"%d.%d" % (number, each) for each in range(30)]
+                connection.enqueue_many("a", new)
+                model += new
+            else:
+                taken = [bytes(message.body) for message in connection.dequeue_many("a", 3 * number + 4)]
+                assert taken == model[: len(taken)]
+                del model[: len(taken)]
+            connection.commit()
+            time.sleep(0.002)
+            states.append((now_us(), list(model)))
+            time.sleep(0.002)
+    assert any("+" in path.name for path in root.glob("snapshots/1/committed/queue=a/range=*/*"))
+    assert list(root.glob("snapshots/1/committed/queue=a/.gone/*"))
+    for at_us, wanted in states[3:]:
+        shutil.copytree(root, copy := tmp_path / f"{at_us}")
+        done = restore(copy, at_us=at_us)
+        with xaqueue.connect(copy) as connection:
+            found = [bytes(message.body) for message in connection.browse("a")]
+        assert found == wanted
+        assert done.messages == len(wanted)
+        assert [one for one in check(copy) if one.severity is Severity.DAMAGE] == []
