@@ -57,8 +57,8 @@ class Method(NamedTuple):
 
 def method(need: Need, call: Callable[..., Any], name: str = "") -> Method:
     """The first parameter is the session where it is ``self``, and else the Caller. Those that have a default may be
-    left out at the end."""
-    first, *params = inspect.signature(call).parameters.values()
+    left out at the end; those that have to be named are no business of a client."""
+    first, *params = (one for one in inspect.signature(call).parameters.values() if one.kind is not one.KEYWORD_ONLY)
     forms = tuple((at, FORMS[param.name]) for at, param in enumerate(params) if param.name in FORMS)
     least = sum(param.default is param.empty for param in params)
     return Method(name or call.__name__, call, need, first.name == "self", least, len(params), forms)

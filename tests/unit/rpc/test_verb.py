@@ -156,6 +156,13 @@ def test_both_halves_take_the_same(name: str) -> None:
     assert all(one.default is not one.empty for one in performs if one not in own)
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_as_many_parameters_as_a_client_may_send_are_taken(name: str) -> None:
+    method = METHODS[name]
+    for count in range(method.least, method.most + 1):
+        signature(method.call).bind(None, *[None] * count)
+
+
 def test_a_class_that_is_neither_says_so() -> None:
     with pytest.raises(TypeError, match="half"):
         type("Neither", (Verbs,), {})
