@@ -109,11 +109,13 @@ def test_a_refusal_says_which_call_it_was(
         [X, False, []],
         [X, True, [["orders"], ["orders"]]],
         [X, True, [["orders"]], "commit"],
+        [X, True, [["orders"]], "prepare"],
         [X, True, [["orders", b"a"]]],
         [X, True, ["orders"]],
     ],
 )
 def test_what_is_no_work_is_refused_and_nothing_is_done(client: RawClient, params: list[Any]) -> None:
+    client.call("work", Y, True, [["orders", b"a", ID]], "commit")
     with pytest.raises(Refused, match="work is refused") as refused:
         client.call("work", *params)
     assert refused.value.ride is None
@@ -121,6 +123,7 @@ def test_what_is_no_work_is_refused_and_nothing_is_done(client: RawClient, param
     client.call("start", X)
     client.call("end", X, 0x04000000)
     client.call("rollback", X)
+    assert bodies(client) == [b"a"]
 
 
 # What a client sends
@@ -295,6 +298,21 @@ def test_plain_work_waits_in_no_greenlet(
     client.call("work", X, True, [["orders", b"d", {"priority": 1}]], "commit")
     assert carried_out == ["work", "start", "enqueue", "end", "commit"]
     assert bodies(client) == [b"b", b"c", b"d"]
+
+
+@pytest.mark.parametrize("server", ["JOURNAL"], indirect=True)
+def test_behind_a_ride_that_has_failed_nothing_is_plain(server: ServerThread, client: RawClient) -> None:
+    """It came alone, and is answered by what comes next, which is not done."""
+    client.call("work", X, True, [["orders", b"a", ID]], "prepare")
+    for method, *params in (("work", Y, True, [["orders", b"b", OTHER]], "commit"), ("commit", X)):
+        client.ride("enqueue", "no queue", b"")
+        eventually(lambda: server.call(lambda: [one._pipelined_error for one in server.server.sessions] != [None]))
+        with pytest.raises(Refused) as refused:
+            client.call(method, *params)
+        assert refused.value.ride == "enqueue"
+    assert bodies(client) == []
+    client.call("commit", X)
+    assert bodies(client) == [b"a"]
 
 
 @pytest.mark.parametrize("server", ["JOURNAL"], indirect=True)

@@ -79,7 +79,7 @@ def try_work(session: WholeSession, params: list[Any]) -> Whole | None:
         types = [*map(type, one)] if type(one) is list else []
         if types == _PUT and len(one[2]) == 16:
             plain.append(_new(Put, one))
-        elif types == _TAKE:
+        elif types == _TAKE and how is Ending.OPEN:  # else its message would be nobody's
             plain.append(_new(Take, one))
         else:
             return None

@@ -363,7 +363,9 @@ class ServerSession(PlainCalls, asyncio.Protocol):
                     return
         self._answered += 1
         self._pipelined_error = failed if number is None else None
-        if number is not None and not self._lost:
+        if number is None:
+            self._is_clear = False
+        elif not self._lost:
             self._transport.write(wire.response(number, failed, result))
 
     def _put_before(self, number: int | None, calls: list[NamedCall]) -> None:
