@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timedelta
-from struct import unpack
+from struct import Struct
 from typing import Any, NewType, TypedDict, cast
 
 from xaqueue.errors import InvalidArgument
@@ -72,7 +72,7 @@ def id_of(value: bytes | str) -> MessageId:
 
 def ids_in(data: bytes) -> list[MessageId]:
     """Those that stand there one behind the other."""
-    return [*unpack(f"{MESSAGE_ID_BYTES}s" * (len(data) // MESSAGE_ID_BYTES), data)]
+    return [*Struct(f"{MESSAGE_ID_BYTES}s" * (len(data) // MESSAGE_ID_BYTES)).unpack(data)]
 
 
 def id_digits_of(value: bytes | str | None) -> str:

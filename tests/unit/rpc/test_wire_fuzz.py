@@ -283,6 +283,22 @@ def test_every_method_is_tried() -> None:
     assert {method for method, _ in right_calls(UNKNOWN)} == METHODS.keys() - ELSEWHERE
 
 
+@pytest.mark.parametrize("name", ["../nowhere", "n" * 1000, ""])
+def test_a_queue_that_is_none_leaves_no_trace(target: Target, name: str) -> None:
+    """Whoever asks for ever more of them finds no memory that keeps them."""
+    before = target.server.call(lambda: set(target.server.space.queues))
+    session, xid = target.session()
+    with session:
+        session.call("start", xid)
+        for number, (method, params) in enumerate(right_calls(xid)):
+            asked = [name if one in ("orders", "empty", "no queue") else one for one in params]
+            if asked != params:
+                session.send(msgpack.packb([0, number, method, asked]))
+                assert session.answer()[1] == number
+    target.left(xid)
+    assert target.server.call(lambda: set(target.server.space.queues)) <= before
+
+
 @FUZZ
 @given(seed=st.integers(0, 2**32))
 def test_wrong_calls_are_refused_one_by_one(target: Target, seed: int) -> None:

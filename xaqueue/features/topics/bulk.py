@@ -147,7 +147,7 @@ def _pages(sizes: Sequence[int], most_bytes: int) -> Iterator[slice]:
 @enqueue_many.server
 def _(caller: Caller, queue: str, ids: Any, bodies: Any, options: Any = None) -> list[MessageId]:
     given = caller.options_to_add("enqueue_many", options, MANY_OPTIONS)
-    if type(ids) is bytes and len(ids) % MESSAGE_ID_BYTES == 0:
+    if type(ids) is bytes and type(bodies) is list and len(ids) == MESSAGE_ID_BYTES * len(bodies):
         ids = ids_in(ids)
     elif type(ids) is list:
         ids = [*map(id_of, ids)]

@@ -32,6 +32,8 @@ def take_run(
 
     The caller returns what is in ``taken`` where this raises."""
     before, found = len(taken), list[Message]()
+    if name not in space.definitions.known:
+        space.definitions.find(name)
     _lock_run(space, branch, name, min(count, RUN), taken)
     with suppress(DamagedBlock, OSError):
         _read_run(space, name, taken[before:], most_bytes, found)
