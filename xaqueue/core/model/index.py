@@ -97,11 +97,16 @@ class QueueIndex(DeliveryOrder):
             raise
         return entry
 
+    @property
+    def next_plain(self) -> int:
+        """The number of the message that comes up next, where that is plain and was not looked at; else -1."""
+        return -1 if self._ready and self._ready[0] < self._packed.head else self.head
+
     def take_run(self, last: int, count: int) -> Run | None:
         """Plain messages that come up one behind the other, up to this number, now locked; None where it is to be asked
         for each, or there is none."""
-        head, keys = self._packed.head, self._ready
-        if not self._fifo or head < 0 or (keys and keys[0] < head) or self._delayed or self.lines.by_name:
+        head = self.next_plain
+        if head < 0 or self._delayed or self.lines.by_name:
             return None
         run = self._runs[head] = Run(self._packed.take_run(last, count), seq=head)
         run.locked = True

@@ -50,7 +50,9 @@ def _lock_run(space: Space, branch: Branch, name: str, count: int, taken: list[W
         index = queue.index
         if queue.record is not None or index.clock is not None or space.gates or branch.rollback_reason is not None:
             return
-        for _ in range(count):
+        for done in range(count):
+            if done and queue.blocks and queue.block_of(index.next_plain) is not None:
+                break  # with its neighbours
             written = Written(0, Kind.DEQUEUE, name, NO_MESSAGE, 0)
             taken.append(written)
             written.entry = entry = index.take(now, holder=branch)

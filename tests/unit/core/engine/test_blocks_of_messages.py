@@ -308,3 +308,18 @@ def test_many_are_taken_from_blocks_and_files_in_one_pass(bare: BareSpace) -> No
     session.rollback(X)
     other.rollback()
     assert take(bare, 999) == sorted(left[:9] + held)
+
+
+def test_who_takes_one_by_one_does_not_keep_others_from_taking_neighbours(bare: BareSpace) -> None:
+    """Rows of the index that were looked at one by one are used up, and no more of them are."""
+    for _ in range(4):
+        put(bare, bodies_of(100))
+    bare.reopen()
+    assert take(bare, 1) == bodies_of(100)[:1]
+    assert take(bare, 99) == bodies_of(100)[1:]
+    session = Session(bare.space)
+    session.start(X)
+    assert len(session.dequeue_many("q", 250)) == 250
+    assert [len(written.ids) for written in bare.space.branches[X].blocks] == [100, 100, 50]
+    session.end(X)
+    session.rollback(X)
