@@ -4,6 +4,7 @@ an owner would do, one call after the other.
 
 from __future__ import annotations
 
+import errno
 import random
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
-from support import crash_level
+from support import crash_level, failing_disk
 from support.crash_level import CYCLING, FILLING, LAGGING, STRICT, Level, level_of
 from support.failing_disk import FailingFileSystem
 from support.forgetful import ForgetfulFileSystem, Tree
@@ -245,6 +246,17 @@ def end_idle(space: Space, now_s: float) -> int:
 def large(size_bytes: int | None) -> Any:
     """From this size on a branch is in files before its record is; None: as it is."""
     return nullcontext() if size_bytes is None else mock.patch.object(journal_log, "KEPT_BYTES", size_bytes)
+
+
+@contextmanager
+def full_disk(fs: FailingFileSystem, calls: int) -> Iterator[None]:
+    """Behind so many calls nothing finds room, where it stands already neither; and then there is some."""
+    with mock.patch.object(failing_disk, "GROWS", failing_disk.GROWS | {"write_at", "write_synced"}):
+        fs.fail(calls, errno.ENOSPC)
+        try:
+            yield
+        finally:
+            fs.heal()
 
 
 def blocks(are_written: bool) -> Any:

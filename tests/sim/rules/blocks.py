@@ -4,17 +4,20 @@ and some stay, whether they lie in a block of many or in a file each.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import ClassVar
 
 from sim import doors
 from sim.crashes import Effect, Over
-from sim.model import Branch, Known, Model, Rules
+from sim.model import ACTIVE, Branch, Known, Model, Rules
 from sim.opened import id_of
 from sim.rules.core import drawn_options, end, refuse, then
 from sim.rules.dedup import Dedup
 from sim.rules.limits import Limits
 from sim.world import SECOND_US, World
 from xaqueue.delivery import LONGEST_S
+from xaqueue.errors import RetryLater
+from xaqueue.xa import Flag
 
 COUNTS = (16, 16, 17, 24, 40, 3)
 """Of messages that are put at once; of 16 on they are a block where the space writes such."""
@@ -36,6 +39,7 @@ class Blocks(Rules):
         "take_by_id": 4,
         "between": 5,
         "drain": 2,
+        "no_room": 5,
         "receive_many": 3,
         "settle": 4,
     }
@@ -86,6 +90,33 @@ class Blocks(Rules):
         if number in world.model.branches:
             end(world, number, world.dice.choice(("commit", "commit", "rollback")))
         world.look()
+
+    def no_room(self, world: World) -> None:
+        """A commit finds none; others go on, and then it is given up, or comes again."""
+        number = world.at_work()
+        take_many(world, number, "bulk", world.dice.choice((1, 3, 7)))
+        if world.dice.random() < 0.5:
+            end(world, number, "prepare")
+        branch, is_near = world.model.branches.get(number), number not in world.seats or world.seats[number].is_near
+        if branch is None or not branch.takes or not is_near:
+            raise Over  # nothing would tell what became of it; who is far may be lost with his branch
+        session, calls, was_active = world.seat(number), world.dice.randrange(3), branch.state == ACTIVE
+        if was_active:
+            session.end(branch.xid)
+
+        def commit() -> None:
+            with doors.full_disk(world.fs, calls), suppress(RetryLater):
+                session.commit(branch.xid, Flag.ONEPHASE if was_active else Flag.NOFLAGS)
+
+        def given_up(model: Model) -> None:
+            """It is not committed, and may be."""
+
+        world.attempt_one_of(commit, [given_up, lambda model: model.commit(number)])
+        if was_active and number in world.model.branches:
+            session.start(branch.xid, Flag.JOIN)
+        self.between(world)
+        if number in world.model.branches:
+            end(world, number, world.dice.choice(("rollback", "rollback", "commit")))
 
     def receive_many(self, world: World) -> None:
         """Each is a branch of its own."""
