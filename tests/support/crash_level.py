@@ -18,7 +18,7 @@ from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import Block, Kind, encode
 from xaqueue.core.model.change import PUT, Change, CoreStep, entry_of, is_valid
-from xaqueue.core.model.definitions import Definitions, QueueDefinition
+from xaqueue.core.model.definitions import ONE, Definitions, QueueDefinition
 from xaqueue.core.storage import journal as journal_of
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.core.storage.journal import Journal, checkpoint_entry
@@ -55,6 +55,8 @@ class Level:
     checkpoint_after: frozenset[str] = NEVER
     paired: bool = False
     """Its owner is one of a pair."""
+    blocks: str = ONE
+    """Whether messages of one call come in a block of many (MANY), or each in a file."""
 
     def __str__(self) -> str:
         return self.name
@@ -112,6 +114,8 @@ def open_space(
     was not killed. lost: why somebody else is the owner, once that is so.
     """
     definitions = replace(definitions, journal_segment_bytes=level.segment_bytes)
+    if level.blocks != ONE and definitions.default is not None:
+        definitions = replace(definitions, default=replace(definitions.default, blocks=level.blocks))
     port = _paired(fs, f"{epoch}-{fs.calls}", lost) if level.paired else fs
     with (
         mock.patch.object(journal_of, "SMALLEST_SEGMENT_BYTES", 1024),

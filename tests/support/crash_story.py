@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
+from unittest import mock
 
 from support.crash_level import NOON_US, STRICT, Level, follow, open_space, ready
 from support.forgetful import Crashed, ForgetfulFileSystem, Tree
@@ -22,9 +23,11 @@ from xaqueue.core.engine.state import Space
 from xaqueue.core.engine.timeouts import expire
 from xaqueue.core.model import layout
 from xaqueue.core.model.branch import State
+from xaqueue.core.model.message_block import decode_gone, decode_table
 from xaqueue.core.model.message_name import tags_of
 from xaqueue.errors import ResourceFailed
 from xaqueue.features.session import Session
+from xaqueue.features.topics import bulk
 from xaqueue.message import EnqueueOptions, MessageId, properties_of
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
@@ -83,12 +86,14 @@ class Take:
 @dataclass(frozen=True)
 class Act:
     """One branch: its work, and its end. ``life_of``: it has the xid of the act at this position, which is over.
-    ``whole``: it is one call up to its first verb, as ``engine.plain`` has them where there is a journal."""
+    ``whole``: it is one call up to its first verb, as ``engine.plain`` has them where there is a journal.
+    ``at_once``: what it puts into a queue is one call, and what it takes from one, of messages without properties."""
 
     end: End
     work: tuple[Put | Take, ...]
     life_of: int | None = None
     whole: bool = False
+    at_once: bool = False
 
 
 @dataclass(frozen=True)
@@ -238,12 +243,26 @@ def shown(tree: Tree) -> dict[tuple[str, int], int]:
     """The messages that a reader sees: those that are there, at or below the watermark of their queue."""
     found = {}
     for path in tree.nodes:
-        place, parsed = layout.parse_message_path(path), layout.parse_message(path.rpartition("/")[2])
-        if place is not None and parsed is not None:
+        place = layout.parse_path(path)
+        if place is not None and path.startswith(layout.COMMITTED):
             mark = layout.parse_watermark(tree.nodes.get(layout.watermark_path(place[0])) or b"")
-            if mark is not None and parsed[0] <= mark.published:
-                found[place[0], int.from_bytes(parsed[1], "big")] = parsed[0]
+            for seq, one in messages_of(tree, path):
+                if mark is not None and seq <= mark.published:
+                    found[place[0], int.from_bytes(one, "big")] = seq
     return found
+
+
+def messages_of(tree: Tree, path: str) -> Iterator[tuple[int, bytes]]:
+    """Numbers and ids of those that are in this file, which may be a block of many, and are not gone."""
+    place = layout.parse_path(path)
+    assert place is not None
+    queue, named = place
+    if not named.is_block:
+        yield named.first, named.message_id
+        return
+    table, gone = decode_table(tree.nodes[path] or b""), tree.nodes.get(layout.gone_path(queue, named))
+    for index in table.left(0 if gone is None else decode_gone(gone, queue, named)):
+        yield named.first + index, table.message_id(index)
 
 
 def perform(space: Space, record: Record, xid: Xid, act: Act, level: Level = STRICT) -> None:
@@ -257,7 +276,9 @@ def perform(space: Space, record: Record, xid: Xid, act: Act, level: Level = STR
     whole = act.whole and space.log.is_atomic
     if not whole:
         session.start(xid)
-        for work in act.work:
+        if act.at_once:
+            do_at_once(session, act.work)
+        for work in () if act.at_once else act.work:
             do(session, work)
         follow(space, level, "start")
         if act.end is End.ACTIVE:
@@ -285,6 +306,20 @@ def do(session: Session, work: Put | Take) -> None:
     else:
         message = session.dequeue(work.queue, message_id=message_id(work.message))
         assert message is not None, f"{work} finds nothing"
+
+
+def do_at_once(session: Session, works: Sequence[Put | Take]) -> None:
+    """Each queue's takes are the next of it."""
+    places = {kind: [(one.queue, one.message) for one in works if isinstance(one, kind)] for kind in (Put, Take)}
+    for queue in sorted({work.queue for work in works}):
+        puts, takes = ([one for name, one in places[kind] if name == queue] for kind in (Put, Take))
+        if takes:
+            found = session.dequeue_many(queue, len(takes))
+            assert [one.message_id for one in found] == list(map(message_id, takes))
+        if puts:
+            ids = list(map(message_id, puts))
+            with mock.patch.object(bulk, "fresh_ids", return_value=ids):
+                assert session.enqueue_many(queue, list(map(body_of, puts))) == ids
 
 
 def call(session: Session, verb: str, xid: Xid) -> None:

@@ -1,0 +1,99 @@
+"""A crash at every call of steps that bring many messages at once, and take some of them: as ``test_crash_steps``.
+
+At the levels at which blocks of many messages are written (``LEVELS``): elsewhere each message is a file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from support.crash_cases import AT_THE_EDGE, FULL, trees_of
+from support.crash_jury import Jury
+from support.crash_level import CYCLING, FILLING, JOURNAL, LAGGING, MOVING, Level
+from support.crash_story import EMPTY, Act, End, Put, Sample, Story, Take, crashes, play
+from support.forgetful import Tree
+from xaqueue.core.model import layout
+from xaqueue.core.model.definitions import MANY
+
+pytestmark = pytest.mark.usefixtures("quiet")
+
+LEVELS = [replace(level, blocks=MANY) for level in (JOURNAL, LAGGING, MOVING, FILLING, CYCLING)]
+ENDS = (End.ONE_PHASE, End.ROLLBACK, End.PREPARED, End.TWO_PHASE, End.LATE, End.UNDONE, End.DECIDED_COMMIT)
+FIRST, SECOND = range(200, 232, 2), range(300, 332, 2)
+"""Sixteen messages each, none of which has properties."""
+EVERY = 8
+
+
+def puts(messages: range, queue: str = "a") -> tuple[Put, ...]:
+    return tuple(Put(queue, one) for one in messages)
+
+
+def takes(begin: int, end: int) -> tuple[Take, ...]:
+    """These of the first sixteen, by their place."""
+    return tuple(Take("a", one) for one in FIRST[begin:end])
+
+
+def act(end: End, *work: Put | Take, life_of: int | None = None) -> Act:
+    return Act(end, work, life_of, at_once=True)
+
+
+def told() -> Tree:
+    """Sixteen messages that came at once, in the directories."""
+    fs, _ = play(Story((act(End.ONE_PHASE, *puts(FIRST)),), EMPTY), LEVELS[0])
+    return Tree({path: data for path, data in fs.tree_after_kill().nodes.items() if layout.JOURNAL not in path})
+
+
+def stories() -> dict[str, Story]:
+    given, edge = told(), AT_THE_EDGE
+    assert any(path.startswith(layout.COMMITTED) and "+" in path for path in given.nodes), "it is no block"
+    beside = act(End.PREPARED, *takes(0, 3))
+    return {
+        **{f"put: {end.name.lower()}": Story((act(end, *puts(FIRST)),), EMPTY) for end in ENDS},
+        **{f"put over the edge: {end.name.lower()}": Story((act(end, *puts(FIRST)),), edge) for end in ENDS[::3]},
+        **{f"take some: {end.name.lower()}": Story((act(end, *takes(0, 3)),), given) for end in ENDS},
+        **{f"take all: {end.name.lower()}": Story((act(end, *takes(0, 16)),), given) for end in ENDS},
+        **{f"both: {end.name.lower()}": Story((act(end, *takes(0, 5), *puts(SECOND)),), given) for end in ENDS},
+        **{f"beside one in doubt: {end.name.lower()}": Story((beside, act(end, *takes(3, 6))), given) for end in ENDS},
+        **{
+            f"one after the other: {end.name.lower()}": Story(
+                (act(End.ONE_PHASE, *takes(0, 4)), act(end, *takes(4, 15)), act(End.ONE_PHASE, *takes(15, 16))), given
+            )
+            for end in ENDS
+            if end in (End.ONE_PHASE, End.TWO_PHASE, End.LATE)
+        },
+        "put, take two_phase": Story((act(End.ONE_PHASE, *puts(FIRST)), act(End.TWO_PHASE, *takes(0, 16))), EMPTY),
+        "put late, take late": Story((act(End.LATE, *puts(FIRST)), act(End.LATE, *takes(0, 9))), EMPTY),
+        "a second life": Story((act(End.UNDONE, *takes(0, 3)), act(End.TWO_PHASE, *takes(0, 5), life_of=0)), given),
+    }
+
+
+STORIES = stories()
+
+
+def cases() -> list[tuple[str, Level]]:
+    """At each level one story in five, by turns, unless in full size."""
+    found = [(name, level) for level in LEVELS for name in STORIES]
+    return [case for number, case in enumerate(found) if FULL or number % len(STORIES) % 5 == number // len(STORIES)]
+
+
+def calls(name: str, level: Level) -> Sample:
+    every = 1 if FULL else EVERY
+    return Sample(every, sum(map(ord, f"{name}{level}")) % every)
+
+
+@pytest.mark.parametrize(("name", "level"), cases(), ids=str)
+def test_power_loss_amid_many(name: str, level: Level) -> None:
+    sitting = Jury(STORIES[name], level)
+    recorded = level.segment_bytes >= JOURNAL.segment_bytes
+    for fs, record in crashes(STORIES[name], level, calls(name, level)):
+        for tree in trees_of(fs, level, draw=2):
+            sitting.judge(tree, record, tries_kept=recorded)
+
+
+@pytest.mark.parametrize(("name", "level"), cases(), ids=str)
+def test_a_kill_amid_many(name: str, level: Level) -> None:
+    sitting = Jury(STORIES[name], level)
+    for fs, record in crashes(STORIES[name], level, calls(name, level)):
+        sitting.judge(fs.tree_after_kill(), record, tries_kept=True)
