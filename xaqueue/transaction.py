@@ -289,8 +289,9 @@ class Transaction:
                 self.phase = Phase.PREPARING
                 vote = leaving.prepare(xid, leaves=True)
             else:
-                self._end(xid)
-                before = before if before is Phase.PREPARING else Phase.ENDED
+                if before is Phase.ACTIVE:  # as ``_end``, without the call
+                    before = self.phase = Phase.ENDED
+                    self._manager.end(xid)
                 self.phase = Phase.PREPARING
                 vote = self._manager.prepare(xid)
         except RolledBack:

@@ -349,7 +349,8 @@ class Ending:
         self.outcome = outcome
         for branch in self._branches.values():
             branch.discard()
-        self._leave(outcome, self._branches)
+        self._coordinator.leave(self.gtrid, outcome, self._branches)
+        self._phase = Phase.OVER
 
     def _let_go(self, outcome: Outcome, unfinished: Collection[str] = ()) -> None:
         """Gives back the connections of those that have answered."""
@@ -358,8 +359,5 @@ class Ending:
                 branch.discard()
             else:
                 branch.release()
-        self._leave(outcome, unfinished)
-
-    def _leave(self, outcome: Outcome, unfinished: Collection[str]) -> None:
         self._coordinator.leave(self.gtrid, outcome, unfinished)
         self._phase = Phase.OVER  # behind it: what is cut off in it is left once more
