@@ -74,21 +74,25 @@ def _add(
     space: Space, branch: Branch, queue: Queue, written: Written, head: bytes, body: bytes, *, is_given: bool
 ) -> None:
     ids = written.ids
-    with space.lock:
-        if queue.name not in space.definitions.known:
-            space.definitions.find(queue.name)  # raises where it was undefined since the caller has looked
-        if is_given and (queue.index.has_any(ids) or not queue.pending.isdisjoint(ids) or len(set(ids)) < len(ids)):
-            raise InvalidArgument(f"messages of these ids are in queue {queue.name} already: ids are unique")
-        queue.pending.update(ids)
-        if (room := queue.room) is not None:
-            for message_id in ids:
-                room.hold(message_id, (len(head) + len(body)) // len(ids))
-        branch.numbers = written.number = branch.numbers + 1
     try:
+        with space.lock:
+            if queue.name not in space.definitions.known:
+                space.definitions.find(queue.name)  # raises where it was undefined since the caller has looked
+            if is_given:
+                _check_new(queue, ids)
+            branch.numbers = written.number = branch.numbers + 1
+            queue.pending.update(ids)
+            if (room := queue.room) is not None:
+                for message_id in ids:
+                    room.hold(message_id, (len(head) + len(body)) // len(ids))
         space.log.add(branch, written, head, body)
         branch.blocks.append(written)
     except BaseException as error:
+        if not written.number:  # nothing was done
+            raise
         with space.lock:
+            if written in branch.blocks:
+                branch.blocks.remove(written)
             for message_id in ids:
                 queue.withdraw(message_id)
         if isinstance(error, OSError):
@@ -96,6 +100,11 @@ def _add(
         if written.path:  # interrupted: a later branch of its name may have a block of this number
             space.discard([written.path])
         raise
+
+
+def _check_new(queue: Queue, ids: Sequence[MessageId]) -> None:
+    if queue.index.has_any(ids) or not queue.pending.isdisjoint(ids) or len(set(ids)) < len(ids):
+        raise InvalidArgument(f"messages of these ids are in queue {queue.name} already: ids are unique")
 
 
 def take(space: Space, branch: Branch, name: str, count: int, most_bytes: float, taken: list[Written]) -> list[Message]:

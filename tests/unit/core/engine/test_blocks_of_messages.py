@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.bare_space import BareSpace, wall_clock
+from support.interruption import interrupt
 from xaqueue.core.model import layout
 from xaqueue.core.model.definitions import MANY, Definitions, QueueDefinition, parse
 from xaqueue.core.model.message_name import parse_any
-from xaqueue.errors import InvalidArgument, RetryLater
+from xaqueue.errors import Error, InvalidArgument, RetryLater
 from xaqueue.features.retries import moving
 from xaqueue.features.session import Session
 from xaqueue.features.streams import cleanup
@@ -323,3 +327,17 @@ def test_who_takes_one_by_one_does_not_keep_others_from_taking_neighbours(bare: 
     assert [len(written.ids) for written in bare.space.branches[X].blocks] == [100, 100, 50]
     session.end(X)
     session.rollback(X)
+
+
+def test_an_add_that_is_interrupted_leaves_no_id_pending(bare: BareSpace) -> None:
+    for at in count(0, 3):
+        connection = bare.connect()
+        was = interrupt(at, partial(connection.enqueue_many, "q", bodies_of(20)))
+        with suppress(Error):
+            connection.close()
+        connection._manager.close()
+        assert "q" not in bare.space.queues or bare.space.queues["q"].pending == set(), at
+        if not was:
+            break
+    assert at > 90
+    assert take(bare, 1) == []
