@@ -14,7 +14,7 @@ from xaqueue.core.engine import quarantine
 from xaqueue.core.engine.state import Space, log
 from xaqueue.core.model import block_files, layout
 from xaqueue.core.model.block import CHECKSUM_OFFSET, HEAD_CRC, HOLLOW, PREFIX_BYTES, Kind, head_of, pack_properties
-from xaqueue.core.model.branch import Branch, Rider, Written
+from xaqueue.core.model.branch import Branch, Call, Rider, Written
 from xaqueue.core.model.change import DROP, PUT, Change, CoreStep, Op
 from xaqueue.core.model.entry import Entry, MessageBlock, Run
 from xaqueue.core.model.message_block import (
@@ -49,6 +49,10 @@ class _Together(Rider):
     """Rides on a branch that has taken some together."""
 
     acts = False
+
+    def decide(self, space: Space, branch: Branch, call: Call) -> None:
+        if call is not Call.COMMIT:
+            expand(space, branch)
 
 
 TOGETHER = _Together()

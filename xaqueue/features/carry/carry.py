@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from xaqueue.batch import is_of_a_batch
 from xaqueue.carried import CarriedChange, CarrierState, CarrierStatus, Pruned, decode
-from xaqueue.core.engine import commit, many
+from xaqueue.core.engine import commit
 from xaqueue.core.engine.state import Busy, Space
 from xaqueue.core.model.block import ADDS, Kind, decode_head
 from xaqueue.core.model.branch import Branch, Call, Rider, State, Written
@@ -107,7 +107,6 @@ def vote(space: Space, branch: Branch, name: str) -> CarriedChange | None:
 
     From here on nothing but ``commit`` and ``rollback`` ends it. Raises ResourceFailed.
     """
-    many.expand(space, branch)
     try:
         for rider in branch.riders:
             rider.decide(space, branch, Call.PREPARE)

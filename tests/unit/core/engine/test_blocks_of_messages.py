@@ -341,3 +341,14 @@ def test_an_add_that_is_interrupted_leaves_no_id_pending(bare: BareSpace) -> Non
             break
     assert at > 90
     assert take(bare, 1) == []
+
+
+def test_a_change_that_a_database_carries_names_each(bare: BareSpace) -> None:
+    ids = put(bare, bodies_of(20))
+    session: Any = Session(bare.space)
+    session.start(X)
+    session.dequeue_many("q", 5)
+    session.end(X)
+    assert session.carry(X, f"{1:016x}.database").taken == [("q", message_id) for message_id in ids[:5]]
+    session.commit(X)
+    assert take(bare, 100) == bodies_of(20)[5:]
