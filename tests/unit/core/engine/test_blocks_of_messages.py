@@ -352,3 +352,23 @@ def test_a_change_that_a_database_carries_names_each(bare: BareSpace) -> None:
     assert session.carry(X, f"{1:016x}.database").taken == [("q", message_id) for message_id in ids[:5]]
     session.commit(X)
     assert take(bare, 100) == bodies_of(20)[5:]
+
+
+def test_the_last_message_takes_the_block_before_its_bitmap(bare: BareSpace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where both takes are followed together: a reader that finds no bitmap would show all that was gone."""
+    put(bare, bodies_of(20))
+    bare.space.settle()
+    take(bare, 3)
+    take(bare, 17)
+    gone: list[str] = []
+    unlink = bare.fs.unlink
+
+    def watched(path: str) -> None:
+        gone.append(path)
+        unlink(path)
+
+    monkeypatch.setattr(bare.fs, "unlink", watched)
+    bare.space.settle()
+    block, bitmap = (path for path in gone if path.startswith(layout.COMMITTED))
+    assert parse_any(block.rpartition("/")[2]) is not None
+    assert layout.GONE in bitmap
