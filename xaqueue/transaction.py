@@ -225,7 +225,7 @@ class Transaction:
             case Phase.READ_ONLY:
                 self.leave()
             case Phase.PREPARED | Phase.PREPARING:
-                self._finish(self._manager.rollback, current)
+                self._finish(self._undo, current)  # a prepare that was interrupted may not have left it
             case _:
                 self._roll_back()
 

@@ -355,9 +355,9 @@ class Session(Association):
                 if branch is None or space.log.failure is not None or branch.busy or branch.deadline is not None:
                     branch = self._due_locked(xid, call)
                 if leaves:
-                    branch.active.discard(self.number)
                     if branch is self._current:
                         self._current = None
+                    branch.active.discard(self.number)
                 is_asked = branch.riders or branch.active or branch.suspended or branch.rollback_reason is not None
                 if is_asked or (call, branch.base) not in ALLOWED_ALONE:
                     is_allowed = states.is_allowed(branch.state_for(self.number), call, xid)

@@ -144,3 +144,35 @@ def test_an_interrupt_anywhere_loses_nothing(tmp_path: Path, name: str, sync: st
                 assert found == after
                 break
         assert at > 20 * EVERY
+
+
+def taken(bare: BareSpace) -> Connection:
+    connection = bare.connect()
+    connection.tpc_begin(Xid(1, b"interrupted", b""))
+    dequeue(connection)
+    return connection
+
+
+def test_who_is_interrupted_in_a_prepare_rolls_back_and_goes_on(tmp_path: Path) -> None:
+    """Where the space is not fenced: in the first steps, before anything is on its way, and in the last ones."""
+    went_on = 0
+    with bare_space(tmp_path / "space", "JOURNAL") as bare:
+        for at in count():
+            ground(bare)
+            connection = taken(bare)
+            try:
+                if not interrupt(at, connection.tpc_prepare):
+                    break
+            except ResourceFailed:
+                pass
+            if bare.space.failure is None:
+                with suppress(KeyboardInterrupt):  # one that a round has kept back
+                    connection.tpc_rollback()
+                assert bare.space.branches == {}, at
+                dequeue(connection)
+                connection.commit()
+                assert bare.take("q") == TAKEN, at
+                connection.close()
+                went_on += 1
+            settle(bare)
+    assert went_on > 5
