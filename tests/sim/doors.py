@@ -39,7 +39,7 @@ from xaqueue.features.topics import bulk
 from xaqueue.message import MessageId
 from xaqueue.xid import Xid
 
-BLOCKS = False
+BLOCKS = True
 """Whether worlds whose rules are about blocks of many messages have such: else each message has a file."""
 LEVELS: tuple[Level, ...] = (STRICT, STRICT, level_of("FSYNC;DSYNC"), LAGGING, FILLING, CYCLING)
 FIRST_LIFE = "11111111-1111-1111-1111-111111111111"

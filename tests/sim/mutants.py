@@ -24,6 +24,7 @@ from sim import doors, run
 from sim.model import Rules
 from sim.rules.ages import Ages
 from sim.rules.batches import Batches
+from sim.rules.blocks import Blocks
 from sim.rules.carry import Carry
 from sim.rules.counts import Counts
 from sim.rules.dedup import Dedup
@@ -42,7 +43,9 @@ from sim.rules.undefine import Undefine
 from support.careless_log import careless
 from support.crash_level import CYCLING, FILLING, LAGGING, STRICT, Level
 from support.forgetful import ForgetfulFileSystem
+from xaqueue.core.engine import many
 from xaqueue.core.model.layout import Watermark
+from xaqueue.core.model.message_block import encode_gone
 from xaqueue.features.pair.pair_fs import PairFileSystem
 from xaqueue.features.replica.journal_copy import JournalCopy
 
@@ -161,6 +164,24 @@ def follows_all() -> Mutant:
             yield
 
     return Mutant("before its source has it: JournalCopy.follow", wrong, (Waits,), JOURNALS)
+
+
+def own_bits() -> Mutant:
+    """A step says of a block of many messages what it takes, and not all that is gone."""
+
+    @contextmanager
+    def wrong(struck: Struck) -> Iterator[None]:
+        def encode(queue: str, named: Any, gone: int, epoch: int) -> tuple[bytes, bytes]:
+            own = gone & ~before.get((queue, named), 0)
+            before[queue, named] = gone
+            struck.times += own != gone
+            return encode_gone(queue, named, own, epoch)
+
+        before: dict[Any, int] = {}
+        with mock.patch.object(many, "encode_gone", encode):
+            yield
+
+    return Mutant("own bits: many.leave", wrong, (Blocks,), JOURNALS)
 
 
 CORE_SYNCS = (
@@ -321,6 +342,9 @@ MUTANTS: Sequence[Mutant] = (
     dropped("core.storage.journal.Journal._begin_anew", [], Takeovers, levels=JOURNALS),
     in_place("link", Topics),
     in_place("write_at"),
+    own_bits(),
+    dropped("core.model.change.Change.take_back", None, Blocks, levels=JOURNALS),
+    undone("rename", "/.gone/", (Blocks,), JOURNALS),
 )
 
 
