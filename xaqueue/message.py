@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timedelta
 from struct import Struct
@@ -298,7 +299,7 @@ def properties_in(stored: Mapping[str, Any]) -> Properties:
     found.__dict__ = {"unknown": {}, **stored, "headers": {**headers} if type(headers) is dict else headers}
     if not stored.keys() <= _KNOWN:
         unknown = {name: found.__dict__.pop(name) for name in stored if name not in _KNOWN}
-        found.__dict__["unknown"] = unknown
+        found.__dict__["unknown"] = deepcopy(unknown)
     return found
 
 

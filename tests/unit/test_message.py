@@ -165,6 +165,15 @@ def test_a_stored_message_is_as_one_that_was_made(stored: dict[str, Any]) -> Non
     assert (message().enqueued_at, message().correlation_id) == (made.enqueued_at, made.correlation_id)
 
 
+def test_messages_that_are_stored_with_one_map_share_nothing_of_it() -> None:
+    stored = {"queue": "q", "headers": {"a": "b"}, "later": {"inner": [1]}}
+    one, other = (stored_message(MessageId(bytes(16)), "q", seq, b"", stored) for seq in (1, 2))
+    for made in (one.properties.headers, one.properties.unknown["later"], one.properties.unknown):
+        made["c"] = "d"  # type: ignore[index]
+    one.properties.unknown["later"]["inner"].append(2)
+    assert (other.headers, other.properties.unknown) == ({"a": "b"}, {"later": {"inner": [1]}})
+
+
 def test_the_properties_of_a_stored_message_are_made_once() -> None:
     message, other = (stored_message(MessageId(bytes(16)), "q", 1, b"", {"queue": "q"}) for _ in range(2))
     assert stored_of(message) == {"queue": "q"}
