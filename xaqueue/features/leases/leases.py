@@ -215,20 +215,20 @@ def adopt(self: Session, lost: bytes) -> None:
 
 
 def _lend(self: Session, queue: str, lease_s: float, wait_s: float) -> tuple[Branch, Message] | None:
-    space, message = self.space, None
-    with space.lock:
-        if space.log.failure is not None:
-            space.check()
-        branch = self._begin_locked(Xid.local(fresh_id(), BQUAL), None)
-        branch.riders = (Lent(self.identity),)
-    self._receiving, self._awaits = branch, queue if wait_s else ""
-    self._waits_since = time.monotonic()
+    space, xid, message = self.space, Xid.local(fresh_id(), BQUAL), None
     try:
+        with space.lock:
+            if space.log.failure is not None:
+                space.check()
+            branch = self._begin_locked(xid, None)
+            branch.riders = (Lent(self.identity),)
+        self._receiving, self._awaits = branch, queue if wait_s else ""
+        self._waits_since = time.monotonic()
         message = messages.dequeue(space, branch, queue, wait_s, None, None)
     finally:
         with space.lock:
             if message is None:
-                space.branches.pop(branch.xid, None)
+                space.branches.pop(xid, None)
             else:
                 branch.deadline = time.monotonic() + lease_s
                 space.look_by(branch.deadline)

@@ -74,6 +74,17 @@ def dequeue_many(connection: Connection) -> None:
 
 
 MANY = [b"new", b"and one"]
+
+
+def receive(connection: Connection) -> None:
+    connection.receive("q")[0].ack()
+
+
+def receive_many(connection: Connection) -> None:
+    for delivery in connection.receive("q", max_messages=5):
+        delivery.nack()
+
+
 Run = Callable[[Connection], None]
 GIVEN, TAKEN, ADDED = [b"1", b"2"], [b"2"], [b"1", b"2", b"new"]
 RUNS: dict[str, tuple[Run, list[bytes]]] = {
@@ -84,6 +95,8 @@ RUNS: dict[str, tuple[Run, list[bytes]]] = {
     "dequeue in two phases": (two_phase(dequeue), TAKEN),
     "dequeue undone": (undone(dequeue), GIVEN),
     "enqueue undone": (undone(enqueue), GIVEN),
+    "receive": (receive, TAKEN),
+    "receive many undone": (receive_many, GIVEN),
     "many": (one_phase(enqueue_many), [*GIVEN, *MANY]),
     "dequeue of many": (one_phase(dequeue_many), []),
     "dequeue of many undone": (undone(dequeue_many), GIVEN),
