@@ -22,11 +22,13 @@ from xaqueue.rpc.client.manager import remote_manager
 
 MESSAGES = 400
 KILLS = 6
-CHILD = """
-import sys, xaqueue
+CHILD = f"""
+import sys, time, xaqueue
 connection = xaqueue.connect(sys.argv[1])
-for message in connection.consume("orders", wait_s=0):
+for number, message in enumerate(connection.consume("orders", wait_s=0)):
     print(message.body.decode(), flush=True)
+    if number == {MESSAGES // KILLS - 2}:  # it is killed late: there is something left for each
+        time.sleep(3600)
     connection.commit()
 """
 

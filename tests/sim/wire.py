@@ -14,6 +14,8 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
+from greenlet import getcurrent
+
 from xaqueue.access import Identity
 from xaqueue.core.engine.state import Space
 from xaqueue.rpc.client.manager import RemoteManager
@@ -102,6 +104,7 @@ class Line:
             server.lost = server.lost or lost == "request"
             self.hang_up()
             raise ConnectionResetError("the wire is cut")
+        self._run_from_here()
         self._session.data_received(bytes(data))
         server.loop.turn()
         if lost == "answer":
@@ -123,8 +126,16 @@ class Line:
     def hang_up(self) -> None:
         if self.is_open and not self._server.is_dead:
             self.is_open = False
+            self._run_from_here()
             self._session.connection_lost(None)
             self._server.loop.turn()
+
+    def _run_from_here(self) -> None:
+        """Its loop is whoever calls: a server may have been made amid a step of another one, in a greenlet of that."""
+        scheduler, task = self._server.host.scheduler, self._session._task
+        scheduler.greenlet = scheduler._leading.parent = getcurrent()
+        if not task.dead:
+            task.parent = scheduler.greenlet
 
     # The server's half
 
