@@ -394,30 +394,33 @@ def test_every_error_that_a_docstring_names_is_exported() -> None:
 
 
 @pytest.mark.parametrize("error", [xaqueue.ResourceFailed("fenced"), xaqueue.ConnectionLost("gone")])
-def test_an_end_that_fails_is_told_by_the_prepare_that_needed_it(
+def test_a_prepare_that_fails_with_its_end_can_be_rolled_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: xaqueue.Error
 ) -> None:
+    """The end is a part of it, and was not done either."""
     with closing(xaqueue.connect(tmp_path / "s", create=True)) as connection:
         connection.tpc_begin(connection.xid(1, "g", "b"))
         connection.enqueue("q", b"1")
 
-        def end(*_: object) -> None:
+        def prepare(*_: object, **__: object) -> None:
             raise error
 
         with monkeypatch.context() as patch:
-            patch.setattr(connection._manager, "end", end)
+            patch.setattr(connection._manager, "prepare", prepare)
             with pytest.raises(type(error)):
                 connection.tpc_prepare()
         connection.tpc_rollback()
+        assert connection.tpc_recover() == []
+        assert connection.dequeue("q") is None
 
 
 def interrupted_behind(manager: object, verb: str, patch: pytest.MonkeyPatch) -> None:
     """As an interrupt that waited until the step of this verb was over."""
     real = getattr(manager, verb)
 
-    def late(*arguments: object) -> None:
+    def late(*arguments: object, **options: object) -> None:
         patch.undo()
-        real(*arguments)
+        real(*arguments, **options)
         raise KeyboardInterrupt
 
     patch.setattr(manager, verb, late)
