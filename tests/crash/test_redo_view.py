@@ -35,6 +35,10 @@ LARGE = b"x" * 30_000
 """Too large for a record of a journal of the smallest segments: it has the names only."""
 
 
+class Derived(DirectoryFileSystem):
+    """Each of its calls is made by its name."""
+
+
 class Paused:
     """A file system that lets somebody look before each of its calls, while nobody else makes one."""
 
@@ -159,7 +163,7 @@ def contents(root: Path) -> tuple[Any, ...]:
 @pytest.fixture
 def paused(monkeypatch: pytest.MonkeyPatch) -> Paused:
     found = Paused()
-    monkeypatch.setattr(open, "DirectoryFileSystem", lambda *a, **k: found.of(DirectoryFileSystem(*a, **k)))
+    monkeypatch.setattr(open, "DirectoryFileSystem", lambda *a, **k: found.of(Derived(*a, **k)))
     monkeypatch.setattr(findings, "SECOND_LOOK_S", 0)
     return found
 
