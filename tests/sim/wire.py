@@ -132,10 +132,11 @@ class Line:
 
     def _run_from_here(self) -> None:
         """Its loop is whoever calls: a server may have been made amid a step of another one, in a greenlet of that."""
-        scheduler, task = self._server.host.scheduler, self._session._task
-        scheduler.greenlet = scheduler._leading.parent = getcurrent()
-        if not task.dead:
-            task.parent = scheduler.greenlet
+        scheduler, task, here = self._server.host.scheduler, self._session._task, getcurrent()
+        if getattr(here, "scheduler", None) is not scheduler:  # else one of its own sessions hangs up
+            scheduler.greenlet = scheduler._leading.parent = here
+            if not task.dead:
+                task.parent = here
 
     # The server's half
 
