@@ -134,7 +134,9 @@ def complete(space: Space, xid: Xid, decision: Decision) -> None:
 
 
 def forget(space: Space, branch: Branch) -> None:
-    """The record goes; the xid is known as finished for a while yet."""
+    """The record goes; the xid is known as finished for a while yet. ProtocolError where the decision is not done."""
+    if branch.decided is not None:
+        raise ProtocolError(f"the decision on {branch.xid} is not carried out yet: decide it again")
     outcome = Outcome.ROLLED_BACK if branch.base is State.HEURISTIC_ROLLBACK else Outcome.COMMITTED
     change = Change(CoreStep.FORGET, branch.name, [(DROP, f"{HEURISTIC}/{branch.xid}")])
     space.log.perform(change, lambda: space.finish_locked(branch, outcome))

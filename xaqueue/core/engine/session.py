@@ -26,7 +26,7 @@ from xaqueue.core.model.branch import (
     call_of,
     check_flags,
 )
-from xaqueue.errors import Error, InvalidArgument, ProtocolError, ResourceFailed, RolledBack
+from xaqueue.errors import Error, InvalidArgument, ResourceFailed, RolledBack
 from xaqueue.message import EnqueueOptions, Message, MessageId, check_queue_name, checked_reason, id_of
 from xaqueue.times import check_seconds
 from xaqueue.xa import Code, Flag, Outcome, Vote
@@ -131,10 +131,12 @@ class Session(Association):
 
     def forget(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
         branch = self._take(xid, call_of("forget", flags))
-        with Busy(self.space, branch):
-            if branch.decided is not None:
-                raise ProtocolError(f"the decision on {xid} is not carried out yet: decide it again")
+        try:
             heuristics.forget(self.space, branch)
+        except BaseException as error:
+            leave(self.space, branch, error)
+            raise
+        self.space.log.deliver_interrupt()
 
     def forget_by_hand(self, xid: Xid, by: str, reason: str = "") -> None:
         """As ``forget``, of a person, who is recorded first. Raises UnknownXid where there is no decision,

@@ -18,7 +18,9 @@ import pytest
 from support.bare_space import DURABLE, BareSpace, bare_space
 from support.interruption import interrupt
 from xaqueue import Connection
-from xaqueue.errors import Error, ResourceFailed
+from xaqueue.core.engine import heuristics
+from xaqueue.core.engine.session import Session
+from xaqueue.errors import Error, ResourceFailed, UnknownXid
 from xaqueue.xid import Xid
 
 EVERY = 1 if os.environ.get("XAQUEUE_CRASH_FULL") == "1" else 5
@@ -189,3 +191,26 @@ def test_who_is_interrupted_in_a_prepare_rolls_back_and_goes_on(tmp_path: Path) 
                 went_on += 1
             settle(bare)
     assert went_on > 5
+
+
+@pytest.mark.parametrize("sync", ["NONE", "JOURNAL"])
+def test_an_interrupted_forget_holds_no_branch(tmp_path: Path, sync: str) -> None:
+    with bare_space(tmp_path / "space", sync) as bare:
+        for at in count():
+            xid = Xid(1, b"decided %d" % at, b"")
+            session = Session(bare.space)
+            session.start(xid)
+            session.enqueue("q", b"new")
+            session.end(xid)
+            session.prepare(xid)
+            heuristics.decide(bare.space, xid, True, by="test")
+            with suppress(ResourceFailed):  # it came in the middle of a round
+                if not interrupt(at, partial(session.forget, xid)):
+                    break
+            if bare.space.failure is not None:
+                bare.reopen()
+            assert not any(branch.busy for branch in bare.space.branches.values()), at
+            with suppress(UnknownXid):
+                Session(bare.space).forget(xid)
+        assert at > 20
+        assert bare.space.branches == {}
