@@ -270,7 +270,8 @@ def stored_message(message_id: MessageId, queue: str, seq: int, body: bytes, sto
     made.body = body
     made.properties = stored
     made.__class__ = Message
-    return cast(Message, made)
+    message: Message = made
+    return message
 
 
 def stored_of(message: Message) -> Mapping[str, Any] | None:

@@ -47,6 +47,8 @@ from xaqueue.errors import DiskFull, RetryLater
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
 
+_change = tuple.__new__
+"""As ``Change`` itself, without a frame."""
 _ENQUEUE, _PREPARED = Kind.ENQUEUE, State.PREPARED
 
 
@@ -191,7 +193,7 @@ def commit_change(space: Space, branch: Branch, step: IntEnum) -> Change:
     if taken:
         many.leave(space, taken, removals, rest)
     ops = ops + removals if removals else ops
-    return Change(step, branch.name, ops, point, rest, arrivals, commits=True, taken=taken)
+    return _change(Change, (step, branch.name, ops, point, rest, arrivals, True, taken))  # it commits
 
 
 def _point(branch_block: Written, name: str, rest: list[Op]) -> Sequence[Op]:

@@ -119,7 +119,7 @@ class Held:
             features=features,
             **options,
         )
-        self.files.recovering = False
+        self.files.recovered()
         self.guard.recovered(space)
         report = str(space.report)
         if space.read_only is None:

@@ -178,7 +178,9 @@ class DirectoryFileSystem:
         try:
             if offset:
                 os.lseek(fd, offset, os.SEEK_SET)
-            return read_up_to(fd, min(size, found.st_size) if size is not None else found.st_size)
+            size = found.st_size if size is None or size > found.st_size else size
+            data = os.read(fd, size)  # as ``read_up_to``, which each dequeue would call
+            return data if len(data) == size else data + read_up_to(fd, size - len(data))
         finally:
             os.close(fd)
 

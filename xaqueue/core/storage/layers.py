@@ -62,6 +62,8 @@ class OwnerFileSystem(Layer):
         super().__init__(fs)
         self.set_modified_ns = fs.set_modified_ns
         self.remove_dir = fs.remove_dir
+        self.create = partial(self._watched, "create")
+        self.link = partial(self._watched, "link")
         self.rename = partial(self._watched, "rename")
         self.unlink = partial(self._watched, "unlink")
         self.sync_file = partial(self._watched_sync, "sync_file")
@@ -69,12 +71,14 @@ class OwnerFileSystem(Layer):
         self.sync_dir = partial(self._watched_sync, "sync_dir")
         self.sync_all = partial(self._watched_sync, "sync_all")
         self.reserve = reserve
-        self.recovering = True
-        """What is made now was promised before a crash: new files find room, too. Else whoever must have one calls
-        ``Reserve.again``."""
         self.running: dict[int, tuple[float, str, str]] = {}
         """By thread, and one for who leads a round: when a call began, which, and its path."""
         self.syncs = SyncTimes()
+
+    def recovered(self) -> None:
+        """What was made until now was promised before a crash: new files found room, too. From here on whoever must
+        have one calls ``Reserve.again``."""
+        self.create, self.link = partial(self._fs.create), partial(self._fs.link)
 
     def unreserved(self) -> OwnerFileSystem:
         """The same port, for what may be left undone without room."""
@@ -82,41 +86,23 @@ class OwnerFileSystem(Layer):
         port.running, port.syncs = self.running, self.syncs
         return port
 
-    def create(self, path: str, chunks: Sequence[bytes], modified_ns: int = 0) -> None:
-        try:
-            self._fs.create(path, chunks, modified_ns)
-        except OSError as error:
-            if not self.recovering or _is_long(chunks):
-                raise
-            self._again(error, self._fs.create, path, chunks, modified_ns)
-
-    def link(self, source: str, target: str) -> None:
-        try:
-            self._fs.link(source, target)
-        except OSError as error:
-            if not self.recovering:
-                raise
-            self._again(error, self._fs.link, source, target)
-
     def write_at(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
         me = get_ident()
         try:
             self.running[me] = monotonic(), "write", path
             self._fs.write_at(path, offset, chunks)
         except OSError as error:
-            if _is_long(chunks):
-                raise
             self._again(error, self._fs.write_at, path, offset, chunks)
         finally:
             self.running.pop(me, None)
 
-    def _watched(self, call: str, *paths: str) -> None:
+    def _watched(self, call: str, path: str, *others: Any) -> None:
         me = get_ident()
         try:
-            self.running[me] = monotonic(), call, paths[-1]
-            getattr(self._fs, call)(*paths)
+            self.running[me] = monotonic(), call, others[0] if call == "rename" else path
+            getattr(self._fs, call)(path, *others)
         except OSError as error:
-            self._again(error, getattr(self._fs, call), *paths)
+            self._again(error, getattr(self._fs, call), path, *others)
         finally:
             self.running.pop(me, None)
 
@@ -134,8 +120,6 @@ class OwnerFileSystem(Layer):
         try:
             self._fs.write_synced(path, offset, chunks, syncing)
         except OSError as error:
-            if _is_long(chunks):
-                raise
             self._again(error, self._fs.write_synced, path, offset, chunks, syncing)
         finally:
             taken_s = monotonic() - self.running.pop(_ROUND)[0]
@@ -193,14 +177,11 @@ class OwnerFileSystem(Layer):
         return f"the {call} of {path} has taken {taken_s:,.1f} s" if taken_s > deadline_s else ""
 
     def _again(self, error: OSError, call: Callable[..., object], *arguments: object) -> None:
-        if self.reserve is None or error.errno not in FULL:
+        """Raises it where no reserve helps, or it is a journal that grows, which it need not, or a large body."""
+        chunks = next((one for one in arguments if isinstance(one, list | tuple)), ())
+        if self.reserve is None or error.errno not in FULL or sum(map(len, chunks)) > PIECE_BYTES:
             raise error
         self.reserve.again(error, call, *arguments)
-
-
-def _is_long(chunks: Sequence[bytes]) -> bool:
-    """Whether it is a journal that grows, which it need not, or a large body."""
-    return sum(map(len, chunks)) > PIECE_BYTES
 
 
 class ReadOnlyFileSystem(Layer):

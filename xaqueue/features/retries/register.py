@@ -35,6 +35,7 @@ Taken = tuple[str, int, MessageId]
 _CHECKSUM = Struct("<I")
 _FIXED = Struct("<IQ16sB")
 """Tries, sequence number, id, length of the queue's name, which follows."""
+_pack_checksum, _pack_fixed = _CHECKSUM.pack, _FIXED.pack
 RETURNED = 2**32 - 1
 """In the place of the tries."""
 _END = bytes(_CHECKSUM.size)
@@ -51,8 +52,8 @@ class Register:
         self._lock = threading.Lock()
         self._end = 0
         """Where the next entry goes."""
-        self._full = SIZE_BYTES
-        """Where it begins again."""
+        self._full = SIZE_BYTES - len(_END)
+        """How far entries go before it begins again."""
         self._is_made = False
         self.make()
 
@@ -71,19 +72,22 @@ class Register:
             return
         record = b""
         for written in taken:
-            if written.entry is not None and (written.is_try or returned):
-                if type(written.entry) is Run:
-                    record += b"".join(encode(written.queue, one, returned=returned) for one in each_of(written.entry))
+            entry = written.entry
+            if entry is not None and (written.is_try or returned):
+                if type(entry) is Run:
+                    record += b"".join(encode(written.queue, one, returned=returned) for one in each_of(entry))
                 else:
-                    record += encode(written.queue, written.entry, returned=returned)
+                    record += encode(written.queue, entry, returned=returned)
         if not record:
             return
         try:
             with self._lock:
-                if self._end + len(record) + len(_END) > self._full:
+                end = self._end + len(record)
+                if end > self._full:
                     record = self._begin_again(record)
-                self._fs.write_at(TRIES, self._end, [record, _END])
-                self._end += len(record)
+                    end = self._end + len(record)
+                self._fs.write_at(TRIES, self._end, (record, _END))
+                self._end = end
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
@@ -91,7 +95,7 @@ class Register:
     def _begin_again(self, record: bytes) -> bytes:
         """What goes to the start: what is held, and this."""
         kept = b"".join(encode(queue, entry) for queue, entry in self._held())
-        self._end, self._full = 0, min(max(SIZE_BYTES, 2 * len(kept)), LARGEST_BYTES)
+        self._end, self._full = 0, min(max(SIZE_BYTES, 2 * len(kept)), LARGEST_BYTES) - len(_END)
         return kept[: LARGEST_BYTES // 2] + record
 
 
@@ -99,8 +103,8 @@ def encode(queue: str, entry: Entry, *, returned: bool = False) -> bytes:
     """The entry of a message that is taken, or handed back."""
     name = queue.encode()
     tries = RETURNED if returned else entry.tries
-    content = _FIXED.pack(tries, entry.seq, entry.message_id, len(name)) + name
-    return _CHECKSUM.pack(crc32(content)) + content
+    content = _pack_fixed(tries, entry.seq, entry.message_id, len(name)) + name
+    return _pack_checksum(crc32(content)) + content
 
 
 def decode(data: bytes) -> dict[Taken, int]:

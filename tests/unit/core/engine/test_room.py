@@ -417,7 +417,7 @@ class ReservedSpace(BareSpace):
         limit = RoomLimit(files, reserve, files.unreserved())
         space = open_space(files, self.definitions, hardening=Hardening.parse(self.sync), room=limit)
         limit.restore(self.definitions)
-        files.recovering = False
+        files.recovered()
         return space
 
     @property
@@ -444,6 +444,8 @@ def full_until_given_up(reserved: ReservedSpace, call: str, path: str, pieces: i
         real(first, *others)
 
     setattr(reserved.fs, call, limited)
+    assert isinstance(reserved.space.fs, OwnerFileSystem)
+    reserved.space.fs.recovered()  # it makes files by that one
 
 
 def test_an_enqueue_uses_nothing_of_the_reserve(reserved: ReservedSpace) -> None:

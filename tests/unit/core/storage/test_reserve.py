@@ -193,13 +193,17 @@ def reserve(tmp_path: Path) -> Reserve:
 
 
 @pytest.fixture
-def port(tmp_path: Path, reserve: Reserve) -> OwnerFileSystem:
+def recovering(tmp_path: Path, reserve: Reserve) -> OwnerFileSystem:
     fs = Full(tmp_path)
     fs.create("there", [b"abc"])
-    reserving = OwnerFileSystem(fs, reserve)
-    reserving.recovering = False
     fs.enough = PIECES - 2
-    return reserving
+    return OwnerFileSystem(fs, reserve)
+
+
+@pytest.fixture
+def port(recovering: OwnerFileSystem) -> OwnerFileSystem:
+    recovering.recovered()
+    return recovering
 
 
 CALLS: list[tuple[str, tuple[object, ...]]] = [
@@ -229,12 +233,11 @@ def test_new_files_and_journals_that_grow_do_not(port: OwnerFileSystem, reserve:
     assert not port.exists("new")
 
 
-def test_files_of_a_recovery_do(port: OwnerFileSystem, reserve: Reserve) -> None:
-    port.recovering = True
+def test_files_of_a_recovery_do(recovering: OwnerFileSystem, reserve: Reserve) -> None:
     with pytest.raises(OSError, match="No space left"):
-        port.create("large", [bytes(PIECE_BYTES + 1)])
-    port.create("new", [b"content"])
-    assert port.read("new") == b"content"
+        recovering.create("large", [bytes(PIECE_BYTES + 1)])
+    recovering.create("new", [b"content"])
+    assert recovering.read("new") == b"content"
     assert reserve.missing == 2
 
 
