@@ -34,12 +34,13 @@ from xaqueue.core.recovery.prepared import Verdict
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.journal_files import ARCHIVE
 from xaqueue.core.storage.journal_format import parse_name
-from xaqueue.core.storage.journal_reader import Found, look, read_readable
+from xaqueue.core.storage.journal_reader import Found, look
 from xaqueue.errors import DamagedBlock, InvalidArgument, JournalDamaged, SpaceError
 from xaqueue.features.kinds import KINDS
 from xaqueue.features.streams.message_files import read_whole
 from xaqueue.offline.check_committed import CommittedCheck
 from xaqueue.offline.findings import Finding, Prober, Severity, broken, damaged, leftover, note
+from xaqueue.offline.journal_remains import read_readable
 from xaqueue.offline.plan import MADE_AGAIN, Item, Plan, Site, site_of
 from xaqueue.offline.redo_view import RedoView, read_journal
 from xaqueue.xid import Xid

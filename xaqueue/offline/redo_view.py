@@ -29,10 +29,11 @@ from xaqueue.core.owner.record import Owner, read_owner
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.journal_format import Record, parse_name
-from xaqueue.core.storage.journal_reader import Found, look, read_readable
+from xaqueue.core.storage.journal_reader import Found, look
 from xaqueue.core.storage.layers import ReadOnlyFileSystem
 from xaqueue.core.storage.regular import NO_FILE
 from xaqueue.errors import JournalDamaged, SpaceError
+from xaqueue.offline.journal_remains import read_readable
 
 TRIES = 40
 PAUSE_S = 0.005

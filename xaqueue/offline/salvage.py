@@ -30,9 +30,10 @@ from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.journal import whole_sectors
 from xaqueue.core.storage.journal_files import free_archive, make_segment
 from xaqueue.core.storage.journal_format import Record, Segment
-from xaqueue.core.storage.journal_reader import Gap, look, read_readable
+from xaqueue.core.storage.journal_reader import look
 from xaqueue.errors import JournalDamaged, SpaceError
 from xaqueue.features.kinds import KINDS
+from xaqueue.offline.journal_remains import Gap, read_readable
 from xaqueue.offline.plan import GIVEN_UP, KEPT, Item, Plan, Site, counted, site_of
 
 log = logging.getLogger("xaqueue")

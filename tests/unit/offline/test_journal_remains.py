@@ -13,7 +13,7 @@ from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.core.storage.journal_files import free_archive
 from xaqueue.core.storage.journal_format import PREFIX_BYTES, name_of
-from xaqueue.core.storage.journal_reader import Gap, ReadableRecords, read_readable
+from xaqueue.offline.journal_remains import Gap, ReadableRecords, read_readable
 
 FIRST, SECOND, THIRD = (name_of(number * SMALLEST_SEGMENT_BYTES) for number in range(3))
 BODY = PREFIX_BYTES + 100
