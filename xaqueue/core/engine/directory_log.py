@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from itertools import takewhile
 from typing import NamedTuple
 
 from xaqueue.core.engine.log import NEVER, STEP_FILES, CommitPending, Copying, Owner, Register
@@ -265,8 +266,8 @@ class DirectoryLog(GroupCommit):
         touched: adds what is to be synced behind it. Raises RetryLater where there is no room, and then nothing was
         done, or is taken back before it is told; behind the point of the change CommitPending.
         """
-        fs, done = self.fs, list[Op]()
-        is_decided = bool(change.point) and ops is change.ops
+        fs, op = self.fs, None
+        is_decided = change.point and ops is change.ops
         try:
             for name, seq in () if is_decided else change.arrivals:
                 queue = self._owner.queues[name]
@@ -280,23 +281,20 @@ class DirectoryLog(GroupCommit):
                         fs.set_modified_ns(source, when_us * 1000)
                     fs.rename(source, target)
                 elif code == DROP:
-                    with suppress(FileNotFoundError):
+                    try:
                         if self.hardens_names:
                             fs.hold_dir(op[1].rpartition("/")[0])  # what cannot be synced is not begun
                         fs.unlink(op[1])
+                    except FileNotFoundError:
+                        pass
                 else:  # a record of the space, whose content is staged
                     fs.rename(staged_path(op[1]), op[1])
-                done.append(op)
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
-            to_move_back = [op for op in done if op[0] == MOVE]
-            if touched is None:
-                self._move_back(to_move_back)
-            else:
-                touched.note(done)
-                touched.to_move_back += to_move_back
-            raise no_room_error(change, error, is_decided=is_decided) from error
+            done = list(takewhile(lambda one: one is not op, ops)) if op is not None else []
+            self._take_back(done, touched)
+            raise no_room_error(change, error, is_decided=bool(is_decided)) from error
         if touched is not None:
             touched.note(ops)
 
@@ -309,6 +307,14 @@ class DirectoryLog(GroupCommit):
                 touched.targets[COMMITTED] = None
         if self.hardens_names:
             self.fs.hold_dir(layout.range_path(queue.name, seq))
+
+    def _take_back(self, done: Sequence[Op], touched: _Touched | None) -> None:
+        to_move_back = [op for op in done if op[0] == MOVE]
+        if touched is None:
+            self._move_back(to_move_back)
+        else:
+            touched.note(done)
+            touched.to_move_back += to_move_back
 
     def _move_back(self, moves: Sequence[Op]) -> None:
         """A directory that must grow on a full disk does not."""
@@ -335,7 +341,7 @@ class DirectoryLog(GroupCommit):
         """What may go at any time. Where that is all that the change does, it may find no room."""
         try:
             for op in change.rest:
-                try:  # noqa: SIM105 (every step with a rest comes by here)
+                try:  # noqa: SIM105 (as above)
                     self.fs.unlink(op[1])
                 except FileNotFoundError:
                     pass

@@ -15,6 +15,8 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from threading import get_ident
+from time import monotonic
 from typing import ParamSpec, Protocol, TypeVar
 
 from xaqueue.core.storage.fs import Room, Syncing, lasting, synced, writer_of
@@ -37,6 +39,11 @@ _OVERWRITES = frozenset({"ext2", "ext3", "ext4", "tmpfs"})
 room was then a sync that failed. On others the two are two calls, whose failures are not the same."""
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
+Running = dict[int, tuple[float, str, str]]
+"""By thread, and one for who leads a round: when a call began, which, and its path."""
+Rename = Callable[[str, str], None]
+Unlink = Callable[[str], None]
+WriteAt = Callable[[str, int, Sequence[bytes]], None]
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -94,21 +101,17 @@ class DirectoryFileSystem:
             os.close(fd)
 
     def write_at(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
-        fd = self._places.pop(path, None)
-        is_new = fd is None
-        if fd is None:
-            fd = self._open_place(path)
+        self._write_at(self._places.pop(path, None), path, offset, chunks)
+
+    def _write_at(self, place: int | None, path: str, offset: int, chunks: Sequence[bytes]) -> None:
+        fd = self._open_place(path) if place is None else place
         try:
-            if len(chunks) > WRITE_VECTORS or os.pwritev(fd, chunks, offset) != sum(map(len, chunks)):
-                _write_all(fd, offset, chunks)
+            _write_all(fd, offset, chunks)
         except OSError as error:
             _name_file(error, self._prefix + path)
             raise
         finally:
-            if is_new or path in self._places:
-                self._remember(self._places, path, fd)
-            else:
-                self._places[path] = fd
+            self._remember(self._places, path, fd)
 
     def write_synced(self, path: str, offset: int, chunks: Sequence[bytes], syncing: Syncing = None) -> None:
         fd = self._hold(path)
@@ -195,21 +198,75 @@ class DirectoryFileSystem:
 
     def rename(self, source: str, target: str) -> None:
         os.rename(self._prefix + source, self._prefix + target)
-        fd = self._unsynced.pop(source, None)
-        places, held = self._places, self._held
-        if source in places or target in places or target in self._unsynced or source in held or target in held:
-            self._let_go(source)
-            self._let_go(target)
-        if fd is not None:
-            self._unsynced[target] = fd
+        self._move_kept(source, target)
 
     def link(self, source: str, target: str) -> None:
         os.link(self._prefix + source, self._prefix + target, follow_symlinks=False)
 
     def unlink(self, path: str) -> None:
         os.unlink(self._prefix + path)
-        if path in self._places or path in self._unsynced or path in self._held:
-            self._let_go(path)
+        self._let_go(path)
+
+    def noted(self, running: Running, again: Callable[..., None]) -> tuple[Rename, Unlink, WriteAt] | None:
+        """``rename``, ``unlink`` and ``write_at``, each with what an owner has around it in one frame, since every step
+        comes by here. again: what is called with an error, the call and its arguments. None where whoever derives from
+        this sees each call."""
+        if type(self) is not DirectoryFileSystem:
+            return None
+        prefix, places, unsynced, held = self._prefix, self._places, self._unsynced, self._held
+
+        def rename(source: str, target: str) -> None:
+            me = get_ident()
+            try:
+                running[me] = monotonic(), "rename", target
+                os.rename(prefix + source, prefix + target)
+                if unsynced or source in places or target in places or source in held or target in held:
+                    self._move_kept(source, target)
+            except OSError as error:
+                again(error, self.rename, source, target)
+            finally:
+                running.pop(me, None)
+
+        def unlink(path: str) -> None:
+            me = get_ident()
+            try:
+                running[me] = monotonic(), "unlink", path
+                os.unlink(prefix + path)
+                if path in places or path in unsynced or path in held:
+                    self._let_go(path)
+            except OSError as error:
+                again(error, self.unlink, path)
+            finally:
+                running.pop(me, None)
+
+        return rename, unlink, self._noted_write(running, again)
+
+    def _noted_write(self, running: Running, again: Callable[..., None]) -> WriteAt:
+        places = self._places
+
+        def write_at(path: str, offset: int, chunks: Sequence[bytes]) -> None:
+            me = get_ident()
+            try:
+                running[me] = monotonic(), "write", path
+                fd = places.pop(path, None)  # meanwhile nobody closes it
+                if fd is None or len(chunks) > WRITE_VECTORS:
+                    self._write_at(fd, path, offset, chunks)
+                    return
+                try:
+                    if os.pwritev(fd, chunks, offset) != sum(map(len, chunks)):
+                        _write_all(fd, offset, chunks)
+                finally:
+                    if path in places:
+                        self._remember(places, path, fd)
+                    else:
+                        places[path] = fd
+            except OSError as error:
+                _name_file(error, self._prefix + path)
+                again(error, self.write_at, path, offset, chunks)
+            finally:
+                running.pop(me, None)
+
+        return write_at
 
     def make_dir(self, path: str) -> None:
         os.mkdir(self._prefix + path, self._modes.directory)
@@ -307,6 +364,13 @@ class DirectoryFileSystem:
         give(fd, self._heir)
         if self._modes.masked:
             os.fchmod(fd, mode)
+
+    def _move_kept(self, source: str, target: str) -> None:
+        fd = self._unsynced.pop(source, None)
+        self._let_go(source)
+        self._let_go(target)
+        if fd is not None:
+            self._unsynced[target] = fd
 
     def _let_go(self, path: str) -> None:
         """The file of this name is another one now, or none: what was kept open of the old one is closed."""

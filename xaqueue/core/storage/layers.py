@@ -17,7 +17,7 @@ from threading import get_ident
 from time import monotonic
 from typing import Any, NoReturn
 
-from xaqueue.core.storage.directory_fs import RWF_DSYNC, DirectoryFileSystem
+from xaqueue.core.storage.directory_fs import RWF_DSYNC, DirectoryFileSystem, Rename, Running, Unlink, WriteAt
 from xaqueue.core.storage.fs import FileSystem, Syncing, Writer, writer_of
 from xaqueue.core.storage.reserve import FULL, PIECE_BYTES, Reserve
 
@@ -58,22 +58,25 @@ class Layer:
 class OwnerFileSystem(Layer):
     """The port of whoever owns the directory."""
 
-    def __init__(self, fs: FileSystem, reserve: Reserve | None = None) -> None:
+    def __init__(self, fs: FileSystem, reserve: Reserve | None = None, beside: OwnerFileSystem | None = None) -> None:
+        """beside: another one of this owner."""
         super().__init__(fs)
+        self.running: Running = {} if beside is None else beside.running
+        self.syncs: SyncTimes = SyncTimes() if beside is None else beside.syncs
         self.set_modified_ns = fs.set_modified_ns
         self.remove_dir = fs.remove_dir
         self.create = partial(self._watched, "create")
         self.link = partial(self._watched, "link")
-        self.rename = partial(self._watched, "rename")
-        self.unlink = partial(self._watched, "unlink")
+        self.rename: Rename = partial(self._watched, "rename")
+        self.unlink: Unlink = partial(self._watched, "unlink")
+        self.write_at: WriteAt = partial(self._watched, "write_at")
         self.sync_file = partial(self._watched_sync, "sync_file")
         self.sync_data = partial(self._watched_sync, "sync_data")
         self.sync_dir = partial(self._watched_sync, "sync_dir")
         self.sync_all = partial(self._watched_sync, "sync_all")
         self.reserve = reserve
-        self.running: dict[int, tuple[float, str, str]] = {}
-        """By thread, and one for who leads a round: when a call began, which, and its path."""
-        self.syncs = SyncTimes()
+        if isinstance(fs, DirectoryFileSystem) and (noted := fs.noted(self.running, self._again)) is not None:
+            self.rename, self.unlink, self.write_at = noted
 
     def recovered(self) -> None:
         """What was made until now was promised before a crash: new files found room, too. From here on whoever must
@@ -82,24 +85,12 @@ class OwnerFileSystem(Layer):
 
     def unreserved(self) -> OwnerFileSystem:
         """The same port, for what may be left undone without room."""
-        port = OwnerFileSystem(self._fs)
-        port.running, port.syncs = self.running, self.syncs
-        return port
-
-    def write_at(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
-        me = get_ident()
-        try:
-            self.running[me] = monotonic(), "write", path
-            self._fs.write_at(path, offset, chunks)
-        except OSError as error:
-            self._again(error, self._fs.write_at, path, offset, chunks)
-        finally:
-            self.running.pop(me, None)
+        return OwnerFileSystem(self._fs, beside=self)
 
     def _watched(self, call: str, path: str, *others: Any) -> None:
         me = get_ident()
         try:
-            self.running[me] = monotonic(), call, others[0] if call == "rename" else path
+            self.running[me] = monotonic(), call.removesuffix("_at"), others[0] if call == "rename" else path
             getattr(self._fs, call)(path, *others)
         except OSError as error:
             self._again(error, getattr(self._fs, call), path, *others)

@@ -60,9 +60,12 @@ def test_a_call_is_seen_as_long_as_it_takes(
     told: str,
     end: type[BaseException] | None,
 ) -> None:
+    class Derived(DirectoryFileSystem):
+        """Whose calls are seen each; of the others see test_noted.py."""
+
     now_s = [100.0]
     monkeypatch.setattr(layers, "monotonic", lambda: now_s[0])
-    behind = DirectoryFileSystem(tmp_path)
+    behind = Derived(tmp_path)
     files = OwnerFileSystem(behind)
     seen: list[str] = []
 
