@@ -29,6 +29,8 @@ from xaqueue.xid import Xid
 
 QUEUES = ("red", "green", "blue")
 SIZES = (0, 10, 900, 5000, 90_000)
+MANY, MANY_SIZES = (16, 17, 24), (0, 10, 900, 5000)
+"""Messages that come at once, and lie in one file: as many, and as large, as Statement.line allows for."""
 FORMAT_ID = 7
 DEEP = 60
 """Messages from which on a worker rather takes than adds."""
@@ -56,7 +58,7 @@ def prove(message: Message) -> str:
     if b"%08x" % crc32(text) != checksum:
         raise BodyDamaged(f"message {message.seq} of {message.queue} has a body that nobody enqueued")
     key = text.split(b" ")[0].decode()
-    if message.correlation_id != key.encode():
+    if message.correlation_id not in (None, key.encode()):  # those that came at once have none
         raise BodyDamaged(f"message {message.seq} of {message.queue} has the body of another")
     return key
 
@@ -109,9 +111,14 @@ class Client:
 
     def one_phase(self, tag: str) -> None:
         """Either adds or takes, so that it can be told afterwards whether an unacknowledged one came about."""
+        at_once = self.dice.random() < 0.25
         if self.dice.random() < 0.5:
+            if at_once:
+                self._add_many(tag)
             for _ in range(self.dice.choice((1, 3))):
                 self._add(tag)
+        elif at_once:
+            self._take_many()
         else:
             self._take()
         self.say(Statement("maybe", tag, self.added, self.taken, self.seen))
@@ -124,6 +131,11 @@ class Client:
 
     def _work(self, tag: str) -> None:
         depth = self.depth()
+        if self.dice.random() < 0.2:
+            if self.dice.random() < (0.2 if depth >= DEEP else 0.5):
+                self._add_many(tag)
+            else:
+                self._take_many()
         chance = self.dice.random()
         for _ in range(self.dice.choice((1, 1, 2, 5))):
             if chance < 0.3:
@@ -138,13 +150,25 @@ class Client:
         self.connection.enqueue(queue, body_of(key, self.dice.choice(SIZES)), correlation_id=key)
         self.added.append((queue, key))
 
+    def _add_many(self, tag: str) -> None:
+        queue, size, first = self.dice.choice(QUEUES), self.dice.choice(MANY_SIZES), len(self.added)
+        keys = [f"{tag}.{number}" for number in range(first, first + self.dice.choice(MANY))]
+        self.connection.enqueue_many(queue, [body_of(key, size) for key in keys])
+        self.added += [(queue, key) for key in keys]
+
     def _take(self) -> Message | None:
-        queue = self.dice.choice(QUEUES)
-        message = self.connection.dequeue(queue)
+        message = self.connection.dequeue(self.dice.choice(QUEUES))
         if message is not None:
-            self.taken.append((queue, prove(message)))
-            self.seen.append(number_of(message))
+            self._took(message)
         return message
+
+    def _take_many(self) -> None:
+        for message in self.connection.dequeue_many(self.dice.choice(QUEUES), self.dice.choice(MANY)):
+            self._took(message)
+
+    def _took(self, message: Message) -> None:
+        self.taken.append((message.queue, prove(message)))
+        self.seen.append(number_of(message))
 
     def _move(self) -> None:
         message = self._take()
