@@ -59,7 +59,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     *(
         ("xaqueue.rpc.wire", "xaqueue.rpc.credentials", "xaqueue.rpc.client.branch"),
         ("xaqueue.rpc.client.sockets", "xaqueue.rpc.client.link"),
-        ("xaqueue.rpc.methods.sessions", "xaqueue.rpc.server.peer", "xaqueue.rpc.verb"),
+        ("xaqueue.rpc.methods.sessions", "xaqueue.rpc.server.peer", "xaqueue.rpc.verb", "xaqueue.rpc.plain"),
     ),
     *(
         ("xaqueue.features.leases", "xaqueue.features.streams.streams", "xaqueue.features.topics.bulk"),

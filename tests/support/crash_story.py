@@ -17,8 +17,7 @@ from unittest import mock
 from support.crash_level import NOON_US, STRICT, Level, follow, open_space, ready
 from support.forgetful import Crashed, ForgetfulFileSystem, Tree
 from support.whole import whole_commit, whole_work
-from xaqueue.core.engine import heuristics, plain
-from xaqueue.core.engine.plain import Ending, Work
+from xaqueue.core.engine import heuristics
 from xaqueue.core.engine.state import Space
 from xaqueue.core.engine.timeouts import expire
 from xaqueue.core.model import layout
@@ -29,6 +28,8 @@ from xaqueue.errors import ResourceFailed
 from xaqueue.features.session import Session
 from xaqueue.features.topics import bulk
 from xaqueue.message import EnqueueOptions, MessageId, properties_of
+from xaqueue.rpc import plain
+from xaqueue.rpc.plain import Ending, Work
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 
@@ -86,7 +87,7 @@ class Take:
 @dataclass(frozen=True)
 class Act:
     """One branch: its work, and its end. ``life_of``: it has the xid of the act at this position, which is over.
-    ``whole``: it is one call up to its first verb, as ``engine.plain`` has them where there is a journal.
+    ``whole``: it is one call up to its first verb, as ``rpc.plain`` has them where there is a journal.
     ``at_once``: what it puts into a queue is one call, and what it takes from one, of messages without properties."""
 
     end: End

@@ -1,4 +1,4 @@
-"""Whole transactions in one call (``engine.plain``), and the rounds in which they are hardened."""
+"""Whole transactions in one call (``rpc.plain``), and the rounds in which they are hardened."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from unittest import mock
 
 from xaqueue.core.engine.disk_space import RoomLimit
-from xaqueue.core.engine.plain import Answer, Ending, Whole, Work
 from xaqueue.core.storage.scheduling import THREADS
 from xaqueue.features.session import Session
+from xaqueue.rpc.plain import Answer, Ending, Whole, Work
 from xaqueue.xid import Xid
 
 

@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable
 from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar
 
-from xaqueue.core.engine import plain
 from xaqueue.core.engine import session as core
 from xaqueue.core.engine.state import Space
 from xaqueue.core.recovery.load import Progress
@@ -25,6 +24,7 @@ from xaqueue.features.scrub import verbs as scrub
 from xaqueue.features.snapshots import verbs as snapshots
 from xaqueue.features.streams import streams
 from xaqueue.features.topics import bulk
+from xaqueue.rpc import plain
 from xaqueue.rpc.verb import Verb
 
 P = ParamSpec("P")

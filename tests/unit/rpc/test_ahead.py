@@ -17,13 +17,13 @@ import pytest
 import xaqueue
 from support.served import PATIENCE_S, ServerThread
 from xaqueue.connection import Connection
-from xaqueue.core.engine.plain import WholeSession
 from xaqueue.core.owner import definitions_file
 from xaqueue.errors import Error, OutcomeUnknown, RolledBack
 from xaqueue.features.opening import create
 from xaqueue.rpc.client import ahead
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.rpc.methods import service
+from xaqueue.rpc.plain import WholeSession
 from xaqueue.rpc.server import calls, session
 from xaqueue.xid import Xid
 

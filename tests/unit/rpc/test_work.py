@@ -16,11 +16,11 @@ from support.journal_of import journal_of, show_writes
 from support.patience import eventually
 from support.raw_client import HungUp, RawClient, Refused
 from support.served import PATIENCE_S, ServerThread
-from xaqueue.core.engine.plain import WholeSession
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import InvalidArgument, ProtocolError, RolledBack
 from xaqueue.rpc.client.sockets import PIPELINED_BYTES, ClientSocket
+from xaqueue.rpc.plain import WholeSession
 from xaqueue.rpc.server import calls, session
 from xaqueue.rpc.server.calls import PlainCalls
 from xaqueue.rpc.server.peer import Caller

@@ -18,17 +18,17 @@ import msgpack
 from xaqueue.access import NOTHING, TRANSACT_OR_LOCAL
 from xaqueue.core.engine import many, messages
 from xaqueue.core.engine.log import HELD_BYTES
-from xaqueue.core.engine.plain import Answer, Ending, Put, Take, Taken, Whole, Work
 from xaqueue.core.engine.session import Session
 from xaqueue.core.model.block import Kind
 from xaqueue.errors import InvalidArgument, ProtocolError
+from xaqueue.rpc.plain import Answer, Ending, Put, Take, Taken, Whole, Work
 from xaqueue.rpc.verb import method, methods
 from xaqueue.rpc.wire import RESPONSE, check_depth, enqueue_of, xid_known
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 
 if TYPE_CHECKING:
-    from xaqueue.core.engine.plain import WholeSession
+    from xaqueue.rpc.plain import WholeSession
     from xaqueue.rpc.server.peer import Caller
 
 ENDINGS = {"prepare": [], "commit": [Flag.ONEPHASE.value]}
@@ -66,7 +66,7 @@ def work(caller: Caller, xid: Any, begins: Any, works: Any, ending: Any = None) 
 
 
 def try_work(session: WholeSession, params: list[Any]) -> Whole | None:
-    """A work up to its round, where it is plain and right: see ``engine.plain``. Raises as that."""
+    """A work up to its round, where it is plain and right: see ``rpc.plain``. Raises as that."""
     try:
         given, begins, works, ending = params if len(params) == 4 else (*params, None)
         xid, how = xid_known(*given), PLAIN_ENDINGS[ending]

@@ -1,6 +1,6 @@
 """What a session may call: every method of the protocol by its name, how one is carried out, and those that are plain.
 
-A whole transaction that is plain (``engine.plain``) waits for nothing but its round, and for that in no greenlet.
+A whole transaction that is plain (``rpc.plain``) waits for nothing but its round, and for that in no greenlet.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from xaqueue.core.engine.plain import Ending, Whole
 from xaqueue.core.engine.state import Space
 from xaqueue.errors import Error, InvalidArgument
 from xaqueue.features.session import Session
@@ -18,6 +17,7 @@ from xaqueue.rpc.methods.messages import BROWSE_METHODS
 from xaqueue.rpc.methods.replication import REPLICATION_METHODS
 from xaqueue.rpc.methods.service import SERVICE_METHODS, hello
 from xaqueue.rpc.methods.work import PLAIN, WORK_METHODS, answer_to, work
+from xaqueue.rpc.plain import Ending, Whole
 from xaqueue.rpc.server.peer import Caller
 from xaqueue.rpc.server.scheduler import Awaiting, Scheduler
 from xaqueue.rpc.wire import RESPONSE

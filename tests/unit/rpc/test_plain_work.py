@@ -14,8 +14,7 @@ import pytest
 from support.bare_space import BareSpace, bare_space
 from support.whole import try_work, whole_commit, whole_work
 from xaqueue.batch import ONE_SPACE, Batch
-from xaqueue.core.engine import journal_log, plain
-from xaqueue.core.engine.plain import Answer, Ending, Put, Take, Taken, Whole, Work
+from xaqueue.core.engine import journal_log
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import before_time, pack_properties
 from xaqueue.core.model.definitions import parse
@@ -23,6 +22,8 @@ from xaqueue.core.storage.scheduling import Threads
 from xaqueue.errors import DiskFull, DuplicateXid, Error, InvalidArgument, ResourceFailed, UnknownXid
 from xaqueue.features.session import Session
 from xaqueue.message import MessageId
+from xaqueue.rpc import plain
+from xaqueue.rpc.plain import Answer, Ending, Put, Take, Taken, Whole, Work
 from xaqueue.xa import Flag, Outcome
 from xaqueue.xid import LOCAL_FORMAT_ID, Xid
 
