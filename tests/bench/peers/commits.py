@@ -15,6 +15,10 @@ LEVEL = "JOURNAL"
 PROMISE = f"{LEVEL}: one sync a commit, survives power loss"
 
 
+LEVELS = {"NONE": "open_none", "FSYNC;DSYNC": "open_fsync_dsync"}
+"""What opens an embedded space of a level."""
+
+
 def connect(place: str) -> CommitClient:
     return CommitClient(xaqueue.connect(place))
 
@@ -25,6 +29,14 @@ def open_served(scratch: Path, _: Wanted) -> ServedPeer:
 
 def open_embedded(scratch: Path, _: Wanted) -> EmbeddedPeer:
     return EmbeddedPeer(scratch)
+
+
+def open_none(scratch: Path, _: Wanted) -> EmbeddedPeer:
+    return EmbeddedPeer(scratch, "NONE", "NONE: no sync, survives a kill only")
+
+
+def open_fsync_dsync(scratch: Path, _: Wanted) -> EmbeddedPeer:
+    return EmbeddedPeer(scratch, "FSYNC;DSYNC", "FSYNC;DSYNC: files and directories are synced, survives power loss")
 
 
 class CommitClient:
@@ -66,18 +78,19 @@ class ServedPeer(ServerPeer):
 
 
 class EmbeddedPeer:
-    name = f"embedded, {LEVEL}"
-    durability = PROMISE
     two_phase = False
-    survives_power_loss = True
     processes = False
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, level: str = LEVEL, durability: str = PROMISE) -> None:
+        self.name = f"embedded, {level}"
+        self.durability = durability
+        self.survives_power_loss = level != "NONE"
         self.place = os.fspath(root)
-        self._own = xaqueue.connect(root, create=True, sync=LEVEL)
+        self._level = level
+        self._own = xaqueue.connect(root, create=True, sync=level)
 
     def connect(self) -> Client:
-        return CommitClient(xaqueue.connect(self.place, sync=LEVEL))
+        return CommitClient(xaqueue.connect(self.place, sync=self._level))
 
     def server_cpu_s(self) -> float:
         return 0.0
