@@ -16,6 +16,7 @@ from xaqueue.core.model import layout
 from xaqueue.core.model.definitions import Definitions, QueueDefinition, parse
 from xaqueue.core.owner import definitions_file
 from xaqueue.errors import ResourceFailed, RetryLater
+from xaqueue.features.defining import queues_file
 from xaqueue.features.session import Session
 from xaqueue.message import Message, MessageId, Properties
 from xaqueue.xid import Xid
@@ -40,7 +41,7 @@ def opened() -> Space:
 def undefine(root: Path, fs: ForgetfulFileSystem, space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(definitions_file, "DirectoryFileSystem", lambda _: fs)
-        definitions_file.QueuesFile(root, space).undefine("a")
+        queues_file.QueuesFile(root, space).undefine("a")
 
 
 def test_the_file_is_the_old_one_or_the_new_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

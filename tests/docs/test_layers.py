@@ -46,8 +46,13 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     *(
         ("xaqueue.features.dedup", "xaqueue.features.groups", "xaqueue.features.limits", "xaqueue.features.counters"),
-        ("xaqueue.features.carry", "xaqueue.features.topics", "xaqueue.features.scrub"),
-        ("xaqueue.features.retries", "xaqueue.features.snapshots", "xaqueue.features.ages"),
+        ("xaqueue.features.carry", "xaqueue.features.topics", "xaqueue.features.scrub", "xaqueue.features.defining"),
+        (
+            "xaqueue.features.retries",
+            "xaqueue.features.snapshots",
+            "xaqueue.features.ages",
+            "xaqueue.features.defining",
+        ),
         ("xaqueue.features.batches", "xaqueue.features.streams", "xaqueue.features.replica", "xaqueue.features.pair"),
     ),
     ("xaqueue.features.kinds", "xaqueue.features.options"),

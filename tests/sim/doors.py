@@ -22,11 +22,11 @@ from xaqueue.core.engine.state import Space
 from xaqueue.core.model import definitions, layout
 from xaqueue.core.model.branch import State
 from xaqueue.core.model.definitions import Definitions
-from xaqueue.core.owner import definitions_file
 from xaqueue.core.storage.ids import _fresh as fresh
 from xaqueue.features.batches import batch_steps
 from xaqueue.features.counters import counters
 from xaqueue.features.dedup import dedup
+from xaqueue.features.defining import queues_file
 from xaqueue.features.kinds import KINDS
 from xaqueue.features.pair.pair_fs import OWN
 from xaqueue.features.retries import moving
@@ -96,7 +96,7 @@ def redefine(space: Space, new: Definitions) -> None:
 
 def undefine(space: Space, queue: str, new: Definitions) -> None:
     """As an owner does, whose file this is then."""
-    space.redefine(new, partial(definitions_file.check_empty, space, queue))
+    space.redefine(new, partial(queues_file.check_empty, space, queue))
 
 
 def counted(space: Space, queue: str) -> tuple[int, int]:

@@ -323,7 +323,7 @@ MUTANTS: Sequence[Mutant] = (
     unsynced("_remove_expired: names range", (Delays,)),
     dropped("features.streams.cleanup._remove_expired", None, Delays),
     dropped("core.model.index.QueueIndex.find_expired", None, Delays),
-    dropped("core.owner.definitions_file.check_empty", None, Undefine),
+    dropped("features.defining.queues_file.check_empty", None, Undefine),
     undone("sync_data", "/.watermark", (Undefine,), DIRECTORIES),
     undone("rename", "counters/", (Counts,)),
     undone("sync_file", "counters", (Counts,)),

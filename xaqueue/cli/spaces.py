@@ -16,7 +16,7 @@ from xaqueue.cli import completion, output
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.glance import counter_table, queue_document, queue_table, served_status
 from xaqueue.cli.location import JsonOption, SpaceOption, location_of, no_url, reached, remote, served_at
-from xaqueue.core.model import definition_edits, definitions, layout
+from xaqueue.core.model import definitions, layout
 from xaqueue.core.model import options as takes
 from xaqueue.core.model.order import Order
 from xaqueue.core.owner import definitions_file
@@ -24,6 +24,7 @@ from xaqueue.core.storage.hardening import DEFAULT, GRAMMAR, Hardening
 from xaqueue.errors import AccessDenied, ConnectionLost, InvalidArgument
 from xaqueue.features import opening
 from xaqueue.features.counters.values import Counting
+from xaqueue.features.defining import edits, queues_file
 from xaqueue.features.topics.options import TOPICS
 from xaqueue.message import check_queue_name
 from xaqueue.offline import inspect
@@ -53,7 +54,7 @@ def init(
         return
     if default is not None:
         text = definitions.read(directory)
-        definitions_file.write_definitions(directory, definition_edits.with_default(text, default.value))
+        definitions_file.write_definitions(directory, edits.with_default(text, default.value))
     hardening = Hardening.parse(sync) if sync is not None else DEFAULT
     typer.echo(f"{directory} is queue space {written.name} now")
     typer.echo(f"sync {hardening}: a commit {hardening.promise}")
@@ -208,7 +209,7 @@ def define(
     if url := served_at(location):  # which has it in force when it answers
         with suppress(ConnectionLost, AccessDenied), remote(url) as manager:
             manager.define(queue, given, table)
-    defined = definitions_file.define(location.directory, queue, given, table)
+    defined = queues_file.define(location.directory, queue, given, table)
     if topic:
         typer.echo(f"topic {queue} is defined")
         return

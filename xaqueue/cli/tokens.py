@@ -15,8 +15,9 @@ from xaqueue.cli.location import DirectoryOption, directory_of
 from xaqueue.cli.replacing import replacing
 from xaqueue.core.model.definitions import parse
 from xaqueue.core.model.options import suggestion
-from xaqueue.core.owner.definitions_file import edit_definitions, usable_definitions
+from xaqueue.core.owner.definitions_file import usable_definitions
 from xaqueue.errors import InvalidArgument
+from xaqueue.features.defining.queues_file import edit_definitions
 from xaqueue.rpc.credentials import read_token
 
 

@@ -25,6 +25,7 @@ from xaqueue.features.batches.sweep import Sweep
 from xaqueue.features.carry import carry
 from xaqueue.features.counters import counters
 from xaqueue.features.dedup import dedup
+from xaqueue.features.defining.queues_file import QueuesFile
 from xaqueue.features.kinds import KINDS
 from xaqueue.features.pair.pair import Pair
 from xaqueue.features.replica import options as replica
@@ -65,6 +66,9 @@ class Whole(Features):
     def begin(self, port: FileSystem) -> int:
         store.give_up_restore(port)
         return store.journal_epoch(port)
+
+    def definer(self, root: Path, space: Space) -> QueuesFile:
+        return QueuesFile(root, space)
 
     def chores(self, space: Space, lasting: bool) -> Iterator[Chore]:
         yield Expire(space)

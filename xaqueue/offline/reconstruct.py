@@ -27,7 +27,7 @@ from xaqueue.core.engine import quarantine
 from xaqueue.core.engine.messages import message_of
 from xaqueue.core.engine.redo import make_dirs
 from xaqueue.core.engine.session import Session
-from xaqueue.core.model import block_files, definition_edits, definitions, layout
+from xaqueue.core.model import block_files, definitions, layout
 from xaqueue.core.model.block import FORMAT_VERSION, split_message
 from xaqueue.core.model.block_files import listed, read_checked
 from xaqueue.core.model.format import checked_name, is_lost, parse, read_format, signs_of
@@ -40,6 +40,7 @@ from xaqueue.core.recovery.load import Progress
 from xaqueue.core.storage.fs import FileSystem, replace_file
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import DamagedBlock, Error, InvalidArgument, SpaceError
+from xaqueue.features.defining import edits
 from xaqueue.features.session import whole
 from xaqueue.features.snapshots.restored import RESTORE_READY
 from xaqueue.features.streams.message_files import Block, gone_of, whole_table
@@ -134,7 +135,7 @@ def _define_anew(fs: FileSystem, root: Path, wrong: str) -> list[Item]:
         return []
     text = NEW_QUEUES
     for name in names:
-        text = definition_edits.with_queue(text, name, {"description": "found by reconstruct"})
+        text = edits.with_queue(text, name, {"description": "found by reconstruct"})
     _replace(fs, QUEUES, text, wrong)
     how = f"anew, with {', '.join(names) or 'no queue'}: look through it for all else that was defined"
     return [Item(QUEUES, wrong, MADE_AGAIN, how, lost="all else that was defined")]

@@ -15,18 +15,20 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, Self, cast, get_args
+from typing import Any, Literal, Self, cast, get_args
 
 from xaqueue.connection import Connection
-from xaqueue.core.model import definition_edits, layout
+from xaqueue.core.engine.features import Definer
+from xaqueue.core.engine.state import Space
 from xaqueue.core.model import definitions as definitions_of
+from xaqueue.core.model import layout
 from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.owner.chores import Chores
-from xaqueue.core.owner.definitions_file import check_empty, hardening_of
+from xaqueue.core.owner.definitions_file import hardening_of
 from xaqueue.core.owner.threads import TimeLimits
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.core.storage.ids import fresh_id
@@ -34,6 +36,8 @@ from xaqueue.core.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.endpoint import MEMORY
 from xaqueue.errors import InvalidArgument, ResourceFailed
 from xaqueue.features.ages.chores import Expire
+from xaqueue.features.defining import edits
+from xaqueue.features.defining.queues_file import check_empty
 from xaqueue.features.opening import open_space
 from xaqueue.features.replica import options as replica
 from xaqueue.features.session import Session
@@ -162,7 +166,7 @@ class MemorySpace:
             space_id=self._id,
             now_ns=lambda: time.time_ns() + self._ahead_ns,
         )
-        engine.definer = _Definer(self._define, self._undefine)
+        engine.definer = _Definer(engine, self._redefine)
         self._threads = [_Chores(engine, [Expire(engine), Clear(engine)]), _Chores(engine, [TimeLimits(engine)])]
 
     def _stop(self) -> None:
@@ -189,27 +193,26 @@ class MemorySpace:
             raise InvalidArgument(f"the space in memory was made with {self._hardening}, not {sync}")
         return self.connect()
 
-    def _define(self, name: str, settings: Mapping[str, Any], table: str = "queues") -> None:
-        self._redefine(lambda text: definition_edits.with_queue(text, name, settings, table))
-        self._engine.has_consumed()
-
-    def _undefine(self, queue: str) -> None:
-        self._redefine(
-            lambda text: definition_edits.without_queue(text, queue), lambda: check_empty(self._engine, queue)
-        )
-
-    def _redefine(self, edit: Callable[[str], str], check: Callable[[], None] = lambda: None) -> None:
+    def _redefine(self, edit: Callable[[str], str], check: Callable[[], None]) -> None:
         with self._engine.defining:
             text = edit(self._text)
             self._engine.redefine(_parsed(text).check_sync(self._hardening), check)
             self._text = text
 
 
-class _Definer(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Definer(Definer):
     """What the space is defined by."""
 
-    define: Callable[[str, Mapping[str, Any], str], None]
-    undefine: Callable[[str], None]
+    space: Space
+    redefine: Callable[[Callable[[str], str], Callable[[], None]], None]
+
+    def define(self, name: str, settings: Mapping[str, Any], table: str) -> None:
+        self.redefine(lambda text: edits.with_queue(text, name, settings, table), lambda: None)
+        self.space.has_consumed()
+
+    def undefine(self, queue: str) -> None:
+        self.redefine(lambda text: edits.without_queue(text, queue), lambda: check_empty(self.space, queue))
 
 
 class Crash:

@@ -21,7 +21,7 @@ from xaqueue.core.storage.hardening import Hardening
 from xaqueue.core.storage.modes import Modes
 from xaqueue.core.storage.owner_file import OwnerFile
 from xaqueue.core.storage.scheduling import Threads
-from xaqueue.errors import Error
+from xaqueue.errors import Error, NotSupportedError
 from xaqueue.message import Message, MessageId, Properties
 
 
@@ -57,6 +57,18 @@ class Gate:
 
     def passes(self, message: Message) -> None:
         """It is handed out, or shown."""
+
+
+class Definer:
+    """Changes what is defined, durably. Here nothing is."""
+
+    def define(self, name: str, settings: Mapping[str, Any], table: str) -> None:
+        """Changes the definition of a queue, or of what that table has."""
+        raise NotSupportedError(f"{table.removesuffix('s')} {name} is not defined here: the space has no queues.toml")
+
+    def undefine(self, queue: str) -> None:
+        """Takes the definition of a queue that has no message away."""
+        self.define(queue, {}, "queues")
 
 
 class Guard:
@@ -125,6 +137,10 @@ class Features:
     def keeping(self, definitions: Definitions) -> Keeping:
         """Of the journal, where the space has one."""
         return Keeping()
+
+    def definer(self, root: Path, space: Any) -> Definer:
+        """Of what the directory's queues.toml says."""
+        return Definer()
 
     def chores(self, space: Any, lasting: bool) -> Iterable[Any]:
         """Each a ``Chore`` beside the core's own. lasting: it is to be open for long."""

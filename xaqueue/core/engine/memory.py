@@ -8,18 +8,18 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from xaqueue.core.engine.features import Features, Gate
+from xaqueue.core.engine.features import Definer, Features, Gate
 from xaqueue.core.model.block import Kind
 from xaqueue.core.model.branch import Branch, State
 from xaqueue.core.model.definitions import UNDEFINED, Definitions
 from xaqueue.core.model.entry import Entry, each_of
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage.scheduling import Threads
-from xaqueue.errors import Error, NotSupportedError
+from xaqueue.errors import Error
 from xaqueue.xa import Outcome
 from xaqueue.xid import LOCAL_FORMAT_ID, Xid
 
@@ -143,24 +143,6 @@ class Outcomes:
         return self._finished[xid.is_local].get(xid, (Outcome.UNKNOWN,))[0] is Outcome.COMMITTED
 
 
-class Definer(Protocol):
-    """Changes what is defined, durably."""
-
-    def define(self, name: str, settings: Mapping[str, Any], table: str) -> None:
-        """Changes the definition of a queue, or of what that table has."""
-
-    def undefine(self, queue: str) -> None:
-        """Takes the definition of a queue that has no message away."""
-
-
-class _NoDefinitions:
-    def define(self, name: str, settings: Mapping[str, Any], table: str) -> None:
-        raise NotSupportedError(f"{table.removesuffix('s')} {name} is not defined here: the space has no queues.toml")
-
-    def undefine(self, queue: str) -> None:
-        self.define(queue, {}, "queues")
-
-
 class Memory:
     """The part of a ``Space`` that is no more than memory."""
 
@@ -181,7 +163,7 @@ class Memory:
         self.branches: dict[Xid, Branch] = {}
         self._of_features: dict[type[Any], Any] = {}
         self.outcomes = Outcomes()
-        self.definer: Definer = _NoDefinitions()
+        self.definer = Definer()
         self.gates: tuple[Gate, ...] = ()
         """Who has a say in what queues hand out: nobody in most spaces."""
         self.looks_at = float("inf")

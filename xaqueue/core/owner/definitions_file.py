@@ -9,33 +9,23 @@ from __future__ import annotations
 import logging
 import os
 import stat
-import threading
-import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, suppress
-from functools import partial
+from contextlib import closing, suppress
 from pathlib import Path
 
-from xaqueue.core.engine.state import Space
-from xaqueue.core.model import definition_edits, definitions
+from xaqueue.core.model import definitions
 from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.model.layout import GOOD_QUEUES, QUEUES
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.fs import replace_file
 from xaqueue.core.storage.hardening import DEFAULT, Hardening
 from xaqueue.core.storage.modes import PRIVATE, for_group
-from xaqueue.core.storage.owner_file import FileLock
 from xaqueue.core.storage.regular import READ, read_at_most
-from xaqueue.errors import InvalidArgument, RetryLater, SpaceError
+from xaqueue.errors import InvalidArgument
 
 FLAGS_VARIABLE = "XAQUEUE_FLAGS"
-EDIT_S = 10.0
-"""How long an edit waits for others."""
-PAUSE_S = 0.01
 
 log = logging.getLogger("xaqueue")
-_defining = threading.Lock()
 
 
 def read_definitions(path: str | os.PathLike[str]) -> Definitions:
@@ -110,24 +100,6 @@ def keep_good(path: str | os.PathLike[str], wrong: str = "", text: str | None = 
         log.warning("[definitions-uncopied] no good copy of queues.toml is kept: %s", error)
 
 
-@contextmanager
-def editing(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Around reading and replacing queues.toml: one edit at a time, else two that read the same text lose the first.
-
-    Of all processes, where the directory can be locked; NFS takes no lock on one. Raises RetryLater, OSError.
-    """
-    lock = FileLock(path, create=False)
-    with _defining, ExitStack() as stack:
-        stack.callback(lock.release)
-        until = time.monotonic() + EDIT_S
-        with suppress(SpaceError):
-            while not lock.acquire():
-                if time.monotonic() > until:
-                    raise RetryLater("queues.toml is being changed by another process: nothing was changed")
-                time.sleep(PAUSE_S)
-        yield
-
-
 def hardening_of(flags: str | None, definitions: Definitions) -> Hardening:
     """By these flags; without any XAQUEUE_FLAGS, then queues.toml, then the default hold. Raises InvalidArgument."""
     asked = flags if flags is not None else os.environ.get(FLAGS_VARIABLE)
@@ -159,96 +131,3 @@ def write_durably(root: Path, name: str, text: str) -> None:
 def write_definitions(path: str | os.PathLike[str], text: str) -> None:
     """Replaces queues.toml as a whole, durably. The caller has parsed ``text``."""
     write_durably(Path(path), QUEUES, text)
-
-
-def define(
-    path: str | os.PathLike[str],
-    name: str,
-    settings: Mapping[str, object],
-    table: str = "queues",
-    hardening: Hardening | None = None,
-) -> Definitions:
-    """Edits queues.toml, durably; an owner that watches it takes that. Returns what it says then.
-
-    settings: keys of its table; None takes one away. table: see ``with_queue``. hardening: of the space, where that is
-    open. Raises InvalidArgument, RetryLater, and nothing was changed; OSError.
-    """
-
-    def edit(text: str) -> str:
-        changed = definition_edits.with_queue(text, name, settings, table)
-        parsed = definitions.parse(changed)
-        parsed.check_sync(hardening or hardening_of(None, parsed))
-        return changed
-
-    return definitions.parse(edit_definitions(path, edit))
-
-
-def edit_definitions(path: str | os.PathLike[str], edit: Callable[[str], str]) -> str:
-    """Likewise, by any edit of its text, which is returned. Raises as that does, and then nothing was changed."""
-    with editing(path):
-        text = _read(path)
-        changed = edit(text)
-        if changed != text:
-            write_definitions(path, changed)
-    return changed
-
-
-def _read(path: str | os.PathLike[str]) -> str:
-    """Of queues.toml, or where that is gone of its last good copy, so that an edit loses nothing."""
-    if (Path(path) / QUEUES).exists():
-        return definitions.read(path)
-    return read_good(path) if (Path(path) / GOOD_QUEUES).exists() else ""
-
-
-class QueuesFile:
-    """What a space is defined by, as ``Definer``."""
-
-    def __init__(self, root: Path, space: Space) -> None:
-        self._root = root
-        self._space = space
-
-    def define(self, name: str, settings: Mapping[str, object], table: str) -> None:
-        """Holds at once, also where nobody watches the file."""
-        space = self._space
-        space.check_owner()
-        try:
-            with space.defining:
-                space.redefine(define(self._root, name, settings, table, space.hardening))
-                with suppress(InvalidArgument):  # somebody edits it just now
-                    keep_good(self._root)
-        except (OSError, UnicodeDecodeError) as error:
-            raise RetryLater(f"queues.toml cannot be changed ({error}): nothing was defined") from error
-        space.has_consumed()  # a new limit may be one that some messages have reached
-
-    def undefine(self, queue: str) -> None:
-        """It holds in memory first, so that nobody adds a message while the file is replaced: a crash before that
-        leaves an empty queue with its definition."""
-        space = self._space
-        space.check_owner()
-        try:
-            with space.defining, editing(self._root):
-                changed, before = definition_edits.without_queue(_read(self._root), queue), space.definitions
-                space.redefine(definitions.parse(changed), partial(check_empty, space, queue))
-                try:
-                    write_definitions(self._root, changed)
-                except BaseException:
-                    space.redefine(before)
-                    raise
-        except (OSError, UnicodeDecodeError) as error:
-            raise RetryLater(f"queues.toml cannot be changed ({error}): nothing was changed") from error
-
-
-def check_empty(space: Space, name: str) -> None:
-    """Called with the lock held. Raises RetryLater, QueueReserved, QueueWaiting."""
-    queue = space.queue(name)
-    if queue.keeper is not None:
-        raise queue.keeper.refusal()
-    why = space.why_shut(name)
-    if why is not None:
-        raise why
-    there, adding = len(queue.index), len(queue.pending)
-    if there or adding:
-        raise RetryLater(
-            f"queue {name} stays defined: it has {there:,} messages ({queue.index.locked:,} held, or leaving), and "
-            f"transactions are adding {adding:,}. Take, move or `xaqueue purge` them first"
-        )

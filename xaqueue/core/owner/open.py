@@ -29,7 +29,7 @@ from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.model.format import Format, check_committed, check_new, checked_name, read_format
 from xaqueue.core.model.record_kinds import RecordKinds
 from xaqueue.core.owner.chores import Chores, begin
-from xaqueue.core.owner.definitions_file import QueuesFile, hardening_of, keep_good, usable_definitions, write_durably
+from xaqueue.core.owner.definitions_file import hardening_of, keep_good, usable_definitions, write_durably
 from xaqueue.core.owner.definitions_file import read_definitions as read_definitions
 from xaqueue.core.owner.record import (
     READ_ONLY,
@@ -313,7 +313,7 @@ def _open(
             reread=lambda: usable_definitions(root)[0],
         )
         space, watchdog = held.space, None
-        space.definer = QueuesFile(root, space)
+        space.definer = features.definer(root, space)
         watching = _watch(root, space) if watch else None
         background = start_background(space, lasting=watch)
         if space.read_only is None:

@@ -18,6 +18,7 @@ from xaqueue.core.owner import definitions_file
 from xaqueue.core.owner import open as opening
 from xaqueue.core.storage.hardening import NOTHING
 from xaqueue.errors import InvalidArgument
+from xaqueue.features.defining import queues_file
 from xaqueue.features.opening import create
 from xaqueue.features.session import Session, attach
 from xaqueue.offline.reader import QueueReader
@@ -157,7 +158,7 @@ def test_what_the_space_does_not_have_is_refused(
     finally:
         session.close()
     with refused(complaint):
-        definitions_file.define(root, "b", {"order": "lifo"})
+        queues_file.define(root, "b", {"order": "lifo"})
     with refused(complaint):
         attach(root).close()
 

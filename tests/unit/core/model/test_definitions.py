@@ -8,7 +8,6 @@ import pytest
 
 from xaqueue.access import Policy, Role
 from xaqueue.core.model.block import BODY_LIMIT_BYTES
-from xaqueue.core.model.definition_edits import with_queue, without_queue
 from xaqueue.core.model.definitions import (
     Definitions,
     QueueDefinition,
@@ -20,6 +19,7 @@ from xaqueue.core.model.order import Order
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.errors import InvalidArgument, UnknownQueue
 from xaqueue.features.dedup.options import WINDOW_S
+from xaqueue.features.defining.edits import with_queue, without_queue
 from xaqueue.features.limits.limits import QueueLimits
 from xaqueue.features.limits.options import limits_of
 from xaqueue.features.retries.options import EXPIRY_QUEUE, FAILURE_QUEUE, policy_of

@@ -20,6 +20,7 @@ from xaqueue.core.owner.definitions_file import keep_good, usable_definitions
 from xaqueue.core.storage.owner_file import FileLock
 from xaqueue.errors import InvalidArgument, RetryLater
 from xaqueue.features import opening
+from xaqueue.features.defining import queues_file
 from xaqueue.features.opening import attach
 from xaqueue.offline import inspect
 
@@ -78,7 +79,7 @@ def test_what_somebody_wrote_wrong_is_refused(root: Path) -> None:
 
 def test_an_edit_of_what_is_gone_begins_with_the_copy(root: Path) -> None:
     gone(root / layout.QUEUES)
-    definitions_file.define(root, "more", {})
+    queues_file.define(root, "more", {})
     assert list(open.read_definitions(root).queues) == ["orders", "more"]
 
 
@@ -122,7 +123,7 @@ def test_what_is_defined_is_in_the_copy_at_once(root: Path) -> None:
 def test_an_edit_waits_for_that_of_another_process(root: Path) -> None:
     other = os.open(root, os.O_RDONLY)
     fcntl.flock(other, fcntl.LOCK_EX)
-    editing = threading.Thread(target=definitions_file.define, args=(root, "mine", {}), name="editing")
+    editing = threading.Thread(target=queues_file.define, args=(root, "mine", {}), name="editing")
     editing.start()
     definitions_file.write_definitions(root, f"{TEXT}[queues.theirs]\n")
     os.close(other)
@@ -134,13 +135,13 @@ def test_no_edit_is_lost_to_another_process(root: Path, monkeypatch: pytest.Monk
     """Two that read the same text would each write their own: the lock is held from the reading on."""
     other = FileLock(root, create=False)
     assert other.acquire()
-    monkeypatch.setattr(definitions_file, "EDIT_S", 0.0)
+    monkeypatch.setattr(queues_file, "EDIT_S", 0.0)
     with xaqueue.connect(root, sync="NONE") as connection:
         for call in (
             lambda: connection.define("later"),
             lambda: connection.undefine("orders"),
-            lambda: definitions_file.define(root, "later", {}),
-            lambda: definitions_file.edit_definitions(root, lambda text: text + "\n[queues.later]\n"),
+            lambda: queues_file.define(root, "later", {}),
+            lambda: queues_file.edit_definitions(root, lambda text: text + "\n[queues.later]\n"),
         ):
             with pytest.raises(RetryLater, match="by another process"):
                 call()
@@ -152,7 +153,7 @@ def test_no_edit_is_lost_to_another_process(root: Path, monkeypatch: pytest.Monk
         assert not other.acquire()
         return text
 
-    definitions_file.edit_definitions(root, edit)
+    queues_file.edit_definitions(root, edit)
     assert other.acquire()
     other.release()
 
@@ -162,4 +163,4 @@ def test_where_no_directory_can_be_locked_it_is_edited(root: Path, monkeypatch: 
         raise OSError(errno.EBADF, "as NFS")
 
     monkeypatch.setattr(fcntl, "flock", refused)
-    assert list(definitions_file.define(root, "later", {}).queues) == ["orders", "later"]
+    assert list(queues_file.define(root, "later", {}).queues) == ["orders", "later"]

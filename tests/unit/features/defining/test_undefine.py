@@ -13,6 +13,7 @@ from xaqueue.core.model.block import head_of
 from xaqueue.core.owner import definitions_file
 from xaqueue.errors import QueueReserved, RetryLater, UnknownQueue
 from xaqueue.features import opening
+from xaqueue.features.defining import queues_file
 from xaqueue.features.session import attach
 from xaqueue.offline import inspect
 from xaqueue.rpc.methods.service import queue_list
@@ -21,7 +22,7 @@ from xaqueue.rpc.methods.service import queue_list
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     opening.create(tmp_path / "space")
-    definitions_file.define(tmp_path / "space", "orders", {"order": "lifo"})
+    queues_file.define(tmp_path / "space", "orders", {"order": "lifo"})
     return tmp_path / "space"
 
 
@@ -95,7 +96,7 @@ def test_nobody_adds_a_message_while_the_file_is_replaced(root: Path, monkeypatc
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(definitions_file, "write_definitions", fail)
+        patched.setattr(queues_file, "write_definitions", fail)
         with pytest.raises(RetryLater, match="No space left on device"):
             session.undefine("orders")
     assert len(refused) == 1
@@ -127,8 +128,8 @@ def test_a_message_that_was_on_its_way_is_refused(root: Path, monkeypatch: pytes
 @pytest.mark.parametrize("queues", [["orders"], ["other", "orders"]])
 def test_who_waits_for_room_is_refused(root: Path, queues: list[str]) -> None:
     """The last message goes, and the queue with it."""
-    definitions_file.define(root, "orders", {"max_messages": 1, "when_full": "wait"})
-    definitions_file.define(root, "other", {})
+    queues_file.define(root, "orders", {"max_messages": 1, "when_full": "wait"})
+    queues_file.define(root, "other", {})
     session = attach(root)
     with xaqueue.connect(root) as connection, xaqueue.connect(root) as taker:
         taker.enqueue("orders", b"1")
