@@ -15,7 +15,7 @@ from support.crash_level import CHECKPOINTS, JOURNAL, LAGGING, NOON_US, STRICT, 
 from support.crash_story import crashes
 from support.journal_of import journal_log
 from support.woken import Woken
-from xaqueue.core.engine import commit, directory_log, messages
+from xaqueue.core.engine import commit, directory_log, taking
 from xaqueue.core.model import layout
 from xaqueue.core.model import order as order_of
 from xaqueue.core.model.entry import Entry
@@ -198,7 +198,7 @@ def test_a_dequeue_lets_others_go_between(tmp_path: Path, monkeypatch: pytest.Mo
         monkeypatch.setattr(condition, "wait", wait)
         assert bare.take("q") == [b"stays"]
         assert waited
-        assert set(waited) == {messages.BREATH_S}
+        assert set(waited) == {taking.BREATH_S}
 
 
 @pytest.mark.parametrize("sync", SYNCS)

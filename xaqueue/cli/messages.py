@@ -25,7 +25,7 @@ from xaqueue.cli.location import (
     reached,
 )
 from xaqueue.connection import Connection
-from xaqueue.core.engine.messages import message_of
+from xaqueue.core.engine.taking import message_of
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import DamagedBlock, Error, InvalidArgument, RetryLater, RolledBack
 from xaqueue.features.session import Session

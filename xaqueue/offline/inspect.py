@@ -16,7 +16,7 @@ from typing import Any
 
 from xaqueue.carried import CarrierStatus
 from xaqueue.core.engine import disk_space
-from xaqueue.core.engine.messages import message_of
+from xaqueue.core.engine.taking import message_of
 from xaqueue.core.model import layout, message_name, records
 from xaqueue.core.model.block_files import listed
 from xaqueue.core.model.definitions import Definitions, QueueDefinition

@@ -24,9 +24,9 @@ from pathlib import Path
 
 from xaqueue.connection import Connection
 from xaqueue.core.engine import quarantine
-from xaqueue.core.engine.messages import message_of
 from xaqueue.core.engine.redo import make_dirs
 from xaqueue.core.engine.session import Session
+from xaqueue.core.engine.taking import message_of
 from xaqueue.core.model import block_files, definitions, layout
 from xaqueue.core.model.block import FORMAT_VERSION, split_message
 from xaqueue.core.model.block_files import listed, read_checked

@@ -18,7 +18,7 @@ from enum import Enum
 from functools import partial
 from typing import NamedTuple
 
-from xaqueue.core.engine import commit, messages
+from xaqueue.core.engine import commit, messages, taking
 from xaqueue.core.engine.log import BLOCK_BYTES, HELD_BYTES
 from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space, leave
@@ -114,7 +114,7 @@ class WholeSession(Session):
                     else:
                         take = work.queue
             if take is not None:
-                whole.answers.append(messages.take_plain(space, branch, take, _taken))
+                whole.answers.append(taking.take_plain(space, branch, take, _taken))
             is_plain = bool(branch.blocks) if take is None else whole.answers[0] is not None
             if is_plain and ending is _PREPARE:
                 whole.plan, whole.publish = commit.prepare(space, branch, performs=False)

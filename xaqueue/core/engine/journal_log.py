@@ -25,8 +25,7 @@ from functools import partial
 from itertools import chain
 
 from xaqueue.core.engine import redo
-from xaqueue.core.engine.behind import Behind, Turn
-from xaqueue.core.engine.deferred import DeferringCommit
+from xaqueue.core.engine.behind import Behind, DeferringCommit, Turn
 from xaqueue.core.engine.disk_space import refusal
 from xaqueue.core.engine.log import BLOCK_BYTES, HELD_BYTES, Copying, Owner, Register
 from xaqueue.core.model import layout

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Unpack
 
-from xaqueue.core.engine import commit, heuristics, messages
+from xaqueue.core.engine import commit, heuristics, messages, taking
 from xaqueue.core.engine.association import Association
 from xaqueue.core.engine.state import Busy, Space, leave
 from xaqueue.core.model import branch as states
@@ -214,14 +214,14 @@ class Session(Association):
             if limit_s:
                 self._waits_since = time.monotonic()
             self._awaits = queue if limit_s else ""
-            return messages.dequeue(space, branch, queue, limit_s, message_id, correlation_id)
+            return taking.dequeue(space, branch, queue, limit_s, message_id, correlation_id)
         finally:
             branch.progress = time.monotonic()
             branch.working.discard(number)
 
     def remove(self, queue: str, message_id: bytes) -> bool:
         with self._work() as branch:
-            return messages.remove(self.space, branch, check_queue_name(queue), id_of(message_id))
+            return taking.remove(self.space, branch, check_queue_name(queue), id_of(message_id))
 
     def restore(self, queue: str, message: Message) -> bool:
         with self._work() as branch:
@@ -230,7 +230,7 @@ class Session(Association):
     def browse(self, queue: str, limit: int | None = None, id_digits: str = "") -> Iterator[Message]:
         self._check_open()
         self.space.wait_until_loaded()
-        return messages.browse(self.space, queue, limit, id_digits)
+        return taking.browse(self.space, queue, limit, id_digits)
 
     def define(self, queue: str, settings: Mapping[str, Any], table: str = "queues") -> None:
         self._check_open()

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from xaqueue.access import CONSUME
-from xaqueue.core.engine import commit, messages
+from xaqueue.core.engine import commit, taking
 from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import leave
 from xaqueue.core.model.branch import Branch, Rider, State
@@ -224,7 +224,7 @@ def _lend(self: Session, queue: str, lease_s: float, wait_s: float) -> tuple[Bra
             branch.riders = (Lent(self.identity),)
         self._receiving, self._awaits = branch, queue if wait_s else ""
         self._waits_since = time.monotonic()
-        message = messages.dequeue(space, branch, queue, wait_s, None, None)
+        message = taking.dequeue(space, branch, queue, wait_s, None, None)
     finally:
         with space.lock:
             if message is None:
@@ -237,7 +237,7 @@ def _lend(self: Session, queue: str, lease_s: float, wait_s: float) -> tuple[Bra
 
 def _return_all(self: Session, branches: Sequence[Branch]) -> None:
     for branch in branches:
-        messages.return_last(self.space, branch, branch.blocks)
+        taking.return_last(self.space, branch, branch.blocks)
         with self.space.lock:
             self.space.branches.pop(branch.xid, None)
 

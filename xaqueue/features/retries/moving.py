@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from xaqueue.core.engine import commit, messages
+from xaqueue.core.engine import commit, messages, taking
 from xaqueue.core.engine.log import CommitPending
 from xaqueue.core.engine.state import Busy, Space
 from xaqueue.core.model.block import PROPERTIES_LIMIT_BYTES, Kind, head_of, pack_properties
@@ -156,7 +156,7 @@ def _move(space: Space, queue: Queue, entry: Entry, reason: str) -> None:
         space.branches[xid] = branch
     try:
         with Busy(space, branch):
-            message = messages.fetch(space, branch, taken)
+            message = taking.fetch(space, branch, taken)
             if message is not None:
                 target = _target(space, queue, message.properties.failure_queue or "", reason)
                 _add(space, branch, message, *_out(message, target, entry.retry or Retry(0), reason))
@@ -176,7 +176,7 @@ def move_one(
         space.definitions.find(to)
         if to == name:
             raise InvalidArgument(f"queue {name} is where the message is: name another")
-    message = messages.dequeue(space, branch, name, 0.0, message_id, None, even_early=True)
+    message = taking.dequeue(space, branch, name, 0.0, message_id, None, even_early=True)
     if message is None:
         return None
     try:
@@ -188,7 +188,7 @@ def move_one(
                     leaves(branch, written, MOVED)
         return _add(space, branch, message, properties, wanted_id)
     except BaseException:
-        messages.return_taken(space, branch, name, [message_id])
+        taking.return_taken(space, branch, name, [message_id])
         raise
 
 
@@ -202,7 +202,7 @@ def reject(space: Space, branch: Branch, reason: str) -> None:
     assert entry is not None
     with space.lock:
         queue = space.queue(name)
-    message = messages.fetch(space, branch, taken, is_held=True)
+    message = taking.fetch(space, branch, taken, is_held=True)
     if message is None:  # damaged, and set aside
         _forget(space, branch)
         return

@@ -14,7 +14,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from xaqueue.core.engine import messages
+from xaqueue.core.engine import taking
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.block import Kind
 from xaqueue.core.model.block_files import read_checked, read_messages
@@ -111,7 +111,7 @@ def _damaged(space: Space, name: str, piece: Sequence[Entry]) -> list[tuple[Entr
                     last, (table, data) = block, read_messages(space.fs, name, block.named)
                 table.body(data, entry.seq - block.named.first)
             else:
-                messages.message_of(name, entry.seq, entry.message_id, read_checked(space.fs, path))
+                taking.message_of(name, entry.seq, entry.message_id, read_checked(space.fs, path))
         except DamagedBlock as damage:
             found.append((entry, str(damage)))
         except FileNotFoundError:
@@ -134,12 +134,12 @@ def _is_set_aside(space: Space, name: str, found: Entry) -> bool:
         written = Written(1, Kind.DEQUEUE, name, entry.message_id, 0, entry)
         branch.blocks.append(written)
     try:
-        if messages.fetch(space, branch, written) is None:
+        if taking.fetch(space, branch, written) is None:
             return True
     except RetryLater as lack:
         log.warning("[no-room-yet] %s", lack)
         return False
-    messages.return_last(space, branch, [written])  # it is in memory yet, and whole there
+    taking.return_last(space, branch, [written])  # it is in memory yet, and whole there
     return False
 
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from itertools import repeat
 from typing import Any
 
-from xaqueue.core.engine import blocks, many, messages
+from xaqueue.core.engine import blocks, many, taking
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.block import COLUMNS, MESSAGE_BYTES, NO_MESSAGE, PREFIX_BYTES, Kind, stored_in
 from xaqueue.core.model.branch import Branch, Written
@@ -136,7 +136,7 @@ def take(space: Space, branch: Branch, name: str, count: int, most_bytes: float,
             bodies, seqs = table.bodies(data, begin, end), range(run.seq, run.seq + len(run.ids))
             return [*map(stored_message, run.ids, repeat(name), seqs, bodies, _stored(table, begin, end))]
     taken.remove(written)
-    messages.return_taken(space, branch, name, written.ids)
+    taking.return_taken(space, branch, name, written.ids)
     return []
 
 

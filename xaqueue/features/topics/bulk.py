@@ -12,7 +12,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Unpack
 
 from xaqueue.access import CONSUME, PRODUCE
-from xaqueue.core.engine import messages
+from xaqueue.core.engine import messages, taking
 from xaqueue.core.engine.disk_space import FILE_BYTES
 from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
@@ -176,7 +176,7 @@ def _take_many(
                 some = some or runs.take_run(space, branch, queue, count - len(found), most_bytes, taken)
                 if not some:
                     waits_s = 0.0 if found else limit_s
-                    message = messages.dequeue(space, branch, queue, waits_s, None, None, together=taken)
+                    message = taking.dequeue(space, branch, queue, waits_s, None, None, together=taken)
                     if message is None:
                         break
                     some = [message]
@@ -187,8 +187,8 @@ def _take_many(
             ids = {message_id for written in taken for message_id in written.ids}
             for written in reversed(taken):
                 if not isinstance(written.entry, Run):
-                    messages.return_last(space, branch, [written])
-            messages.return_taken(space, branch, queue, ids)  # of those that were taken together
+                    taking.return_last(space, branch, [written])
+            taking.return_taken(space, branch, queue, ids)  # of those that were taken together
             raise
         return found
 

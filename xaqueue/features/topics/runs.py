@@ -1,6 +1,6 @@
 """Many messages that are taken in one call: locked together, and read in turn, or as neighbours in a block.
 
-What is to be asked or done first, one that is damaged too, is for ``messages.dequeue`` to see.
+What is to be asked or done first, one that is damaged too, is for ``taking.dequeue`` to see.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import suppress
 from itertools import accumulate, repeat
 from typing import Any
 
-from xaqueue.core.engine import many, messages
+from xaqueue.core.engine import many, taking
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import NO_MESSAGE, Kind, split_message, stored_in
@@ -38,7 +38,7 @@ def take_run(
     with suppress(DamagedBlock, OSError):
         _read_run(space, name, taken[before:], most_bytes, found)
     while len(taken) > before + len(found):
-        messages.return_entry(space, branch, taken[-1])
+        taking.return_entry(space, branch, taken[-1])
         taken.pop()
     return found
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 
 from xaqueue.access import NOTHING, TRANSACT_OR_LOCAL
-from xaqueue.core.engine import many, messages
+from xaqueue.core.engine import many, taking
 from xaqueue.core.engine.log import HELD_BYTES
 from xaqueue.core.engine.session import Session
 from xaqueue.core.model.block import Kind
@@ -127,7 +127,7 @@ def return_unseen(self: Session, xid: Xid) -> None:
         many.expand(self.space, branch)
         for written in branch.blocks[::-1]:
             if written.kind is Kind.DEQUEUE:
-                messages.return_last(self.space, branch, [written])
+                taking.return_last(self.space, branch, [written])
     self.end(xid)
     self.rollback(xid)
 

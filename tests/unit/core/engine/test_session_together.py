@@ -14,7 +14,7 @@ import pytest
 
 from support.bare_space import DURABLE, BareSpace, bare_space
 from support.journal_of import rounds_of
-from xaqueue.core.engine import messages
+from xaqueue.core.engine import taking
 from xaqueue.core.model import layout
 from xaqueue.core.model.entry import Entry
 from xaqueue.core.storage.fs import Room
@@ -250,7 +250,7 @@ def test_an_interrupted_dequeue_leaves_its_message_to_others(bare: BareSpace, is
         (message,) = session.browse(queue)
         session.start(xid)
         try:
-            sys.setprofile(Interrupts(messages, at))
+            sys.setprofile(Interrupts(taking, at))
             found = session.dequeue(queue, message_id=None if is_plain else message.message_id)
             sys.setprofile(None)
             break

@@ -141,7 +141,7 @@ def test_another_correlation_id_with_the_same_hash_is_passed_over(
     bare: BareSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(message_name, "_TEXTS", (lambda correlation_id: "0" * 16, *message_name._TEXTS[1:]))
-    monkeypatch.setattr("xaqueue.core.engine.messages.correlation_hash", lambda correlation_id: "0" * 16)
+    monkeypatch.setattr("xaqueue.core.engine.taking.correlation_hash", lambda correlation_id: "0" * 16)
     with bare.connect() as connection:
         for name in (b"a", b"b", b"c", b"b"):
             connection.enqueue("q", name, correlation_id=name)
