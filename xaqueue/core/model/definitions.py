@@ -57,7 +57,7 @@ class QueueDefinition:
     order: Order = Order.FIFO
     description: str = ""
     blocks: str = field(default_factory=lambda: BLOCKS)
-    """MANY: of many messages of one branch, where these come together. Nobody can say so in queues.toml yet."""
+    """MANY: messages of one call come in one file, where they are enough."""
     sync: Hardening | None = None
     """NONE in a space with JOURNAL: who commits waits for no sync. None: as the space."""
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -194,7 +194,12 @@ OF_SPACE: tuple[Key[Any], ...] = (
     switch("served_only"),
 )
 """Keys of [space] that the core, or whoever is around it, acts on: each a field of ``Definitions``."""
-OF_QUEUE: tuple[Key[Any], ...] = (choice("order", *(order.value for order in Order)), text("description"), SYNC)
+OF_QUEUE: tuple[Key[Any], ...] = (
+    choice("order", *(order.value for order in Order)),
+    text("description"),
+    SYNC,
+    choice("blocks", ONE, MANY),
+)
 """Likewise of a queue: fields of ``QueueDefinition``."""
 
 

@@ -9,6 +9,7 @@ import pytest
 from xaqueue.access import Policy, Role
 from xaqueue.core.model.block import BODY_LIMIT_BYTES
 from xaqueue.core.model.definitions import (
+    BLOCKS,
     Definitions,
     QueueDefinition,
     options_of,
@@ -51,6 +52,12 @@ def test_everything_that_it_takes() -> None:
     )
 
 
+@pytest.mark.parametrize("said", ["one", "many"])
+def test_a_queue_says_whether_many_messages_come_in_one_file(said: str) -> None:
+    found = parse(f'[default]\nblocks = "{said}"\n[queues.q]\nblocks = "{said}"\n[queues.plain]\n')
+    assert [found.find(name).blocks for name in ("q", "another", "plain")] == [said, said, BLOCKS]
+
+
 @pytest.mark.parametrize("text", ["", "# nothing\n"])
 def test_an_empty_file_defines_nothing(text: str) -> None:
     assert parse(text) == Definitions({}, None, BODY_LIMIT_BYTES, None)
@@ -84,6 +91,8 @@ def test_an_empty_file_defines_nothing(text: str) -> None:
         ("[topics.'-']\n", "queue name '-' is refused"),
         ("[queues.orders]\norder = 'random'\n", "order = 'random': fifo, lifo or priority"),
         ("[queues.orders]\norder = ['fifo']\n", "fifo, lifo or priority is wanted"),
+        ("[queues.orders]\nblocks = 'two'\n", r"\[queues.orders\] blocks = 'two': one or many is wanted"),
+        ("[default]\nblocks = true\n", r"\[default\] blocks = True: one or many is wanted"),
         ("[queues.orders]\nordr = 'fifo'\n", r"\[queues.orders\] does not take 'ordr': did you mean 'order'"),
         ("[default]\nname = 'x'\n", r"\[default\] does not take 'name'"),
         ("[access]\ngroup = 7\n", r"\[access\] group = 7: the name of a group of this host is wanted"),
