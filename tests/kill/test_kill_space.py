@@ -16,7 +16,7 @@ import pytest
 
 import xaqueue
 from support import SUPPORT
-from support.kill_child import settled
+from support.kill_child import fault_of, settled
 from xaqueue.offline.check import check
 from xaqueue.offline.findings import Severity
 from xaqueue.tools.torture.ledger import Ledger
@@ -28,19 +28,8 @@ FULL = os.environ.get("XAQUEUE_CRASH_FULL") == "1"
 CAMPAIGNS = 9 if FULL else 2
 KILLS = 25 if FULL else 8
 SYNC = ("NONE", "FDATASYNC;DSYNC", "JOURNAL")
-CALLS = ("create", "rename", "unlink", "prepared", "committed", "decide", "consume", "finish", "write_at")
-SYNC_CALLS = ("sync_data", "sync_dir", "sync_all")
 THREADS = 4
 LONGEST_LIFE_S = 2.0
-
-
-def fault_of(rng: random.Random, sync: str) -> str:
-    """A file-system call to die at, or nothing: then a timer kills."""
-    if rng.random() < 0.35:
-        return ""
-    calls = CALLS if sync == "NONE" else CALLS + SYNC_CALLS
-    soon = rng.choice((3, 30, 150))  # the first few calls are those of the recovery
-    return f"{rng.choice(calls)}:{rng.randint(1, soon)}:{rng.choice(('before', 'after'))}"
 
 
 @pytest.mark.crash

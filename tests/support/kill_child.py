@@ -6,6 +6,7 @@ Arguments: space, flags, life, seed, number of threads, fault ("" or call:number
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sys
 import threading
@@ -18,6 +19,9 @@ from xaqueue.core.owner import open as attaching
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem, has_dsync
 from xaqueue.core.storage.fs import Syncing, write_then_sync
 from xaqueue.tools.torture.work import live, problems
+
+CALLS = ("create", "rename", "unlink", "prepared", "committed", "decide", "consume", "finish", "write_at")
+SYNC_CALLS = ("sync_data", "sync_dir", "sync_all")
 
 
 class Doom:
@@ -99,6 +103,15 @@ class MortalFileSystem(DirectoryFileSystem):
         rollback_reason.strike(["sync_all", "sync"], "before")
         super().sync_all()
         rollback_reason.strike(["sync_all", "sync"], "after")
+
+
+def fault_of(rng: random.Random, sync: str) -> str:
+    """A file-system call to die at, or nothing: then a timer kills."""
+    if rng.random() < 0.35:
+        return ""
+    calls = CALLS if sync == "NONE" else CALLS + SYNC_CALLS
+    soon = rng.choice((3, 30, 150))  # the first few calls are those of the recovery
+    return f"{rng.choice(calls)}:{rng.randint(1, soon)}:{rng.choice(('before', 'after'))}"
 
 
 def settled(space: Path, *, times: bool = True) -> list[str]:
