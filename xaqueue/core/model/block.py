@@ -305,7 +305,7 @@ def verify_many(body_offset: int, checksum: int, data: bytes) -> None:
     count, _ = COLUMNS.unpack_from(data, body_offset)
     sizes = struct.unpack_from(f"<{2 * count}I", data, body_offset + COLUMNS.size + 16 * count)
     for size, body_checksum in zip(sizes[:count], sizes[count:], strict=True):
-        begin, at = at, at + (size if size != HOLLOW else 0)
+        begin, at = at, at + size
         if crc32(data[begin:at]) != body_checksum:
             raise DamagedBlock("checksum of a body in it does not match")
     if data[at:] != data[:end] + HEAD_CRC.pack(end):

@@ -84,7 +84,7 @@ def each_of(entry: Entry) -> Sequence[Entry]:
 class MessageBlock:
     """Of a block of many messages in ``committed/``: where they lie. All else of each is its own."""
 
-    __slots__ = ("gone", "left", "named", "opened", "path", "queue")
+    __slots__ = ("gone", "held", "left", "named", "opened", "path", "queue")
 
     def __init__(self, queue: str, named: Named, path: str, gone: int = 0) -> None:
         self.queue = queue
@@ -96,6 +96,8 @@ class MessageBlock:
         """A bit for each that is gone, by the plans that were made: taken back where a step has failed."""
         self.left = named.count - gone.bit_count()
         """How many are there."""
+        self.held = named.count
+        """How many it has a body of."""
 
     def bits(self, entry: Entry) -> int:
         """Of this message, or of these."""

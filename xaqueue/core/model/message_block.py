@@ -9,14 +9,15 @@
         copy of all that stands before the bodies, and its size (4 bytes)
 
 The CRC-32 of a block is that of all before the bodies: it says nothing of these, each has its own. So who opens a space
-reads the table, and who takes some reads these. A body of ``HOLLOW`` bytes is none: its message was gone when the block
-was made smaller. What else is gone says a bitmap beside the block: a command block of kind *update* with the id of the
-first message, and a bit for each, the first one's lowest. It is always the whole of what is gone. No I/O here.
+reads the table, and who takes some reads these. A block that was made smaller is *hollow*: its columns and bodies are
+those of the messages that were not gone by then, and its rest says [tags, map, count, a bit for each that has a place].
+What else is gone says a bitmap beside the block: a command block of kind *update* with the id of the first message, and
+a bit for each, the first one's lowest. It is always the whole of what is gone. No I/O here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -29,6 +30,7 @@ import msgpack
 from xaqueue.core.model.block import (
     COLUMNS,
     HOLLOW,
+    NO_MESSAGE,
     PREFIX_BYTES,
     Kind,
     decode,
@@ -49,6 +51,8 @@ GONE_BYTES = 512
 """A bitmap's file is never larger: it is written in one sector."""
 BLOCK = "block"
 """A property of a dequeue that takes from a block: number and id of its first message, its count, and the bits."""
+_MOST = 0xFFF
+"""Messages: its name has three digits for them."""
 _SIZE = Struct("<I")
 _NO_OWN: Mapping[int, tuple[str, dict[str, Any]]] = {}
 
@@ -84,6 +88,11 @@ class Table:
     def tags_of(self, index: int) -> str:
         """As they end the name of a message that has a file of its own."""
         return self.own[index][0] if index in self.own else self.tags
+
+    @property
+    def held(self) -> int:
+        """How many have a body still; of the others the size is ``HOLLOW``, and all else stands for nothing."""
+        return self.count - self.sizes.count(HOLLOW)
 
     @property
     def is_plain(self) -> bool:
@@ -127,20 +136,22 @@ def encode(
     *,
     tags: str = "",
     own: Mapping[int, tuple[str, dict[str, Any]]] = _NO_OWN,
-    hollow: Iterable[int] = (),
+    hollow: Collection[int] = (),
 ) -> tuple[bytes, bytes, int]:
     """Head and body of the block, and its checksum. properties: packed, of all; own: see ``Table.own``; hollow: indexes
-    of those gone, which have no body any more: an empty one stands here."""
+    of those gone, of which it says nothing any more, whatever stands here."""
+    message_id, rest = MessageId(ids[0]), msgpack.packb([tags, own]) if tags or own else b""
+    if hollow:
+        places = [index for index in range(len(ids)) if index not in hollow]
+        bits = sum(1 << index for index in places).to_bytes((len(ids) + 7) // 8, "little")
+        rest = msgpack.packb([tags, {index: own[index] for index in places if index in own}, len(ids), bits])
+        ids, bodies = [ids[index] for index in places], [bodies[index] for index in places]
     count, sizes = len(ids), list(map(len, bodies))
-    bodies_bytes = sum(sizes)
-    for index in hollow:
-        sizes[index] = HOLLOW
-    rest = msgpack.packb([tags, own]) if tags or own else b""
     columns = pack(f"<{count}I", *sizes), pack(f"<{count}I", *map(crc32, bodies))
     table = b"".join((COLUMNS.pack(count, len(rest)), *ids, *columns, rest))
     copy_bytes = PREFIX_BYTES + len(properties) + len(table)
-    size_bytes = len(table) + bodies_bytes + copy_bytes + _SIZE.size
-    head, checksum = head_of_many(MessageId(ids[0]), properties, table, size_bytes, epoch)
+    size_bytes = len(table) + sum(sizes) + copy_bytes + _SIZE.size
+    head, checksum = head_of_many(message_id, properties, table, size_bytes, epoch)
     return head, b"".join((table, *bodies, head, table, _SIZE.pack(copy_bytes))), checksum
 
 
@@ -153,26 +164,44 @@ def decode_table(data: bytes) -> Table:
     count, rest_bytes = COLUMNS.unpack_from(data, begin)
     at = begin + COLUMNS.size
     ids, at = data[at : at + 16 * count], at + 16 * count
-    sizes, checksums = unpack_from(f"<{count}I", data, at), unpack_from(f"<{count}I", data, at + 4 * count)
+    sizes: Sequence[int] = unpack_from(f"<{count}I", data, at)
+    checksums: Sequence[int] = unpack_from(f"<{count}I", data, at + 4 * count)
+    tags, own, most, bits = _rest_in(data[end - rest_bytes : end], count)
+    if bits is not None:
+        ids, sizes, checksums = _widened(head.message_id, most, bits, ids, sizes, checksums)
     offsets = list(accumulate((0 if size == HOLLOW else size for size in sizes), initial=end))
-    if offsets[-1] + end + _SIZE.size != head.size_bytes or not count or ids[:16] != head.message_id:
+    if offsets[-1] + end + _SIZE.size != head.size_bytes or not most or ids[:16] != head.message_id:
         raise DamagedBlock("its table is not that of a block of this size and id")
-    tags, own = _rest_in(data[end - rest_bytes : end], count)
     packed = data[PREFIX_BYTES:begin]
     return Table(packed, ids, sizes, checksums, offsets, tags, own, head.epoch, head.checksum)
 
 
-def _rest_in(data: bytes, count: int) -> tuple[str, Mapping[int, tuple[str, dict[str, Any]]]]:
+def _rest_in(data: bytes, count: int) -> tuple[str, Mapping[int, tuple[str, dict[str, Any]]], int, int | None]:
+    """Tags, what differs, how many messages; and of a hollow block which have a place in so many columns."""
     if not data:
-        return "", _NO_OWN
+        return "", _NO_OWN, count, None
     try:
-        tags, rows = msgpack.unpackb(data, raw=False, strict_map_key=False)
+        tags, rows, *hollow = msgpack.unpackb(data, raw=False, strict_map_key=False)
         own = {int(index): (str(own_tags), dict(stored)) for index, (own_tags, stored) in rows.items()}
-    except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as wrong:
+        most, bits = (int(hollow[0]), int.from_bytes(hollow[1], "little")) if hollow else (count, None)
+    except (ValueError, TypeError, AttributeError, LookupError, msgpack.UnpackException) as wrong:
         raise DamagedBlock(f"the rest of its table cannot be read: {wrong}") from None
-    if not isinstance(tags, str) or not all(0 <= index < count for index in own):
+    if not isinstance(tags, str) or not all(0 <= index < most for index in own) or not count <= most <= _MOST:
         raise DamagedBlock("the rest of its table is that of no such block")
-    return tags, own
+    if bits is not None and (bits >> most or bits.bit_count() != count):
+        raise DamagedBlock("its columns are not those of the messages that it still has")
+    return tags, own, most, bits
+
+
+def _widened(
+    first: MessageId, count: int, bits: int, ids: bytes, sizes: Sequence[int], checksums: Sequence[int]
+) -> tuple[bytes, Sequence[int], Sequence[int]]:
+    """The columns of a hollow block with a place for each of its messages again."""
+    wide_ids, wide_sizes, wide_checksums = [first] + [NO_MESSAGE] * (count - 1), [HOLLOW] * count, [0] * count
+    for at, index in enumerate(index for index in range(count) if bits >> index & 1):
+        wide_ids[index] = MessageId(ids[16 * at : 16 * at + 16])
+        wide_sizes[index], wide_checksums[index] = sizes[at], checksums[at]
+    return b"".join(wide_ids), wide_sizes, tuple(wide_checksums)
 
 
 def decode_copy(data: bytes) -> Table:

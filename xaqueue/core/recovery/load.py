@@ -226,13 +226,14 @@ class _Loading:
         except DamagedBlock as damage:
             self._set_aside(path, str(damage))
             return
-        ids = table.message_ids()
-        if len(set(ids)) < len(ids) or queue.index.has_any(ids):
+        ids, left = table.message_ids(), table.left(gone, max(consumed + 1 - named.first, 0))
+        there = ids if len(left) == len(ids) else [ids[index] for index in left]
+        if len(set(there)) < len(there) or queue.index.has_any(there):
             self._set_aside(path, f"a message of it {TWICE}; the earlier one is kept")
             return
-        left = table.left(gone, max(consumed + 1 - named.first, 0))
         with self._lock:
-            queue.add_block(named, (1 << named.count) - 1 - sum(1 << index for index in left))
+            block = queue.add_block(named, (1 << named.count) - 1 - sum(1 << index for index in left))
+            block.held = table.held
             queue.holds(named.first >> RANGE_BITS, len(left))
             if len(left) == named.count and table.is_plain and not self._tried:
                 queue.index.add_plain(range(named.first, named.last + 1), ids)

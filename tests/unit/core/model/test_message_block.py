@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from typing import Any
+from unittest import mock
 from zlib import crc32
 
 import msgpack
@@ -151,14 +152,40 @@ def test_a_hollow_block_has_all_but_the_bodies_of_those_gone(contents: list[byte
     head, body, _ = encode(table.packed, table.message_ids(), bodies, 4, own=table.own, hollow=hollow)
     found = decode_table(head + body)
     assert has_valid_checksum(head, body)
-    assert (found.ids, found.packed, found.own) == (table.ids, table.packed, table.own)
     left = found.left(0)
+    assert (found.count, found.held, found.packed) == (count, len(left), table.packed)
+    assert found.own == {index: one for index, one in table.own.items() if index in left}
+    assert [found.message_id(index) for index in (0, *left)] == [table.message_id(index) for index in (0, *left)]
+    assert decode_copy(head + body) == found
+    check_block(found, "q", named_of(count))
     assert list(left) == list(table.left(gone))
     assert [found.body(head + body, index) for index in left] == [contents[index] for index in left]
     assert list(found.left(more % (1 << count))) == list(table.left(gone | more % (1 << count)))
     for index in set(range(count)).difference(left):
         with pytest.raises(DamagedBlock):
             found.body(head + body, index)
+
+
+def test_what_is_gone_of_a_hollow_block_takes_a_bit() -> None:
+    """A thousand messages of 1 KiB of which one is left."""
+    count, body = writer.MOST, bytes(1024)
+    for at in (0, 1, count - 1):
+        hollow = set(range(count)) - {at}
+        made = b"".join(encode(PACKED, ids_of(count), [body] * count, 3, hollow=hollow)[:2])
+        assert len(made) < 1.5 * len(body) + 2 * len(PACKED)
+        assert decode_table(made).body(made, at) == body
+
+
+@pytest.mark.parametrize("rest", [(3, b"\7"), (1, b"\1"), (3, b"\x0c"), (5000, b"\5"), ("x", b"\5"), (3,), (3, 5)])
+def test_a_hollow_block_with_other_columns_is_damaged(rest: tuple[Any, ...]) -> None:
+    """Two columns, and a rest that does not say whose they are."""
+    whole = b"".join(encode(PACKED, ids_of(3), [b"a", b"b", b"c"], 3, hollow=[1])[:2])
+    assert decode_table(whole).left(0) == [0, 2]
+    wrong = msgpack.packb(["", {}, *rest])
+    with mock.patch("msgpack.packb", return_value=wrong):
+        whole = b"".join(encode(PACKED, ids_of(3), [b"a", b"b", b"c"], 3, hollow=[1])[:2])
+    with pytest.raises(DamagedBlock):
+        decode_table(whole)
 
 
 def test_another_block_is_not_the_one_of_the_name() -> None:
