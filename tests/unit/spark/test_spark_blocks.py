@@ -77,6 +77,24 @@ def test_a_row_has_what_is_the_messages_own(root: Path) -> None:
     assert {found[seq]["committed_at"].timestamp() for seq in range(FIRST, FIRST + COUNT)} == {WHEN_S + FIRST}
 
 
+@pytest.mark.parametrize("most", [1, 7, 2_000])
+def test_columns_are_in_the_order_of_the_messages(root: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """Blocks with and without something of their own, whole and partial, beside messages with files of their own."""
+    monkeypatch.setattr(reading, "BATCH_ROWS", most)
+    put_block(root, FIRST, COUNT, gone=0b1010)
+    put_block(root, 40, COUNT, options={3: {"priority": 9}, 5: {"headers": {"k": "v"}}})
+    put_block(root, 60, COUNT, gone=0b111)
+    put_message(root, 80)
+    found = batch(root, minPartitions=1)
+    there = [seq for seq in (*ALL, *range(40, 81)) if seq not in (FIRST + 1, FIRST + 3, 60, 61, 62)]
+    assert numbers(found) == there
+    begun = {seq: 10 if 10 <= seq < 30 else 40 if 40 <= seq < 60 else 60 if 60 <= seq < 80 else seq for seq in there}
+    times = {seq: int(row["committed_at"].timestamp() - WHEN_S) for seq, row in zip(there, found, strict=True)}
+    assert times == begun
+    assert [(row["seq"], row["priority"]) for row in found if row["priority"] != 4] == [(43, 9)]
+    assert [(row["seq"], dict(row["headers"])) for row in found if row["headers"]] == [(45, {"k": "v"})]
+
+
 @pytest.mark.parametrize("limit", [ReadMaxRows(1), ReadMaxRows(7), ReadMaxBytes(80), ReadMaxBytes(1)])
 def test_batches_end_inside_a_block(root: Path, limit: Any) -> None:
     put_block(root, FIRST, COUNT, gone=0b1010)

@@ -14,9 +14,11 @@ commit time) the built-in source gives itself, in ``path`` and ``modificationTim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from array import array
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -38,7 +40,7 @@ LOG_APPEND_TIME = 1
 
 @dataclass
 class Rows:
-    """What was read of one queue, as parallel lists; ``stored`` stays empty where no column needs it."""
+    """What was read of one queue, in its order. Properties stay empty where no column needs them."""
 
     queue: str
     space: str = ""
@@ -46,21 +48,58 @@ class Rows:
     """Which of the stream's spaces it is: Kafka's partition."""
     tries: Mapping[int, int] = field(default_factory=dict)
     """By number, of those that had any: it stands beside the messages."""
-    seqs: list[int] = field(default_factory=list)
+    seqs: array[int] = field(default_factory=partial(array, "q"))
     ids: list[bytes] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
-    stored: list[dict[str, Any]] = field(default_factory=list)
+    """Of messages that have files of their own."""
+    together: list[tuple[int, Mapping[str, pa.Array]]] = field(default_factory=list)
+    """Ids and bodies of those that lie in a block together, and behind how many of the others."""
+    stored: list[Mapping[str, Any]] = field(default_factory=list)
     """Properties, what is absent or default left out."""
     times_ns: list[int] = field(default_factory=list)
+    several: list[tuple[int, int]] = field(default_factory=list)
+    """Which of these are of more than one message, and of how many."""
 
     @property
     def size(self) -> int:
         return len(self.seqs)
 
+    def joined(self, name: str, kind: pa.DataType) -> pa.Array:
+        """The ids, or the bodies, of all."""
+        values, parts, at = getattr(self, name), [], 0
+        for before, arrays in self.together:
+            if before > at:
+                parts.append(pa.array(values[at:before], kind))
+                at = before
+            parts.append(arrays[name])
+        if len(values) > at or not parts:
+            parts.append(pa.array(values[at:], kind))
+        return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+
+    def spread(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+        """For each message that of these which is its."""
+        found = pa.array(values, kind)
+        return found.take(self._places) if self.several else found
+
+    @cached_property
+    def _places(self) -> pa.Array:
+        places, at = array("i"), 0
+        for place, count in self.several:
+            places.extend(range(at, place))
+            places.extend(repeat(place, count))
+            at = place + 1
+        places.extend(range(at, len(self.times_ns)))
+        return of_buffers(pa.int32(), len(places), places)
+
     @cached_property
     def held(self) -> frozenset[str]:
         """The properties that any of them has, looked at once, when all are there: a column of none costs nothing."""
         return frozenset().union(*self.stored)
+
+
+def of_buffers(kind: pa.DataType, count: int, *buffers: Any) -> pa.Array:
+    """So many values, of which none is null, as they lie in these bytes."""
+    return pa.Array.from_buffers(kind, count, [None, *map(pa.py_buffer, buffers)])
 
 
 Builder = Callable[[Rows, pa.DataType], pa.Array]
@@ -76,8 +115,12 @@ class Column:
     is_stored: bool = False
 
 
-def _list(name: str) -> Builder:
-    return lambda rows, kind: pa.array(getattr(rows, name), kind)
+def _numbers(rows: Rows, kind: pa.DataType) -> pa.Array:
+    return of_buffers(kind, rows.size, rows.seqs)
+
+
+def _joined(name: str) -> Builder:
+    return lambda rows, kind: rows.joined(name, kind)
 
 
 def _same(name: str) -> Builder:
@@ -88,21 +131,20 @@ def _property(name: str, kind: t.DataType, default: Any = None) -> Column:
     def build(rows: Rows, arrow: pa.DataType) -> pa.Array:
         if name not in rows.held:
             return pa.repeat(pa.scalar(default, arrow), rows.size)
-        return pa.array([stored.get(name, default) for stored in rows.stored], arrow)
+        return rows.spread([stored.get(name, default) for stored in rows.stored], arrow)
 
     return Column(kind, build, nullable=default is None, is_stored=True)
 
 
 def _commit_time(rows: Rows, kind: pa.DataType) -> pa.Array:
-    return pa.array([time_ns // 1000 for time_ns in rows.times_ns], kind)
+    return rows.spread([time_ns // 1000 for time_ns in rows.times_ns], kind)
 
 
 def _header_map(rows: Rows, kind: pa.DataType) -> pa.Array:
     if "headers" not in rows.held:
         offsets = pa.repeat(pa.scalar(0, pa.int32()), rows.size + 1)
         return pa.MapArray.from_arrays(offsets, pa.array([], kind.key_type), pa.array([], kind.item_type), kind)
-    pairs: Iterable[Any] = [list(stored["headers"].items()) if "headers" in stored else [] for stored in rows.stored]
-    return pa.array(pairs, kind)
+    return rows.spread([[*stored.get("headers", {}).items()] for stored in rows.stored], kind)
 
 
 def _header_array(rows: Rows, kind: pa.DataType) -> pa.Array:
@@ -111,7 +153,7 @@ def _header_array(rows: Rows, kind: pa.DataType) -> pa.Array:
         return pa.nulls(rows.size, kind)
     found = [stored.get("headers") for stored in rows.stored]
     pairs = [[{"key": k, "value": v.encode()} for k, v in headers.items()] if headers else None for headers in found]
-    return pa.array(pairs, kind)
+    return rows.spread(pairs, kind)
 
 
 _HEADER_MAP = t.MapType(t.StringType(), t.StringType(), valueContainsNull=False)
@@ -120,10 +162,10 @@ _HEADER_ARRAY = t.ArrayType(
 )
 
 HOUSE = {
-    "seq": Column(t.LongType(), _list("seqs"), nullable=False),
-    "message_id": Column(t.BinaryType(), _list("ids"), nullable=False),
+    "seq": Column(t.LongType(), _numbers, nullable=False),
+    "message_id": Column(t.BinaryType(), _joined("ids"), nullable=False),
     "queue": Column(t.StringType(), _same("queue"), nullable=False),
-    "body": Column(t.BinaryType(), _list("bodies"), nullable=False),
+    "body": Column(t.BinaryType(), _joined("bodies"), nullable=False),
     "correlation_id": _property("correlation_id", t.BinaryType()),
     "priority": _property("priority", t.IntegerType(), DEFAULT_PRIORITY),
     "enqueued_at": _property("enqueued_at", t.TimestampType(), 0),
@@ -149,10 +191,10 @@ MORE = {
 
 KAFKA = {
     "key": _property("correlation_id", t.BinaryType()),
-    "value": Column(t.BinaryType(), _list("bodies")),
+    "value": Column(t.BinaryType(), _joined("bodies")),
     "topic": Column(t.StringType(), _same("queue")),
     "partition": Column(t.IntegerType(), _same("number")),
-    "offset": Column(t.LongType(), _list("seqs")),
+    "offset": Column(t.LongType(), _numbers),
     "timestamp": Column(t.TimestampType(), _commit_time),
     "timestampType": Column(t.IntegerType(), lambda rows, kind: pa.repeat(pa.scalar(LOG_APPEND_TIME, kind), rows.size)),
     "headers": Column(_HEADER_ARRAY, _header_array, is_stored=True),

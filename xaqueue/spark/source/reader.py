@@ -5,9 +5,9 @@ for a time or a limit of bytes the files tell their times and sizes, and are not
 page cache, a tenth of what reading it costs later.
 
 Executors read the message files themselves, every bit of them checked; damage is reported by the name of the file, and
-nothing damaged is ever passed over. A block of many messages is read once, and cut by number. They become Arrow batches
-of 2,000 rows or 4 MiB, whichever comes first, and no block is shared out among two: Spark takes a batch over at once,
-and tuples one at a time at a fifth of the speed. A reader is pickled to executors for
+nothing damaged is ever passed over. A block of many messages is read once, cut by number, and its columns are Arrow's.
+They become Arrow batches of 2,000 rows or 4 MiB, whichever comes first, and no block is shared out among two: Spark
+takes a batch over at once, and tuples one at a time at a fifth of the speed. A reader is pickled to executors for
 ``read``, which so may use only what ``__getstate__`` keeps.
 """
 
@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import logging
 import os
+from array import array
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, NamedTuple, TypeVar
+from zlib import crc32
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
@@ -38,7 +39,7 @@ from xaqueue.offline.reader import QueueReader
 from xaqueue.spark import executor
 from xaqueue.spark.options import log_ignored
 from xaqueue.spark.source import plan
-from xaqueue.spark.source.columns import Columns, Rows
+from xaqueue.spark.source.columns import Columns, Rows, of_buffers
 from xaqueue.spark.source.options import SourceOptions
 from xaqueue.spark.source.plan import EARLIEST, LATEST, Bounds, Offset, Timestamp
 from xaqueue.spark.source.snapshot import QueueState, Spaces, SpaceSnapshot, reserved
@@ -164,42 +165,43 @@ def record_batches(found: Iterator[Found], empty: Rows, columns: Columns) -> Ite
         yield columns.batch(rows)
 
 
-def _add_block(rows: Rows, found: FoundMany, time_ns: int, *, unpacks: bool) -> int:
-    """Every bit of these messages is checked; returns their bytes. Raises DamagedBlock."""
-    block, left = found.block, found.left
-    table, first, ids, size_bytes = block.table, block.named.first, block.table.message_ids(), 0
+def _add_block(rows: Rows, many: FoundMany, time_ns: int, *, unpacks: bool) -> int:
+    """Every bit of these messages is checked, and ids and bodies are columns as they lie in the block; returns their
+    bytes. Raises DamagedBlock."""
+    block, left, table = many.block, many.left, many.block.table
+    view, offsets = memoryview(block.data), table.offsets
     try:
-        for start, end in _runs(left):
-            rows.seqs += range(first + start, first + end)
-            rows.ids += ids[start:end]
-            rows.bodies += table.bodies(block.data, start, end)
-            size_bytes += table.offsets[end] - table.offsets[start]
+        checksums = [crc32(view[offsets[index] : offsets[index + 1]]) for index in left]
+        if checksums != [table.checksums[index] for index in left]:
+            for index in left:
+                table.body(block.data, index)  # says which it is
         shared = stored_in(table.packed) if unpacks else {}
-        for index in left if unpacks else ():
-            stored = shared | table.own[index][1] if index in table.own else shared
-            seq = first + index
-            rows.stored.append(stored | {"tries": rows.tries[seq]} if seq in rows.tries else stored)
     except DamagedBlock as damage:
         raise DamagedBlock(f"{Path(rows.space) / messages_path(rows.queue, block.named)}: {damage}") from None
-    rows.times_ns += [time_ns] * len(left)
-    return size_bytes
-
-
-def _runs(left: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Of those that follow one another the first, and what is behind the last."""
-    start = left[0]
-    if left[-1] - start < len(left):  # all of them
-        yield start, left[-1] + 1
-        return
-    for before, index in pairwise(left):
-        if index > before + 1:
-            yield start, before + 1
-            start = index
-    yield start, left[-1] + 1
+    count, first = table.count, left[0]
+    ids = of_buffers(pa.binary(), count, array("i", range(0, 16 * count + 1, 16)), table.ids)
+    found = {"ids": ids, "bodies": of_buffers(pa.binary(), count, array("i", offsets), block.data)}
+    if left[-1] - first < len(left):
+        found = {name: column.slice(first, len(left)) for name, column in found.items()}
+    else:
+        found = {name: column.take(pa.array(left)) for name, column in found.items()}
+    rows.together.append((len(rows.ids), found))
+    seqs = [block.named.first + index for index in left]
+    rows.seqs.extend(seqs)
+    if unpacks and (table.own or not rows.tries.keys().isdisjoint(seqs)):
+        for index, seq in zip(left, seqs, strict=True):
+            stored = shared | table.own[index][1] if index in table.own else shared
+            rows.stored.append(stored | {"tries": rows.tries[seq]} if seq in rows.tries else stored)
+        rows.times_ns += [time_ns] * len(left)
+    else:
+        rows.several.append((len(rows.times_ns), len(left)))
+        rows.stored.append(shared)
+        rows.times_ns.append(time_ns)
+    return int(found["bodies"].nbytes)
 
 
 def _fresh(empty: Rows) -> Rows:
-    return replace(empty, seqs=[], ids=[], bodies=[], stored=[], times_ns=[])
+    return Rows(empty.queue, empty.space, empty.number, empty.tries)
 
 
 def last_before(reader: QueueReader, time_ms: int, upto: int) -> int:
