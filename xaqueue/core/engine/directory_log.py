@@ -26,8 +26,8 @@ from typing import NamedTuple
 
 from xaqueue.core.engine.log import NEVER, STEP_FILES, CommitPending, Copying, Owner, Register
 from xaqueue.core.model import layout
-from xaqueue.core.model.block import Kind
-from xaqueue.core.model.block_files import dequeue_block, make_shared, read_block
+from xaqueue.core.model.block import HEAD_READ_BYTES, Kind, size_in_head
+from xaqueue.core.model.block_files import dequeue_block, make_shared
 from xaqueue.core.model.branch import Branch, Written
 from xaqueue.core.model.change import DROP, MOVE, PUT, Change, Op
 from xaqueue.core.model.layout import ACTIVE, COMMITTED, PREPARED, RANGE_BITS
@@ -384,7 +384,8 @@ class DirectoryLog(GroupCommit):
     # The directories
 
     def read(self, path: str, *, may_wait: bool = True) -> bytes:
-        return read_block(self.fs, path)
+        data = self.fs.read(path, HEAD_READ_BYTES)  # as ``read_block``, which each dequeue would call
+        return data if len(data) < HEAD_READ_BYTES else self.fs.read(path, size_in_head(data) + 1)
 
     def modified_us(self, path: str) -> int:
         return self.fs.modified_ns(path) // 1000

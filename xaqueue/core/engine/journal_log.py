@@ -29,7 +29,7 @@ from xaqueue.core.engine.behind import Behind, DeferringCommit, Turn
 from xaqueue.core.engine.disk_space import refusal
 from xaqueue.core.engine.log import BLOCK_BYTES, HELD_BYTES, Copying, Owner, Register
 from xaqueue.core.model import layout
-from xaqueue.core.model.block import ADDS, split_block
+from xaqueue.core.model.block import ADDS, HEAD_READ_BYTES, size_in_head, split_block
 from xaqueue.core.model.block_files import make_shared, read_block
 from xaqueue.core.model.branch import Branch, Written
 from xaqueue.core.model.change import DROP, MOVE, PUT, Change, Moved, Op, entry_of, final_states
@@ -303,7 +303,8 @@ class JournalLog(DeferringCommit):
         self._misses += 1
         if path not in self.behind.dropped:
             try:
-                return read_block(self.fs, path)
+                data = self.fs.read(path, HEAD_READ_BYTES)  # as ``read_block``, which each dequeue would call
+                return data if len(data) < HEAD_READ_BYTES else self.fs.read(path, size_in_head(data) + 1)
             except FileNotFoundError:
                 pass
         if not may_wait:

@@ -13,7 +13,18 @@ from functools import partial
 from xaqueue.core.engine import quarantine
 from xaqueue.core.engine.state import Space, log
 from xaqueue.core.model import block_files, layout
-from xaqueue.core.model.block import CHECKSUM_OFFSET, HEAD_CRC, HOLLOW, PREFIX_BYTES, Kind, head_of, pack_properties
+from xaqueue.core.model.block import (
+    CHECKSUM_OFFSET,
+    HEAD_CRC,
+    HOLLOW,
+    PREFIX_BYTES,
+    Kind,
+    check_message,
+    decode,
+    head_of,
+    pack_properties,
+    split_message,
+)
 from xaqueue.core.model.branch import Branch, Call, Rider, Written
 from xaqueue.core.model.change import DROP, PUT, Change, CoreStep, Op
 from xaqueue.core.model.entry import Entry, MessageBlock, Run
@@ -108,10 +119,18 @@ def opened(space: Space, block: MessageBlock, *, may_wait: bool = True) -> tuple
     return found
 
 
-def content(space: Space, block: MessageBlock, seq: int, *, may_wait: bool = True) -> tuple[bytes, bytes]:
-    """Packed properties and body of a message in it. Raises DamagedBlock, OSError."""
+def content(space: Space, queue: Queue, entry: Entry, *, may_wait: bool = True) -> tuple[bytes, bytes]:
+    """Packed properties and body of a message, wherever that lies. Raises DamagedBlock, OSError."""
+    block = queue.block_of(entry.seq) if queue.blocks else None
+    if block is None:
+        entry.path = path = layout.message_path(queue.name, entry.seq, entry.message_id, entry.tags)
+        data = space.log.read(path, may_wait=may_wait)
+        found, packed, body = split_message(data)
+        if found != entry.message_id:
+            check_message(decode(data), queue.name, entry.message_id)
+        return packed, body
     table, data = opened(space, block, may_wait=may_wait)
-    index = seq - block.named.first
+    index = entry.seq - block.named.first
     packed = pack_properties(properties_in(table.stored(index))) if index in table.own else table.packed
     return packed, table.body(data, index)
 

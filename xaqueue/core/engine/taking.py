@@ -120,17 +120,10 @@ def take_plain(
             branch.numbers = written.number = branch.numbers + 1
             branch.blocks.append(written)
         if not entry.tries:
-            block = queue.block_of(entry.seq) if queue.blocks else None
-            if block is not None:
-                packed, body = many.content(space, block, entry.seq, may_wait=False)
-                found: bytes = message_id
-            else:
-                entry.path = path = layout.message_path(name, entry.seq, message_id, entry.tags)
-                found, packed, body = split_message(space.log.read(path, may_wait=False))
-            if found == message_id:
-                answer = made(message_id, name, entry.seq, packed, body)
-                space.log.take(branch, (written,), space.epoch)
-                return answer
+            packed, body = many.content(space, queue, entry, may_wait=False)
+            answer = made(message_id, name, entry.seq, packed, body)
+            space.log.take(branch, (written,), space.epoch)
+            return answer
     except (DamagedBlock, OSError):
         pass
     except BaseException:  # or interrupted: a commit of what was done before is not to consume what nobody got
@@ -140,11 +133,15 @@ def take_plain(
     return None
 
 
-def _message(message_id: MessageId, queue: str, seq: int, packed: bytes, body: bytes) -> Message:
+def _message(message_id: MessageId, queue: str, seq: int, packed: bytes, body: bytes, tries: int = 0) -> Message:
     stored = stored_in(packed)
-    if stored.get("queue") not in (queue, ""):  # several queues have it: none is named
-        raise DamagedBlock(f"belongs to queue {stored.get('queue')!r}")
-    stored["queue"] = queue
+    owner = stored.get("queue")
+    if owner != queue:
+        if owner != "":  # several queues have it: none is named
+            raise DamagedBlock(f"belongs to queue {owner!r}, not {queue!r}")
+        stored["queue"] = queue
+    if tries:
+        stored["tries"] = tries
     return stored_message(message_id, queue, seq, body, stored)
 
 
@@ -178,20 +175,16 @@ def _read_each(space: Space, name: str, entries: Iterator[Entry], limit: int | N
     for entry in entries:
         if limit is not None and shown >= limit:
             return
-        path = layout.message_path(name, entry.seq, entry.message_id, entry.tags)
+        queue = space.queues[name]
         try:
-            queue = space.queues[name]
-            if queue.blocks:
-                message = _read_beside(space, queue, entry)
-            else:
-                message = message_of(name, entry.seq, entry.message_id, space.log.read(path), entry.tries)
+            message = _read(space, queue, entry)
             for gate in space.gates:
                 gate.passes(message)
         except FileNotFoundError:
             continue  # consumed meanwhile
         except (DamagedBlock, OSError) as error:
             if not isinstance(error, DamagedBlock) and error.errno not in DAMAGE:
-                raise space.unread(path, error) from error
+                raise space.unread(queue.path_of(entry), error) from error
             log.warning(
                 "[message-damaged] message %s of queue %s is passed over, see `xaqueue check`: %s",
                 entry.message_id.hex(),
@@ -203,28 +196,18 @@ def _read_each(space: Space, name: str, entries: Iterator[Entry], limit: int | N
         yield message
 
 
-def _read_beside(space: Space, queue: Queue, entry: Entry) -> Message:
-    """A message that lies in a block, maybe. Raises DamagedBlock, OSError."""
-    block = queue.block_of(entry.seq)
-    if block is None:
-        return message_of(queue.name, entry.seq, entry.message_id, space.log.read(queue.path_of(entry)), entry.tries)
-    packed, body = many.content(space, block, entry.seq)
-    stored = stored_in(packed)
-    if entry.tries:
-        stored["tries"] = entry.tries
-    return stored_message(entry.message_id, queue.name, entry.seq, body, stored)
+def _read(space: Space, queue: Queue, entry: Entry) -> Message:
+    """Raises DamagedBlock, OSError."""
+    packed, body = many.content(space, queue, entry)
+    return _message(entry.message_id, queue.name, entry.seq, packed, body, entry.tries)
 
 
 def message_of(queue: str, seq: int, message_id: MessageId, data: bytes, tries: int = 0) -> Message:
     """The message that a file's bytes are, which has had so many tries. Raises DamagedBlock."""
     found, packed, body = split_message(data)
-    stored = stored_in(packed)
-    if found != message_id or stored.get("queue") != queue:
+    if found != message_id:
         check_message(decode(data), queue, message_id)
-        stored["queue"] = queue
-    if tries:
-        stored["tries"] = tries
-    return stored_message(message_id, queue, seq, body, stored)
+    return _message(message_id, queue, seq, packed, body, tries)
 
 
 def _take(
@@ -318,19 +301,16 @@ def fetch(space: Space, branch: Branch, written: Written, *, is_held: bool = Fal
     """
     entry = written.entry
     assert entry is not None
-    path = layout.message_path(written.queue, entry.seq, entry.message_id, entry.tags)
     reason, queue = "", space.queues[written.queue]
     try:
-        if queue.blocks:
-            message = _read_beside(space, queue, entry)
-        else:
-            message = message_of(written.queue, entry.seq, entry.message_id, space.log.read(path), entry.tries)
+        message = _read(space, queue, entry)
         for gate in space.gates:
             gate.passes(message)
         return message  # noqa: TRY300
     except DamagedBlock as damage:
         reason = str(damage)
     except OSError as error:
+        path = queue.path_of(entry)
         if is_damage(space.fs, path, error):
             reason = f"cannot be read: {error.strerror}"
         elif error.errno == errno.ENOENT:

@@ -72,6 +72,8 @@ class Kind(IntEnum):
 
 
 ADDS = (Kind.ENQUEUE, Kind.MESSAGES)
+_MESSAGE, _MESSAGE_HEAD = MAGIC + bytes((FORMAT_VERSION, Kind.ENQUEUE)), struct.Struct("<8xIQ8x16s4xI")
+"""What a message begins with, and where in its head stands what it is split by."""
 
 
 @dataclass(slots=True)
@@ -250,16 +252,13 @@ def decode_message(data: bytes) -> tuple[bytes, dict[str, Any], bytes]:
 
 def split_message(data: bytes) -> tuple[bytes, bytes, bytes]:
     """Message id, packed properties (see ``stored_in``) and body, checked as ``decode_message`` does."""
-    if len(data) >= PREFIX_BYTES:
-        magic, version, kind, _, properties_bytes, body_bytes, _, message_id, _, checksum = _HEAD.unpack_from(data)
+    if len(data) >= PREFIX_BYTES and data.startswith(_MESSAGE):
+        properties_bytes, body_bytes, message_id, checksum = _MESSAGE_HEAD.unpack_from(data)
         body_offset = PREFIX_BYTES + properties_bytes
-        sound = (
-            magic == MAGIC
-            and version == FORMAT_VERSION
-            and len(data) == body_offset + body_bytes
+        if (
+            len(data) == body_offset + body_bytes
             and crc32(memoryview(data)[PREFIX_BYTES:], crc32(data[:CHECKSUM_OFFSET])) == checksum
-        )
-        if sound and kind == Kind.ENQUEUE:
+        ):
             return message_id, data[PREFIX_BYTES:body_offset], data[body_offset:]
     block = decode(data)
     raise DamagedBlock(f"a block of kind {block.kind.name.lower()} is no message")

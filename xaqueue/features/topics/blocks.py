@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import repeat
-from typing import Any
 
 from xaqueue.core.engine import blocks, many, taking
 from xaqueue.core.engine.state import Space
@@ -14,7 +13,7 @@ from xaqueue.core.model.block import COLUMNS, MESSAGE_BYTES, NO_MESSAGE, PREFIX_
 from xaqueue.core.model.branch import Branch, Written
 from xaqueue.core.model.definitions import MANY
 from xaqueue.core.model.entry import MessageBlock, Run
-from xaqueue.core.model.message_block import MOST_BYTES, Table, encode
+from xaqueue.core.model.message_block import MOST_BYTES, encode
 from xaqueue.core.model.queue import Queue
 from xaqueue.errors import DamagedBlock, InvalidArgument
 from xaqueue.message import Message, MessageId, stored_message
@@ -134,7 +133,8 @@ def take(space: Space, branch: Branch, name: str, count: int, most_bytes: float,
         if isinstance(run, Run):
             begin, end = run.seq - block.named.first, run.seq - block.named.first + len(run.ids)
             bodies, seqs = table.bodies(data, begin, end), range(run.seq, run.seq + len(run.ids))
-            return [*map(stored_message, run.ids, repeat(name), seqs, bodies, _stored(table, begin, end))]
+            stored = map(table.stored, range(begin, end)) if table.own else repeat(stored_in(table.packed))
+            return [*map(stored_message, run.ids, repeat(name), seqs, bodies, stored)]
     taken.remove(written)
     taking.return_taken(space, branch, name, written.ids)
     return []
@@ -145,9 +145,3 @@ def _next(space: Space, branch: Branch, queue: Queue) -> MessageBlock | None:
     if queue.record is not None or queue.index.clock is not None or space.gates or branch.rollback_reason is not None:
         return None
     return queue.block_of(queue.index.head) if space.log.failure is None else None
-
-
-def _stored(table: Table, begin: int, end: int) -> Iterable[dict[str, Any]]:
-    """Their properties: one map for all where nothing in it can be changed."""
-    shared = stored_in(table.packed)
-    return map(table.stored, range(begin, end)) if table.own or "headers" in shared else repeat(shared)

@@ -5,18 +5,14 @@ What is to be asked or done first, one that is damaged too, is for ``taking.dequ
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import accumulate, repeat
 from typing import Any
 
 from xaqueue.core.engine import many, taking
 from xaqueue.core.engine.state import Space
-from xaqueue.core.model import layout
-from xaqueue.core.model.block import NO_MESSAGE, Kind, split_message, stored_in
+from xaqueue.core.model.block import NO_MESSAGE, Kind, stored_in
 from xaqueue.core.model.branch import Branch, Written
-from xaqueue.core.model.entry import Entry, MessageBlock
 from xaqueue.errors import DamagedBlock
 from xaqueue.message import Message, stored_message
 
@@ -69,47 +65,21 @@ def _lock_run(space: Space, branch: Branch, name: str, count: int, taken: list[W
 def _read_run(space: Space, name: str, run: Sequence[Written], most_bytes: float, found: list[Message]) -> None:
     """Adds the messages that were locked, up to one that is not as it should be. Raises DamagedBlock, OSError."""
     queue, last, stored = space.queues[name], b"", dict[str, Any]()
-    entries = [written.entry for written in run if written.entry is not None]
-    while len(found) < len(entries) and most_bytes > 0:
-        entry = entries[len(found)]
-        block = queue.block_of(entry.seq) if queue.blocks else None
-        if block is not None:
-            some = _read_block(space, block, entries[len(found) :], most_bytes)
-        else:
-            entry.path = path = layout.message_path(name, entry.seq, entry.message_id, entry.tags)
-            message_id, packed, body = split_message(space.log.read(path))
-            if packed != last:
-                last, stored = packed, stored_in(packed)
-                if stored.get("queue") == "":  # several queues have it: none is named
-                    stored["queue"] = name
-            if message_id != entry.message_id or stored.get("queue") != name:
-                return
-            some = [(stored, body)]
-        for own, body in some:
-            entry = entries[len(found)]
-            if entry.tries:
-                own = {**own, "tries": entry.tries}
-                with space.lock:
-                    queue.redelivered += 1
-            found.append(stored_message(entry.message_id, name, entry.seq, body, own))
-            most_bytes -= len(body)
-
-
-def _read_block(
-    space: Space, block: MessageBlock, entries: Sequence[Entry], most_bytes: float
-) -> list[tuple[dict[str, Any], bytes]]:
-    """Properties, as stored, and bodies of messages that are neighbours in it, from the first of these on, up to the
-    one with which the bodies reach so many bytes. Raises DamagedBlock where the first is damaged, OSError."""
-    (table, data), begin = many.opened(space, block), entries[0].seq - block.named.first
-    ends = [*accumulate(table.sizes[begin : begin + len(entries)])]
-    count = min(bisect_left(ends, most_bytes) + 1, len(ends))
-    end = begin + count
-    if [entry.seq for entry in entries[:count]] != [*range(entries[0].seq, entries[0].seq + count)]:
-        end = begin + 1
-    try:
-        bodies = table.bodies(data, begin, end)
-    except DamagedBlock:
-        bodies = [table.body(data, begin)]
-    if table.own:
-        return [(table.stored(index), body) for index, body in enumerate(bodies, begin)]
-    return [*zip(repeat(table.stored(begin)), bodies)]
+    for written in run:
+        entry = written.entry
+        if entry is None or most_bytes <= 0:
+            return
+        packed, body = many.content(space, queue, entry)
+        if packed != last:
+            last, stored = packed, stored_in(packed)
+            if stored.get("queue") == "":  # several queues have it: none is named
+                stored["queue"] = name
+        if stored.get("queue") != name:
+            return
+        own = stored
+        if entry.tries:
+            own = {**stored, "tries": entry.tries}
+            with space.lock:
+                queue.redelivered += 1
+        found.append(stored_message(entry.message_id, name, entry.seq, body, own))
+        most_bytes -= len(body)

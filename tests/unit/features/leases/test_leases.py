@@ -15,7 +15,7 @@ import pytest
 from support.bare_space import DURABLE, BareSpace, bare_space
 from support.patience import eventually
 from xaqueue.connection import Connection
-from xaqueue.core.engine import taking
+from xaqueue.core.engine import many
 from xaqueue.core.engine.timeouts import expire
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import split_message
@@ -454,7 +454,7 @@ def test_an_interrupted_receive_holds_nothing(
             raise KeyboardInterrupt
         return real(data)
 
-    monkeypatch.setattr(taking, "split_message", split)
+    monkeypatch.setattr(many, "split_message", split)
     with pytest.raises(KeyboardInterrupt):
         received(user)
     monkeypatch.undo()

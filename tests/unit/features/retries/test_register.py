@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from support.bare_space import DURABLE, BareSpace, bare_space
 from support.crash_level import LAGGING, open_space
 from support.forgetful import Crashed, Tree
+from xaqueue.core.engine import many
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import split_message
@@ -27,7 +28,6 @@ from xaqueue.errors import QueueFull, ResourceFailed, RetryLater
 from xaqueue.features.retries import register
 from xaqueue.features.retries.register import TRIES
 from xaqueue.features.session import Session
-from xaqueue.features.topics import runs
 from xaqueue.message import MessageId
 from xaqueue.offline.check import check
 from xaqueue.xa import Flag
@@ -387,7 +387,7 @@ def test_a_dequeue_of_many_that_fails_is_no_try(tmp_path: Path, monkeypatch: pyt
         bare.put("q", b"one", b"two", b"three")
         left = iter((split_message, split_message, interrupted))
         with monkeypatch.context() as patch, closing(bare.connect()) as connection:
-            patch.setattr(runs, "split_message", lambda data: next(left)(data))
+            patch.setattr(many, "split_message", lambda data: next(left)(data))
             with pytest.raises(KeyboardInterrupt):
                 connection.dequeue_many("q", 3)
             connection.commit()

@@ -11,12 +11,11 @@ import pytest
 
 from support.bare_space import bare_space
 from support.damages import flip
-from xaqueue.core.engine import messages
+from xaqueue.core.engine import many, messages
 from xaqueue.core.engine.messages import add
 from xaqueue.core.model.block import split_message
 from xaqueue.errors import DiskFull, RolledBack
 from xaqueue.features.session import Session
-from xaqueue.features.topics import runs
 from xaqueue.features.topics.runs import RUN
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
@@ -49,7 +48,7 @@ def test_what_was_taken_before_it_broke_is_back(
             return split_message(data)
 
         with monkeypatch.context() as patch:
-            patch.setattr(runs, "split_message", broken)
+            patch.setattr(many, "split_message", broken)
             with pytest.raises(Broken):
                 connection.dequeue_many("q", 3)
         connection.commit()
@@ -147,7 +146,7 @@ def test_what_another_session_does_in_the_branch_meanwhile_stays(
             return split_message(data)
 
         with monkeypatch.context() as patch:
-            patch.setattr(runs, "split_message", broken)
+            patch.setattr(many, "split_message", broken)
             with pytest.raises(Broken):
                 one.dequeue_many("q", 3)
         one.end(xid)
