@@ -39,6 +39,11 @@ def act(end: End, *work: Put | Take, life_of: int | None = None) -> Act:
     return Act(end, work, life_of, at_once=True)
 
 
+def singly(end: End, *work: Put | Take) -> Act:
+    """Each by itself; what is put is a block from the first verb of the end on."""
+    return Act(end, work)
+
+
 def told() -> Tree:
     """Sixteen messages that came at once, in the directories."""
     fs, _ = play(Story((act(End.ONE_PHASE, *puts(FIRST)),), EMPTY), LEVELS[0])
@@ -51,6 +56,11 @@ def stories() -> dict[str, Story]:
     beside = act(End.PREPARED, *takes(0, 3))
     return {
         **{f"put: {end.name.lower()}": Story((act(end, *puts(FIRST)),), EMPTY) for end in ENDS},
+        **{f"put singly: {end.name.lower()}": Story((singly(end, *puts(FIRST)),), EMPTY) for end in ENDS},
+        **{
+            f"both singly: {end.name.lower()}": Story((singly(end, *takes(0, 5), *puts(SECOND)),), given)
+            for end in ENDS[::3]
+        },
         **{f"put over the edge: {end.name.lower()}": Story((act(end, *puts(FIRST)),), edge) for end in ENDS[::3]},
         **{f"take some: {end.name.lower()}": Story((act(end, *takes(0, 3)),), given) for end in ENDS},
         **{f"take all: {end.name.lower()}": Story((act(end, *takes(0, 16)),), given) for end in ENDS},

@@ -38,6 +38,7 @@ from xaqueue.features.snapshots.chores import PruneJournal, TakeSnapshots
 from xaqueue.features.snapshots.manifest import KEPT_JOURNAL, MANIFEST
 from xaqueue.features.snapshots.options import policy_of
 from xaqueue.features.streams.cleanup import Clear
+from xaqueue.features.topics import blocks
 
 
 class Whole(Features):
@@ -48,6 +49,7 @@ class Whole(Features):
     admits = (dedup.admit,)
     returns = Tries()
     checkpoints = (counters.before_checkpoint,)
+    merge = staticmethod(blocks.merge)
 
     def check(self, root: Path, definitions: Definitions, hardening: Hardening, waiting: Threads) -> None:
         if os.path.lexists(root / MANIFEST):

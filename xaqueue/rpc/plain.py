@@ -90,6 +90,8 @@ class Whole(Step):
         self.answers: list[Answer] = []
 
     def plan_commit(self, space: Space, step: CoreStep) -> None:
+        if len(self.branch.blocks) >= commit.MANY:
+            space.features.merge(space, self.branch)
         self.plan = partial(commit.commit_change, space, self.branch, step)
         self.publish = partial(commit.publish_commit, space, self.branch, ends=True)
 

@@ -11,7 +11,7 @@ from sim import doors
 from sim.crashes import Effect, Over
 from sim.model import ACTIVE, Branch, Known, Model, Rules
 from sim.opened import id_of
-from sim.rules.core import drawn_options, end, refuse, then
+from sim.rules.core import add, drawn_options, end, refuse, then
 from sim.rules.dedup import Dedup
 from sim.rules.limits import Limits
 from sim.world import SECOND_US, World
@@ -36,6 +36,7 @@ class Blocks(Rules):
     writes_blocks = True
     weights: ClassVar = {
         "put_many": 9,
+        "put_singly": 5,
         "take_many": 9,
         "take_by_id": 4,
         "between": 5,
@@ -61,6 +62,16 @@ class Blocks(Rules):
     def put_many(self, world: World) -> None:
         queue, number = batch_queue(world), world.at_work()
         put_many(world, number, queue, world.dice.choice(COUNTS))
+        then(world, number)
+
+    def put_singly(self, world: World) -> None:
+        """One by one: together they may be a block from the end of the branch on."""
+        queue, number = batch_queue(world), world.at_work()
+        if len(world.model.queue(queue)) > MOST:
+            raise Over
+        drawn = drawn_options(world, queue)
+        for _ in range(world.dice.choice(COUNTS)):
+            add(world, number, (queue,), world.dice.choice(({}, drawn)))
         then(world, number)
 
     def take_many(self, world: World) -> None:

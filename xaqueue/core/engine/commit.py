@@ -47,6 +47,8 @@ from xaqueue.errors import DiskFull, RetryLater
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
 
+MANY = 16
+"""Blocks of a branch from which on ``Features.merge`` is asked."""
 _change = tuple.__new__
 """As ``Change`` itself, without a frame."""
 _ENQUEUE, _PREPARED = Kind.ENQUEUE, State.PREPARED
@@ -60,6 +62,8 @@ def prepare(space: Space, branch: Branch, *, performs: bool = True) -> tuple[Cha
     """
     if branch.riders:
         many.expand(space, branch)
+    if len(branch.blocks) >= MANY:
+        space.features.merge(space, branch)
     blocks, suffix = branch.blocks, FIRST
     for written in blocks:
         if written.content is None and not written.path:

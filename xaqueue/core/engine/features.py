@@ -121,6 +121,10 @@ class Features:
         """Before a message with properties of its own is added, and before there is a block of it: as ``Admit``."""
         return next((one for ask in self.admits if (one := ask(space, branch, queue, new, wanted)) is not None), None)
 
+    def merge(self, space: Any, branch: Branch) -> None:
+        """Before a branch of ``commit.MANY`` blocks or more is prepared, or committed: as long as it is active, what it
+        adds may be in fewer of them. It is busy."""
+
     # While a space is opened and closed, in this order
 
     def check(self, root: Path, definitions: Definitions, hardening: Hardening, waiting: Threads) -> None:

@@ -90,11 +90,11 @@ def publish(space: Space, queue: Queue, run: Run, kind: Kind) -> None:
         return
     named = run.named
     queue.add_block(named)
-    if run.is_plain:
+    for seq, entry in enumerate(run.entries, named.first):
+        entry.seq = seq
+        queue.index.add(entry)
+    if not run.entries:
         queue.index.add_plain(range(named.first, named.last + 1), run.ids)
-    else:
-        for seq, message_id in enumerate(run.ids, named.first):
-            queue.index.add(Entry(seq, message_id, run.tags))
     queue.pending.difference_update(run.ids)
     queue.enqueued += named.count
     queue.shown = max(queue.shown, named.last)

@@ -92,6 +92,8 @@ class Session(Association):
                     with space.lock:
                         space.finish_locked(branch, Outcome.COMMITTED)
                     return
+                if len(branch.blocks) >= commit.MANY:
+                    space.features.merge(space, branch)
                 commit.commit(space, branch, late=late)
             except RolledBack:
                 commit.rollback(space, branch)

@@ -59,14 +59,14 @@ class Entry:
 
 
 class Run(Entry):
-    """Of many messages of one block that a branch adds, or takes: their numbers follow one another, and all have the
-    same tags. What else it says is of the first."""
+    """Of many messages of one block that a branch adds, or takes: their numbers follow one another. What else it says
+    is of the first."""
 
-    def __init__(self, ids: Sequence[MessageId], tags: str = "", seq: int = 0) -> None:
-        super().__init__(seq, ids[0], tags)
+    def __init__(self, ids: Sequence[MessageId], seq: int = 0, entries: Sequence[Entry] = ()) -> None:
+        super().__init__(seq, ids[0])
         self.ids = ids
-        self.entries: Sequence[Entry] = ()
-        """Of those that are taken, once somebody has asked for one of them."""
+        self.entries = entries
+        """Of those that are added, where some have tags; of those that are taken, once somebody has asked for one."""
 
     @property
     def named(self) -> Named:

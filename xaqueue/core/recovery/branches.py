@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from itertools import repeat
 
 from xaqueue.core.engine import commit, quarantine, redo
 from xaqueue.core.engine.directory_log import STAGED
@@ -138,7 +139,8 @@ class Branches:
         entry: Entry | None
         if head.kind is Kind.MESSAGES:
             table = decode_table(self._fs.read(path))
-            entry = Run(table.message_ids(), table.tags)
+            ids, tags = table.message_ids(), map(table.tags_of, range(table.count))
+            entry = Run(ids, entries=() if table.is_plain else [*map(Entry, repeat(0), ids, tags)])
             queue.pending.update(entry.ids)
         elif head.kind is Kind.DEQUEUE:
             entry = queue.index.lock(head.message_id)

@@ -5,14 +5,28 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import repeat
+from itertools import groupby, repeat
+from operator import attrgetter
+from struct import unpack
+from typing import Any
 
 from xaqueue.core.engine import blocks, many, taking
+from xaqueue.core.engine.log import BLOCK_BYTES
 from xaqueue.core.engine.state import Space
-from xaqueue.core.model.block import COLUMNS, MESSAGE_BYTES, NO_MESSAGE, PREFIX_BYTES, Kind, stored_in
-from xaqueue.core.model.branch import Branch, Written
+from xaqueue.core.model.block import (
+    ADDS,
+    COLUMNS,
+    MESSAGE_BYTES,
+    NO_MESSAGE,
+    PREFIX_BYTES,
+    Kind,
+    before_time,
+    pack,
+    stored_in,
+)
+from xaqueue.core.model.branch import Branch, State, Written
 from xaqueue.core.model.definitions import MANY
-from xaqueue.core.model.entry import MessageBlock, Run
+from xaqueue.core.model.entry import Entry, MessageBlock, Run
 from xaqueue.core.model.message_block import MOST_BYTES, encode
 from xaqueue.core.model.queue import Queue
 from xaqueue.errors import DamagedBlock, InvalidArgument
@@ -23,6 +37,13 @@ FEWEST, MOST = 16, 1000
 MOST_BODY_BYTES = 64 * 1024
 FEWEST_TAKEN = 2
 """Taken together; one goes its own way."""
+TAGS_BYTES = 96
+"""More than the tags of one take in a table, and what stands around its properties."""
+LONG = b"\xcf"
+"""Before an integer of 8 bytes in MessagePack, as each time since 1970 is."""
+_queue, _number, _content = attrgetter("queue"), attrgetter("number"), attrgetter("content")
+_message_id, _entry, _tags = attrgetter("message_id"), attrgetter("entry"), attrgetter("tags")
+_ENQUEUE = Kind.ENQUEUE
 
 
 def add(
@@ -44,11 +65,80 @@ def add(
         return 0
     done = 0
     for piece in _pieces(packed, list(map(len, bodies))):
-        head, body, checksum = encode(packed, ids[piece], bodies[piece], space.epoch, tags=tags)
-        written = Written(0, Kind.MESSAGES, queue.name, ids[piece.start], checksum, Run(ids[piece], tags))
+        some = ids[piece]
+        head, body, checksum = encode(packed, some, bodies[piece], space.epoch, tags=tags)
+        run = Run(some, entries=[Entry(0, one, tags) for one in some] if tags else ())
+        written = Written(0, Kind.MESSAGES, queue.name, some[0], checksum, run)
         _add(space, branch, queue, written, head, body, is_given=is_given)
         done = piece.stop
     return done
+
+
+def merge(space: Space, branch: Branch) -> None:
+    """See ``Features.merge``: what it adds one by one is in blocks from here on, as far as memory has it."""
+    queues = [queue for name in set(map(_queue, branch.blocks)) if (queue := space.queues.get(name)) is not None]
+    names = {queue.name for queue in queues if queue.definition.blocks == MANY}
+    if not names or branch.base is not State.ACTIVE:
+        return
+    left, merged = set(branch.blocks), list[Written]()
+    for name, of_queue in groupby(sorted(branch.blocks, key=_queue), _queue):
+        added = [one for one in of_queue if one.kind in ADDS] if name in names else ()
+        for fits, group in groupby(added, _fits):
+            run = [*group]
+            if not fits or len(run) < FEWEST:
+                continue
+            heads, bodies = zip(*map(_content, run), strict=True)
+            packed = [head[PREFIX_BYTES:] for head in heads]
+            own_bytes = 2 * (max(map(len, packed)) + TAGS_BYTES)
+            for piece in _pieces(b"", [*map(len, bodies)], own_bytes):
+                merged.append(_merged(name, run[piece], packed[piece], bodies[piece], space.epoch))
+                left.difference_update(run[piece])
+    blocks = sorted([*left, *merged], key=_number)
+    kept = [one for one in blocks if one.content is not None and not one.path]
+    with space.lock:
+        branch.blocks, branch.kept = blocks, (sum(map(_kept_bytes, kept)), len(kept))
+
+
+def _fits(written: Written) -> bool:
+    """Whether it can be in a block with others: a dedup_key is claimed with a block of its own."""
+    content = written.content
+    if content is None or written.path or written.shared is not None or written.kind is not _ENQUEUE:
+        return False
+    return len(content[1]) <= MOST_BODY_BYTES and b"dedup_key" not in content[0]
+
+
+def _kept_bytes(written: Written) -> int:
+    """That memory has for it, as ``Branch.kept`` counts them."""
+    return BLOCK_BYTES + (sum(map(len, _content(written))) if written.original is None else 0)
+
+
+def _merged(name: str, run: Sequence[Written], packed: Sequence[bytes], bodies: Sequence[bytes], epoch: int) -> Written:
+    """The block in which these are. It has the number of the first."""
+    ids, entries = [*map(_message_id, run)], [*map(_entry, run)]
+    tags = [*map(_tags, entries)]
+    shared, own = _columns(name, packed, tags)
+    head, body, checksum = encode(shared, ids, bodies, epoch, tags=tags[0], own=own)
+    entry = Run(ids, entries=entries if any(tags) else ())
+    written = Written(run[0].number, Kind.MESSAGES, name, ids[0], checksum, entry)
+    written.content = head, body
+    return written
+
+
+def _columns(
+    name: str, packed: Sequence[bytes], tags: Sequence[str]
+) -> tuple[bytes, dict[int, tuple[str, dict[str, Any]]]]:
+    """Properties that all have, and by index the tags and properties of those that differ: mostly by when they were
+    enqueued, and by nothing else."""
+    before = before_time(name) + LONG
+    end = len(before) + 8
+    begin, rest, times = packed[0][: len(before)], packed[0][end:], [one[len(before) : end] for one in packed]
+    if begin[1:] == before[1:] and begin + (rest + begin).join(times) + rest == b"".join(packed):
+        when = unpack(f">{len(times)}Q", b"".join(times))
+        return packed[0], {at: (tags[0], {"enqueued_at": us}) for at, us in enumerate(when) if us != when[0]}
+    own = [*map(stored_in, packed)]
+    for stored in own:
+        del stored["queue"]
+    return pack({"queue": name}), dict(enumerate(zip(tags, own, strict=True)))
 
 
 def size_of(count: int, properties: bytes, bodies_bytes: int) -> int:
@@ -56,12 +146,12 @@ def size_of(count: int, properties: bytes, bodies_bytes: int) -> int:
     return 2 * (PREFIX_BYTES + len(properties) + COLUMNS.size + MESSAGE_BYTES * count) + bodies_bytes + 4
 
 
-def _pieces(packed: bytes, sizes: Sequence[int]) -> Iterator[slice]:
-    """Those that fit in a block, as many as can be."""
+def _pieces(packed: bytes, sizes: Sequence[int], own_bytes: int = 0) -> Iterator[slice]:
+    """Those that fit in a block, as many as can be. own_bytes: what the properties of one take."""
     begin = 0
     while len(sizes) - begin >= FEWEST:
         end = min(begin + MOST, len(sizes))
-        while size_of(end - begin, packed, sum(sizes[begin:end])) > MOST_BYTES:
+        while size_of(end - begin, packed, sum(sizes[begin:end]) + own_bytes * (end - begin)) > MOST_BYTES:
             end -= max((end - begin) // 16, 1)
         if end - begin < FEWEST:
             return
