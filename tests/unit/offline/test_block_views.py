@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.bare_space import BareSpace
+from xaqueue.core.engine import heuristics
 from xaqueue.core.model.definitions import MANY, Definitions, QueueDefinition
 from xaqueue.core.model.format import read_format
 from xaqueue.offline.check import check
@@ -81,3 +82,25 @@ def test_a_branch_in_doubt_is_told_by_message(bare: BareSpace) -> None:
     (status,) = [one for one in queue_list(bare.root) if one.name == "q"]
     assert (status.depth, status.ready, status.in_doubt) == (40, 35, 5)
     assert [found for found in check(bare.root) if found.severity is Severity.DAMAGE] == []
+
+
+@pytest.mark.parametrize("is_opened_again", [False, True])
+@pytest.mark.parametrize("to_commit", [False, True])
+def test_a_decided_branch_is_told_by_message(bare: BareSpace, to_commit: bool, is_opened_again: bool) -> None:
+    """Its blocks are gone, or stand among others, by the time that somebody looks."""
+    put(bare)
+    connection, xid = bare.connect(), Xid(1, b"x", b"")
+    connection.tpc_begin(xid)
+    added = connection.enqueue_many("r", BODIES)
+    held = [message.message_id for message in connection.dequeue_many("q", 5)]
+    connection.tpc_prepare()
+    if is_opened_again:
+        bare.crash()
+        bare = BareSpace(bare.root, "JOURNAL", definitions=MANY_EACH)
+    heuristics.decide(bare.space, xid, to_commit, "somebody")
+    bare.space.settle()
+    (branch,) = in_doubt(bare.root)
+    bare.crash()
+    assert list(map(str, traffic_of(branch))) == ["q -5", "r +40"]
+    assert [one.message_id for one in branch.added] == added
+    assert [one.message_id for one in branch.held] == held

@@ -1,9 +1,9 @@
 """An operator's decision on a branch in doubt: recorded durably before anything is done, kept until forget.
 
 A line of operators.log says first what is to be decided, by whom and why. The record is a block of kind *branch* in
-``heuristic/`` under the branch's xid: its headers say the same, and its body what the branch would have done. Once it
-is hardened the decision stands: a crash right after it is completed at the next open, and the transaction manager hears
-of it (XA_HEURCOM, XA_HEURRB, XA_HEURMIX).
+``heuristic/`` under the branch's xid: its headers say the same, and its body which messages the branch would have
+added and taken. Once it is hardened the decision stands: a crash right after it is completed at the next open, and the
+transaction manager hears of it (XA_HEURCOM, XA_HEURRB, XA_HEURMIX).
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from xaqueue.core.engine import blocks, commit, operator_log
+from xaqueue.core.engine import commit, operator_log
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
-from xaqueue.core.model.block import NO_MESSAGE, Block, Kind, decode, encode, pack_list
+from xaqueue.core.model.block import NO_MESSAGE, Block, Kind, Listed, decode, encode, pack_list
 from xaqueue.core.model.block_files import listed, read_checked
 from xaqueue.core.model.branch import HEURISTICS, Branch, Decided, State
 from xaqueue.core.model.change import DROP, Change, CoreStep
@@ -167,8 +167,12 @@ def _record(space: Space, branch: Branch, decision: Decision) -> None:
     if decision.reason:
         headers["reason"] = decision.reason
     properties = Properties("", enqueued_at=decision.at, headers=headers)
-    listed = pack_list(blocks.list_of(branch) if branch.blocks else [])
-    head, *body = encode(Block(Kind.BRANCH, NO_MESSAGE, properties, listed, space.epoch))
+    rows = [
+        Listed(Kind.DEQUEUE if written.kind is Kind.DEQUEUE else Kind.ENQUEUE, written.queue, message_id, 0)
+        for written in branch.blocks
+        for message_id in written.ids
+    ]
+    head, *body = encode(Block(Kind.BRANCH, NO_MESSAGE, properties, pack_list(rows), space.epoch))
     space.put(CoreStep.DECISION, branch.name, f"{HEURISTIC}/{branch.xid}", head, b"".join(body))
 
 
