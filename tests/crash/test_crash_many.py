@@ -35,8 +35,8 @@ def takes(begin: int, end: int) -> tuple[Take, ...]:
     return tuple(Take("a", one) for one in FIRST[begin:end])
 
 
-def act(end: End, *work: Put | Take, life_of: int | None = None) -> Act:
-    return Act(end, work, life_of, at_once=True)
+def act(end: End, *work: Put | Take, life_of: int | None = None, hollows: bool = False) -> Act:
+    return Act(end, work, life_of, at_once=True, hollows=hollows)
 
 
 def singly(end: End, *work: Put | Take) -> Act:
@@ -75,6 +75,18 @@ def stories() -> dict[str, Story]:
         },
         "put, take two_phase": Story((act(End.ONE_PHASE, *puts(FIRST)), act(End.TWO_PHASE, *takes(0, 16))), EMPTY),
         "put late, take late": Story((act(End.LATE, *puts(FIRST)), act(End.LATE, *takes(0, 9))), EMPTY),
+        **{
+            f"hollow, then take: {end.name.lower()}": Story(
+                (act(End.ONE_PHASE, *takes(0, 13), hollows=True), act(end, *takes(13, 15), hollows=True)), given
+            )
+            for end in ENDS
+        },
+        "hollow beside one in doubt": Story(
+            (beside, act(End.TWO_PHASE, *takes(3, 16), hollows=True), act(End.ONE_PHASE, *puts(SECOND))), given
+        ),
+        "hollow what goes late": Story(
+            (act(End.LATE, *takes(0, 14), hollows=True), act(End.LATE, *takes(14, 16), hollows=True)), given
+        ),
         "a second life": Story((act(End.UNDONE, *takes(0, 3)), act(End.TWO_PHASE, *takes(0, 5), life_of=0)), given),
     }
 

@@ -35,7 +35,7 @@ from xaqueue.features.session import Session
 from xaqueue.features.snapshots import manifest, store, take
 from xaqueue.features.snapshots import restore as restoring
 from xaqueue.features.streams import cleanup
-from xaqueue.features.topics import bulk
+from xaqueue.features.topics import bulk, hollow
 from xaqueue.message import MessageId
 from xaqueue.xid import Xid
 
@@ -226,6 +226,12 @@ def expire(space: Space) -> None:
 def clear(space: Space) -> None:
     """What streams have consumed goes."""
     cleanup.clear(space)
+
+
+def make_smaller(space: Space) -> None:
+    """The blocks of which little is left, unless they are young."""
+    for queue, block in hollow.sparse(space):
+        hollow.hollow(space, queue, block)
 
 
 def forget_keys(space: Space) -> None:

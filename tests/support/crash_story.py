@@ -27,6 +27,7 @@ from xaqueue.core.model.message_name import tags_of
 from xaqueue.errors import ResourceFailed
 from xaqueue.features.session import Session
 from xaqueue.features.topics import bulk
+from xaqueue.features.topics.hollow import hollow, sparse
 from xaqueue.message import EnqueueOptions, MessageId, properties_of
 from xaqueue.rpc import plain
 from xaqueue.rpc.plain import Ending, Work
@@ -88,13 +89,15 @@ class Take:
 class Act:
     """One branch: its work, and its end. ``life_of``: it has the xid of the act at this position, which is over.
     ``whole``: it is one call up to its first verb, as ``rpc.plain`` has them where there is a journal.
-    ``at_once``: what it puts into a queue is one call, and what it takes from one, of messages without properties."""
+    ``at_once``: what it puts into a queue is one call, and what it takes from one, of messages without properties.
+    ``hollows``: behind it blocks of which little is left are made smaller."""
 
     end: End
     work: tuple[Put | Take, ...]
     life_of: int | None = None
     whole: bool = False
     at_once: bool = False
+    hollows: bool = False
 
 
 @dataclass(frozen=True)
@@ -293,12 +296,19 @@ def perform(space: Space, record: Record, xid: Xid, act: Act, level: Level = STR
         if verb.endswith("rollback") or verb == "expire":
             record.undone += [(work.queue, work.message) for work in act.work if isinstance(work, Take)]
         follow(space, level, verb)
+    make_smaller(space, level, act)
     seen = look(space, session)
     if not record.late:
         record.seqs.update(seen.seqs)
     if not space.log.pending:
         for (queue, _), seq in seen.seqs.items():
             assert watermark(space.fs.read(layout.watermark_path(queue))).published >= seq
+
+
+def make_smaller(space: Space, level: Level, act: Act) -> None:
+    for queue, block in sparse(space) if act.hollows else ():
+        hollow(space, queue, block)
+        follow(space, level, "commit")
 
 
 def do(session: Session, work: Put | Take) -> None:

@@ -39,6 +39,7 @@ from xaqueue.features.snapshots.manifest import KEPT_JOURNAL, MANIFEST
 from xaqueue.features.snapshots.options import policy_of
 from xaqueue.features.streams.cleanup import Clear
 from xaqueue.features.topics import blocks
+from xaqueue.features.topics.hollow import Hollow
 
 
 class Whole(Features):
@@ -75,6 +76,7 @@ class Whole(Features):
     def chores(self, space: Space, lasting: bool) -> Iterator[Chore]:
         yield Expire(space)
         yield Clear(space)
+        yield Hollow(space)
         yield PruneJournal(space)
         yield counters.WriteCounters(space)
         if not space.waiting.is_served:  # else the server sees to it

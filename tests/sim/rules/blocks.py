@@ -11,7 +11,7 @@ from sim import doors
 from sim.crashes import Effect, Over
 from sim.model import ACTIVE, Branch, Known, Model, Rules
 from sim.opened import id_of
-from sim.rules.core import add, drawn_options, end, refuse, then
+from sim.rules.core import add, drawn_options, end, in_the_background, refuse, then
 from sim.rules.dedup import Dedup
 from sim.rules.limits import Limits
 from sim.world import SECOND_US, World
@@ -25,6 +25,7 @@ COUNTS = (16, 16, 17, 24, 40, 3)
 MOST = 60
 """Messages of a queue that gets more."""
 PUT_OFF_S = 20
+YOUNG_S = 60
 
 
 class Blocks(Rules):
@@ -41,6 +42,7 @@ class Blocks(Rules):
         "take_by_id": 4,
         "between": 5,
         "drain": 2,
+        "make_smaller": 3,
         "no_room": 5,
         "receive_many": 3,
         "settle": 4,
@@ -105,6 +107,17 @@ class Blocks(Rules):
             end(world, number, "prepare")
         if number in world.model.branches:
             end(world, number, world.dice.choice(("commit", "commit", "rollback")))
+        world.look()
+
+    def make_smaller(self, world: World) -> None:
+        """Most of it goes; a minute later what is gone has no body any more."""
+        number, queue = world.at_work(), batch_queue(world)
+        take_many(world, number, queue, max(len(free_in(world, queue)) - world.dice.choice((1, 2, 3)), 1))
+        end(world, number, world.dice.choice(("commit", "commit", "prepare")))
+        if world.dice.random() < 0.7:  # and else it is young
+            world.model.now_us += YOUNG_S * SECOND_US
+            world.monotonic_s += YOUNG_S
+        world.attempt(lambda: in_the_background(world, doors.make_smaller), lambda _: None)
         world.look()
 
     def no_room(self, world: World) -> None:

@@ -78,8 +78,8 @@ class Manager:
     def recover(self, world: World) -> None:
         """All that is in doubt is decided."""
         self.banks.revive()
-        ids, session = iter(range(1 << 30)), doors.session(world.space)
-        space = lambda: Connection(session, lambda: b"%016d" % next(ids))  # noqa: E731
+        ids = iter(range(1 << 30))
+        space = lambda: Connection(doors.session(world.space), lambda: b"%016d" % next(ids))  # noqa: E731
         self.rig = Rig(self.fs, {"space": space, "db": self.banks.banks["db"].connect})
         self.rig.recover()
 

@@ -11,6 +11,7 @@ the directories go, wait for that record.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -27,7 +28,9 @@ from xaqueue.core.storage.hardening import NOTHING
 from xaqueue.errors import RetryLater
 
 _BLOCKS = layout.PREPARED, layout.COMMITTED
-"""There no path that a life of the space puts first was one before it; but for names that begin with a dot."""
+"""There no path that a life of the space puts first was one before it; but for names that begin with a dot, and blocks
+of many messages, which are made smaller."""
+_AGAIN = re.compile(r"/\.|\+").search
 
 
 class Turn:
@@ -43,7 +46,7 @@ class Turn:
         self.gone = {
             path: None
             for path, want in self.final.items()
-            if want is None and (path not in put or path in standing or not path.startswith(_BLOCKS) or "/." in path)
+            if want is None and (path not in put or path in standing or not path.startswith(_BLOCKS) or _AGAIN(path))
         }
         """What is still to be removed: not the blocks that came and went, and never were files."""
         standing.update(path for path in self.left if path.startswith(layout.PREPARED))

@@ -57,6 +57,7 @@ class CoreStep(IntEnum):
     DECISION = 5
     FORGET = 6
     EXPIRY = 9
+    HOLLOW = 11
 
 
 class Change(NamedTuple):
@@ -250,7 +251,7 @@ def highest_numbers(records: Iterable[Record]) -> dict[str, int]:
     """By queue the highest sequence number that these give to a message. What they remove says nothing of others."""
     highest: dict[str, int] = {}
     for record in records:
-        for path in targets_of(record):
+        for path in targets_of(record) if record.kind != CoreStep.HOLLOW else ():
             place = layout.parse_message_path(path)
             if place is not None:
                 highest[place[0]] = max(highest.get(place[0], 0), place[1])

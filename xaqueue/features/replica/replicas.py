@@ -12,7 +12,17 @@ from pathlib import Path
 
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import decode_head
-from xaqueue.core.model.change import PUT, is_valid, name_of, ops_of, paths_of, queues_of, step_name, targets_of
+from xaqueue.core.model.change import (
+    PUT,
+    CoreStep,
+    is_valid,
+    name_of,
+    ops_of,
+    paths_of,
+    queues_of,
+    step_name,
+    targets_of,
+)
 from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.model.layout import JOURNAL
 from xaqueue.core.model.message_name import Named, parse_seq
@@ -64,7 +74,7 @@ class _Told:
     def line(self, record: Record) -> dict[str, object]:
         added, taken = list[_Number](), list[_Number]()
         targets = set(targets_of(record))
-        for path in targets_of(record):
+        for path in targets_of(record) if record.kind != CoreStep.HOLLOW else ():
             if (found := layout.parse_path(path)) is not None:
                 added += _numbers(*found)
         for op in ops_of(record):

@@ -23,8 +23,8 @@ from xaqueue.offline.inspect import browse
 FIRST, COUNT = 10, 20
 
 
-def record(lsn: int, ops: Sequence[Op]) -> Record:
-    entry = entry_of(Change(CoreStep.COMMIT, "1.6e.6f", ops))
+def record(lsn: int, ops: Sequence[Op], kind: CoreStep = CoreStep.COMMIT) -> Record:
+    entry = entry_of(Change(kind, "1.6e.6f", ops))
     made = Record(lsn, entry.kind, entry.meta, memoryview(b"".join(entry.bodies)))
     assert is_valid(made)
     return made
@@ -81,7 +81,8 @@ def test_what_was_not_shipped_is_told_by_message(tmp_path: Path) -> None:
         record(1, [put(new)]),
         record(2, [take(new, 0b10), take(old, 0b11)]),
         record(3, [take(new, 0b110), take(old, 0b111)]),
-        record(4, [(DROP, new.path), (DROP, new.gone_path)]),
+        record(4, [put(new)], CoreStep.HOLLOW),
+        record(5, [(DROP, new.path), (DROP, new.gone_path)]),
     ]
     told = _Told()
     lines = [told.line(one) for one in records]
@@ -93,6 +94,7 @@ def test_what_was_not_shipped_is_told_by_message(tmp_path: Path) -> None:
         ([10, 11, 12, 13], []),
         ([], [11, 14, 15]),
         ([], [12, 16]),
+        ([], []),
         ([], [10, 13]),
     ]
     assert {line["queues"][0] for line in lines} == {"orders"}  # type: ignore[index]
