@@ -40,6 +40,7 @@ from xaqueue.core.storage.journal_reader import look
 from xaqueue.errors import DamagedBlock, OperationalError, SpaceError
 from xaqueue.features.kinds import KINDS
 from xaqueue.features.replica.shipping import Piece
+from xaqueue.features.streams.cleanup import keep_gone
 from xaqueue.features.streams.record import STREAMS, StreamRecord, archived_path, decode_stream, stream_path
 
 INCOMING = f"{JOURNAL}/incoming"
@@ -320,6 +321,8 @@ class JournalCopy:
                     continue
                 path = f"{directory}/{name}"
                 if record.archives(named.last):
+                    if named.is_block:
+                        keep_gone(self._fs, record, named)
                     archived = archived_path(path)
                     redo.make_dirs(self._fs, archived.rpartition("/")[0])
                     self._fs.rename(path, archived)

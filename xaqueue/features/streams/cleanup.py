@@ -3,7 +3,8 @@ waits for it.
 
 A crash in between loses nothing: the record in ``streams/`` says what is consumed, and the next owner goes on. Files
 are removed in the order of their names, which is that of their making, and range directories with the last of them.
-What is to be kept is renamed into ``archive/`` instead, under the same names. What has expired and comes back by a
+What is to be kept is renamed into ``archive/`` instead, under the same names, and behind its bitmap where it is a block
+of many. What has expired and comes back by a
 crash has expired still.
 """
 
@@ -23,18 +24,19 @@ from xaqueue.core.model import layout
 from xaqueue.core.model.change import DROP, MOVE, Change
 from xaqueue.core.model.entry import Entry
 from xaqueue.core.model.layout import RANGE_BITS
-from xaqueue.core.model.message_name import parse_any
+from xaqueue.core.model.message_name import Named, parse_any
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.owner.chores import Chore, Chores
-from xaqueue.core.storage.fs import NO_ROOM, FileSystem, remove_all
+from xaqueue.core.storage.fs import NO_ROOM, FileSystem, discard, remove_all
 from xaqueue.core.storage.regular import NO_DIRECTORY
 from xaqueue.errors import ResourceFailed, RetryLater
 from xaqueue.features.counters.values import Counters
 from xaqueue.features.dedup import dedup
 from xaqueue.features.retries import moving
 from xaqueue.features.retries.options import EXPIRY_QUEUE
+from xaqueue.features.streams.message_files import is_block
 from xaqueue.features.streams.options import CLEANUP_INTERVAL_S
-from xaqueue.features.streams.record import StreamRecord, StreamStep, archived_path, record_of
+from xaqueue.features.streams.record import StreamRecord, StreamStep, archived_gone, archived_path, record_of
 
 PIECE = 256
 """Files between two looks whether it is to stop; for so many the lock is held where they are kept."""
@@ -228,7 +230,24 @@ def _clear_files(space: Space, record: StreamRecord, number: int, names: Sequenc
     gone = sorted({*names}.difference(kept))
     space.waiting.run(partial(remove_all, fs, [f"{directory}/{name}" for name in gone]))
     if kept:
+        for name in filter(is_block, kept):
+            keep_gone(fs, record, parse_any(name))
         _archive(space, fs, directory, kept)
+
+
+def keep_gone(fs: FileSystem, record: StreamRecord, named: Named | None) -> None:
+    """What is gone of a block is in the archive, durably, before the block comes there. Raises OSError."""
+    found = archived_gone(fs, record, named) if named is not None else None
+    if named is None or found is None:
+        return
+    directory, _, name = archived_path(layout.gone_path(record.queue, named)).rpartition("/")
+    with _making:
+        make_dirs(fs, directory)
+        discard(fs, f"{directory}/.new")
+        fs.create(f"{directory}/.new", found)
+        fs.sync_file(f"{directory}/.new")
+        fs.rename(f"{directory}/.new", f"{directory}/{name}")
+    fs.sync_dir(directory)
 
 
 def _archive(space: Space, fs: FileSystem, directory: str, names: Sequence[str]) -> None:

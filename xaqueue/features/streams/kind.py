@@ -18,6 +18,7 @@ from xaqueue.features.streams.record import (
     STREAMS,
     StreamRecord,
     StreamStep,
+    archived_gone,
     archived_path,
     decode_stream,
     read_stream,
@@ -100,17 +101,20 @@ def _without_consumed(fs: FileSystem, wanted: Final) -> None:
     ``archive/``."""
     known: dict[str, StreamRecord | None] = {}
     for path in [path for path, want in wanted.items() if want is not None]:
-        place = layout.parse_message_path(path)
+        place = layout.parse_path(path)
         if place is None:
             continue
-        queue, seq = place
+        queue, seq = place[0], place[1].last
         if queue not in known:
             known[queue] = _record_of(fs, queue, wanted.get(stream_path(queue)))
         record = known[queue]
         if record is None or seq > record.consumed:
             continue
-        want = wanted.pop(path)
+        want, gone = wanted.pop(path), wanted.pop(layout.gone_path(*place), None)
         if record.archives(seq):
+            given = gone.head + bytes(gone.body) if isinstance(gone, Content) else b""
+            if place[1].is_block and (kept := archived_gone(fs, record, place[1], given)):
+                wanted[archived_path(layout.gone_path(*place))] = Content(*kept, 0)
             if isinstance(want, Moved):
                 want = Moved((path, *want.places), want.when_us)
             else:

@@ -9,14 +9,18 @@ replaced as a whole, and stays for as long as the queue is known.
 from __future__ import annotations
 
 import errno
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import IntEnum
 from typing import cast
 
+from xaqueue.core.model import layout
 from xaqueue.core.model.block import Kind, decode
-from xaqueue.core.model.block_files import damage_of, read_block
+from xaqueue.core.model.block_files import damage_of, read_block, read_checked
 from xaqueue.core.model.layout import ARCHIVE, COMMITTED, RANGE_BITS
+from xaqueue.core.model.message_block import decode_gone, encode_gone
+from xaqueue.core.model.message_name import Named
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.errors import DamagedBlock, QueueReserved
@@ -36,6 +40,19 @@ def stream_path(queue: str) -> str:
 def archived_path(path: str) -> str:
     """Where the message file that stands there is kept once a stream has consumed it."""
     return ARCHIVE + path.removeprefix(COMMITTED)
+
+
+def archived_gone(fs: FileSystem, record: StreamRecord, named: Named, given: bytes = b"") -> tuple[bytes, bytes] | None:
+    """Head and body of the bitmap that a block is kept with: what was taken of it, or consumed before anything was to
+    be kept, is none of the stream's. None where all of it is. given: what its bitmap is, where that is not there yet.
+    """
+    queue, path = record.queue, layout.gone_path(record.queue, named)
+    gone = (1 << max((record.archived_after or 0) + 1 - named.first, 0)) - 1
+    for place in (path, archived_path(path)):  # the second by an earlier try
+        with suppress(DamagedBlock, FileNotFoundError):
+            data = given if given and place == path else read_checked(fs, place)
+            gone |= decode_gone(data, queue, named)
+    return encode_gone(queue, named, gone, 0) if gone else None
 
 
 @dataclass(frozen=True, slots=True)

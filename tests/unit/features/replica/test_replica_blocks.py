@@ -10,7 +10,7 @@ from support.block_space import MadeBlock, put_block, put_message
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import split_block
 from xaqueue.core.model.change import DROP, PUT, Change, CoreStep, Op, entry_of, is_valid
-from xaqueue.core.model.message_block import encode_gone
+from xaqueue.core.model.message_block import decode_gone, encode_gone
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.journal_format import Record
 from xaqueue.features.opening import create
@@ -66,6 +66,8 @@ def test_what_a_stream_has_consumed_goes_whole(tmp_path: Path) -> None:
         JournalCopy(fs, 0, 0)._follow([record(1, [(PUT, stream_path("orders"), *stream, 0)])])
     left = replica / "archive" / consumed.path.removeprefix("committed/")
     assert left.exists()
+    gone = replica / "archive" / consumed.gone_path.removeprefix("committed/")
+    assert decode_gone(gone.read_bytes(), "orders", consumed.named) == 0b1
     assert not consumed.file.exists()
     assert not consumed.gone_file.exists()
     assert cut.file.exists()

@@ -1,0 +1,106 @@
+"""A block of many messages is kept in the archive with what is gone of it, whatever cuts that off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.bare_space import BareSpace
+from xaqueue.core.model import layout
+from xaqueue.core.model.definitions import MANY, Definitions, QueueDefinition
+from xaqueue.core.model.message_block import decode_gone, decode_table
+from xaqueue.core.model.message_name import parse_any
+from xaqueue.features.session import Session
+from xaqueue.features.streams import cleanup
+from xaqueue.features.streams.record import archived_path
+
+MANY_EACH = Definitions(default=QueueDefinition(blocks=MANY))
+BODIES = [b"%d" % number for number in range(20)]
+STREAM = "query#1"
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Iterator[BareSpace]:
+    opened = BareSpace(tmp_path / "space", "JOURNAL", definitions=MANY_EACH)
+    yield opened
+    opened.crash()
+
+
+def put_and_take(bare: BareSpace, *taken: int) -> None:
+    connection = bare.connect()
+    ids = connection.enqueue_many("q", BODIES)
+    connection.commit()
+    for one in taken:
+        assert connection.dequeue("q", message_id=ids[one])
+    connection.commit()
+
+
+def consume(bare: BareSpace, *through: tuple[int, bool]) -> None:
+    session = Session(bare.space)
+    session.reserve("q", STREAM, 0, 20)
+    for upto, archives in through:
+        session.consume("q", STREAM, upto, archives)
+
+
+def kept(root: Path) -> list[bytes]:
+    """The bodies in the archive; the bitmap of a block is read before it."""
+    found: list[bytes] = []
+    for directory in sorted(root.glob("archive/queue=q/range=*")):
+        for path in sorted(directory.iterdir()):
+            named = parse_any(path.name)
+            assert named is not None
+            bitmap = root / archived_path(layout.gone_path("q", named))
+            gone = decode_gone(bitmap.read_bytes(), "q", named) if bitmap.exists() else 0
+            data = path.read_bytes()
+            table = decode_table(data)
+            found += [table.body(data, index) for index in table.left(gone)]
+    return found
+
+
+def nothing_left(root: Path) -> bool:
+    return not [path for path in root.glob("committed/queue=q/*/*") if path.is_file()]
+
+
+@pytest.mark.parametrize("followed", [False, True])
+def test_what_others_took_is_not_kept(bare: BareSpace, followed: bool) -> None:
+    put_and_take(bare, 0, 7, 19)
+    if followed:
+        bare.space.settle()
+    consume(bare, (20, True))
+    cleanup.clear(bare.space)
+    assert kept(bare.root) == [body for number, body in enumerate(BODIES) if number not in (0, 7, 19)]
+    assert nothing_left(bare.root)
+
+
+def test_what_was_consumed_before_is_not_kept(bare: BareSpace) -> None:
+    put_and_take(bare, 7)
+    consume(bare, (3, False), (20, True))
+    cleanup.clear(bare.space)
+    assert kept(bare.root) == [body for number, body in enumerate(BODIES) if number > 2 and number != 7]
+
+
+def test_all_of_a_whole_one_is_kept(bare: BareSpace) -> None:
+    put_and_take(bare)
+    consume(bare, (20, True))
+    cleanup.clear(bare.space)
+    assert kept(bare.root) == BODIES
+    assert not (bare.root / "archive/queue=q/.gone").exists()
+
+
+@pytest.mark.parametrize("cleared", [False, True])
+@pytest.mark.parametrize("followed", [False, True])
+def test_a_replay_keeps_the_same(bare: BareSpace, followed: bool, cleared: bool) -> None:
+    put_and_take(bare, 0, 7)
+    if followed:
+        bare.space.settle()
+    consume(bare, (20, True))
+    if cleared:
+        cleanup.clear(bare.space)
+    bare.crash()
+    again = BareSpace(bare.root, "JOURNAL", definitions=MANY_EACH)
+    cleanup.clear(again.space)
+    again.crash()
+    assert kept(bare.root) == [body for number, body in enumerate(BODIES) if number not in (0, 7)]
+    assert nothing_left(bare.root)
