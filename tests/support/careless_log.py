@@ -24,6 +24,7 @@ from xaqueue.features.batches import record
 from xaqueue.features.streams.record import STREAMS
 
 RETRIES = layout.retries_path("").rpartition("/")[2]
+NAMED = {".watermark": "watermark", RETRIES: "tries", layout.GONE: "bitmaps"}
 
 
 class Carelessness:
@@ -44,12 +45,11 @@ def kind_of(path: str) -> str:
     directory, _, name = path.rpartition("/")
     if directory == layout.ACTIVE and name.startswith(STAGED):
         return kind_of(name.removeprefix(STAGED).replace("~", "/"))
-    if directory.endswith(f"/{RETRIES}"):
-        return "try"
-    if name == RETRIES:
-        return "tries"
-    if name == ".watermark":
-        return "watermark"
+    for place, what in ((RETRIES, "try"), (layout.GONE, "bitmap")):
+        if directory.endswith(f"/{place}"):
+            return what
+    if name in NAMED:
+        return NAMED[name]
     if layout.parse_range(name) is not None:
         return "range"
     if directory == layout.HEURISTIC:
@@ -98,6 +98,7 @@ def _careless_step(care: Carelessness) -> Callable[..., None]:
             losing = care.kept(asks, "source", [path for path in own.sources if path not in own.targets])
             touched.targets.update(dict.fromkeys(targets))
             touched.to_move_back += own.to_move_back
+            touched.emptied += own.emptied
             touched.sources.update(dict.fromkeys([*losing, *(path for path in targets if path in own.sources)]))
 
     return carry
@@ -115,6 +116,7 @@ WITHIN = frozenset(
             "Space.stage",
             "Space.sync_all",
             "Journal._sync",
+            "_Recovery._harden_contents",
             "_settle",
             "writer_of",
         ),

@@ -12,7 +12,7 @@ from xaqueue.core.model.queue import Queue
 class LogOwner:
     """``published``: called behind each round. ``retried``: with what found no room."""
 
-    serving = True
+    serving, epoch = True, 1
 
     def __init__(self, published: Callable[[dict[str, Queue]], object]) -> None:
         self.definitions, self.features = Definitions(), Features()

@@ -15,7 +15,6 @@ from sim.rules.core import add, drawn_options, end, in_the_background, refuse, t
 from sim.rules.dedup import Dedup
 from sim.rules.limits import Limits
 from sim.world import SECOND_US, World
-from support.crash_level import Level
 from xaqueue.delivery import LONGEST_S
 from xaqueue.errors import RetryLater
 from xaqueue.xa import Flag
@@ -51,10 +50,6 @@ class Blocks(Rules):
     def __init__(self) -> None:
         self.held: dict[bytes, Known] = {}
         """Messages on lease, by it."""
-
-    def holds_at(self, level: Level) -> bool:
-        """Where such blocks are written by now."""
-        return level.hardening.journal or not doors.BLOCKS
 
     def crashed(self, model: Model, way: str) -> None:
         for one in self.held.values():

@@ -67,9 +67,7 @@ def prepare(space: Space, branch: Branch, *, performs: bool = True) -> tuple[Cha
     blocks, suffix = branch.blocks, FIRST
     for written in blocks:
         if written.content is None and not written.path:
-            queue, entry = space.queues[written.queue], written.entry
-            block = queue.block_of(entry.seq) if queue.blocks and entry is not None else None
-            add(space, branch, written, dequeue_block(written, space.epoch, block))
+            add(space, branch, written, dequeue_block(written, space.epoch, space.queues[written.queue]))
     if len(blocks) > 1 or blocks[0].shared is not None or (branch.riders and branch.needs_list):
         add_branch_block(space, branch)
         blocks, suffix = branch.all_blocks, ""
@@ -152,7 +150,7 @@ def _complete(space: Space, branch: Branch) -> None:
     """Adds the blocks by which recovery finds all of a branch that was never prepared."""
     for written in branch.blocks:
         if not written.path:
-            add(space, branch, written, dequeue_block(written, space.epoch))
+            add(space, branch, written, dequeue_block(written, space.epoch, space.queues[written.queue]))
     add_branch_block(space, branch)
 
 

@@ -8,6 +8,9 @@ stands is its state. What a step does comes as a change, see ``xaqueue.core.mode
     its point             with DSYNC the directories are synced behind it: the step is decided (rule 2)
     its operations        with DSYNC every directory that gained a name is synced, and then those that lost one, so
                           that no crash loses a file between two directories (rules 1 to 3)
+    what it takes         of a block of many messages is a bit in the bitmap of that, which is overwritten in place with
+                          all that is gone by then: behind its point and its operations, so that nobody who shares its
+                          round writes what is not decided. The last bit takes the block, and behind its sync the bitmap
     its rest              a crash may bring it back: recovery finds its work done (rule 3)
 
 With NONE nothing is synced, and no step waits for another. Steps of several threads share the syncs of a round.
@@ -17,7 +20,7 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -26,11 +29,13 @@ from typing import NamedTuple
 
 from xaqueue.core.engine.log import NEVER, STEP_FILES, CommitPending, Copying, Owner, Register
 from xaqueue.core.model import layout
-from xaqueue.core.model.block import HEAD_READ_BYTES, Kind, size_in_head
+from xaqueue.core.model.block import ADDS, HEAD_READ_BYTES, size_in_head
 from xaqueue.core.model.block_files import dequeue_block, make_shared
 from xaqueue.core.model.branch import Branch, Written
 from xaqueue.core.model.change import DROP, MOVE, PUT, Change, Op
+from xaqueue.core.model.entry import MessageBlock
 from xaqueue.core.model.layout import ACTIVE, COMMITTED, PREPARED, RANGE_BITS
+from xaqueue.core.model.message_block import encode_gone
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage.fs import NO_ROOM, FileSystem, discard, remove_all
 from xaqueue.core.storage.group_commit import GroupCommit, Plan, Publish, Shipping, Step, nothing
@@ -49,7 +54,7 @@ STAGED = ".put."
 class _Touched:
     """Directories that gained and that lost a name, and files that changed in place, since the last SYNC."""
 
-    __slots__ = ("files", "sources", "targets", "to_move_back")
+    __slots__ = ("emptied", "files", "sources", "targets", "to_move_back")
 
     def __init__(self) -> None:
         self.files: dict[str, None] = {}
@@ -57,6 +62,8 @@ class _Touched:
         self.sources: dict[str, None] = {}
         self.to_move_back: list[Op] = []
         """Renames of steps that then found no room: to be taken back."""
+        self.emptied: list[str] = []
+        """Bitmaps whose blocks went: they go behind these."""
 
     def note(self, ops: Sequence[Op]) -> None:
         for op in ops:
@@ -120,7 +127,7 @@ class DirectoryLog(GroupCommit):
     def take(self, branch: Branch, taken: Sequence[Written], epoch: int) -> None:
         try:
             for written in taken:
-                self.add(branch, written, dequeue_block(written, epoch), b"")
+                self.add(branch, written, dequeue_block(written, epoch, self._owner.queues[written.queue]), b"")
         except OSError as error:
             if error.errno not in NO_ROOM:
                 self.fail(error)
@@ -144,7 +151,7 @@ class DirectoryLog(GroupCommit):
             complete()
             self.harden(branch)
             self.sync_names((ACTIVE,))  # else a crash could keep .commit and lose a block that it lists
-        elif branch.to_harden and branch.blocks[0].kind is Kind.ENQUEUE:
+        elif branch.to_harden and branch.blocks[0].kind in ADDS:
             self.harden(branch)
 
     def discard(self, paths: Iterable[str]) -> None:
@@ -289,14 +296,44 @@ class DirectoryLog(GroupCommit):
                         pass
                 else:  # a record of the space, whose content is staged
                     fs.rename(staged_path(op[1]), op[1])
+            if change.taken and ops is change.ops:
+                op = ()  # all of them are done
+                self._leave(change.taken, touched or _Touched())
         except OSError as error:
-            if error.errno not in NO_ROOM:
-                raise
-            done = list(takewhile(lambda one: one is not op, ops)) if op is not None else []
-            self._take_back(done, touched)
+            self._take_back(error, ops, op, touched)
             raise no_room_error(change, error, is_decided=bool(is_decided)) from error
         if touched is not None:
             touched.note(ops)
+
+    def _leave(self, taken: Mapping[MessageBlock, int], touched: _Touched) -> None:
+        """Messages with these bits leave their blocks."""
+        fs = self.fs
+        for block, bits in taken.items():
+            path, directory = layout.gone_path(block.queue, block.named), block.path.rpartition("/")[0]
+            gone = block.gone | bits
+            if gone.bit_count() < block.named.count:
+                if not block.has_bitmap:
+                    self._name_bitmap(path.rpartition("/")[0], touched)
+                fs.write_at(path, 0, encode_gone(block.queue, block.named, gone, self._owner.epoch))
+                touched.files[path], block.has_bitmap = None, True
+            else:
+                if self.hardens_names:
+                    fs.hold_dir(directory)
+                discard(fs, block.path)
+                touched.sources[directory] = None
+                touched.emptied.append(path)
+            block.gone = gone
+        if self._never_syncs:
+            remove_all(fs, touched.emptied)
+
+    def _name_bitmap(self, directory: str, touched: _Touched) -> None:
+        """The first one of a block comes there."""
+        if not self.fs.is_dir(directory):
+            self.fs.make_dir(directory)
+            touched.targets[directory.rpartition("/")[0]] = None
+        if self.hardens_names:
+            self.fs.hold_dir(directory)
+        touched.targets[directory] = None
 
     def _make_range(self, queue: Queue, seq: int, touched: _Touched | None) -> None:
         if seq > queue.reserved or seq >> RANGE_BITS not in queue.made_ranges:
@@ -308,7 +345,10 @@ class DirectoryLog(GroupCommit):
         if self.hardens_names:
             self.fs.hold_dir(layout.range_path(queue.name, seq))
 
-    def _take_back(self, done: Sequence[Op], touched: _Touched | None) -> None:
+    def _take_back(self, error: OSError, ops: Sequence[Op], at: Op | None, touched: _Touched | None) -> None:
+        if error.errno not in NO_ROOM:
+            raise error
+        done = list(takewhile(lambda one: one is not at, ops)) if at is not None else []
         to_move_back = [op for op in done if op[0] == MOVE]
         if touched is None:
             self._move_back(to_move_back)
@@ -336,6 +376,7 @@ class DirectoryLog(GroupCommit):
             with self._lock:
                 self._move_back(touched.to_move_back)
             self._sync_names(reversed(names))
+        remove_all(self.fs, touched.emptied)
 
     def _tidy(self, change: Change) -> None:
         """What may go at any time. Where that is all that the change does, it may find no room."""

@@ -37,6 +37,7 @@ class Owner(group_commit.Owner, Protocol):
     """Whose log it is: the space. What ends in ``_locked`` is called with its lock held."""
 
     definitions: Definitions
+    epoch: int
     features: Features
     queues: dict[str, Queue]
     """The memory of each, by its name."""

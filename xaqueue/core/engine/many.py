@@ -1,8 +1,9 @@
 """Blocks of many messages: how they come, how they are read, and how messages leave them.
 
-A message leaves a block by its bit in the block's bitmap, which is always written whole. The bits of a step are set in
-its plan, with the space's lock held, so that each step says what those before it have said; one that fails takes its
-bits back (``Change.take_back``) before the next is planned. Where none is left the block goes, then its bitmap.
+A message leaves a block by its bit in the block's bitmap, which is always written whole. With a journal the bits of a
+step are set in its plan, with the space's lock held, so that each step says what those before it have said; one that
+fails takes its bits back (``Change.take_back``) before the next is planned. Without one they are set where the step is
+carried out (``DirectoryLog``). Where none is left the block goes, then its bitmap.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from xaqueue.core.engine import quarantine
+from xaqueue.core.engine.directory_log import staged_path
 from xaqueue.core.engine.state import Space, log
 from xaqueue.core.model import block_files, layout
 from xaqueue.core.model.block import (
@@ -36,6 +38,7 @@ from xaqueue.core.model.message_block import (
 )
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.model.records import files_of
+from xaqueue.core.storage.fs import discard
 from xaqueue.errors import DamagedBlock
 from xaqueue.message import properties_in
 
@@ -150,9 +153,11 @@ def set_aside(space: Space, queue: Queue, entry: Entry, reason: str) -> bool:
     body = data[table.offsets[index] : table.offsets[index + 1]]
     head, checksum = head_of(Kind.ENQUEUE, entry.message_id, table.packed, body, table.epoch)
     head = b"".join((head[:CHECKSUM_OFFSET], HEAD_CRC.pack(checksum ^ HOLLOW), head[PREFIX_BYTES:]))  # it is not whole
-    aside = f"{layout.ACTIVE}/.put.aside"  # as what is staged, gone at the next open
+    aside = staged_path(path)
     with space.fencing(f"to set message {entry.message_id.hex()} aside", f"it is damaged: {reason}"):
+        discard(space.fs, aside)
         space.fs.create(aside, [head, body])
+        space.log.sync_contents([aside])
         quarantine.move(space.fs, aside, reason, space.now_us(), stood=path)
     space.log.sync_names((layout.QUARANTINE,))
 
@@ -175,8 +180,9 @@ def removal(space: Space, queue: Queue, entries: Sequence[Entry]) -> Change:
 
 
 def leave(space: Space, taken: Mapping[MessageBlock, int], ops: list[Op], rest: list[Op]) -> None:
-    """Messages with these bits leave their blocks in a step that is being planned: adds what it does, and its rest."""
-    for block, bits in taken.items():
+    """Messages with these bits leave their blocks in a step that is being planned: adds what it does, and its rest.
+    Where the files are the record the log does that, once the step is decided."""
+    for block, bits in taken.items() if space.log.is_atomic else ():
         block.gone |= bits
         path = layout.gone_path(block.queue, block.named)
         if block.gone.bit_count() == block.named.count:

@@ -26,7 +26,6 @@ from xaqueue.core.model.block import (
     size_in_head,
 )
 from xaqueue.core.model.branch import Written
-from xaqueue.core.model.entry import MessageBlock
 from xaqueue.core.model.message_block import (
     BLOCK,
     MOST_BYTES,
@@ -37,6 +36,7 @@ from xaqueue.core.model.message_block import (
     decode_table,
 )
 from xaqueue.core.model.message_name import Named
+from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage.fs import NO_LINK, FileSystem, is_damage
 from xaqueue.core.storage.regular import NO_DIRECTORY, NO_FILE, READ, open_regular, read_up_to
 from xaqueue.errors import DamagedBlock
@@ -64,9 +64,10 @@ def ranges_in(fs: FileSystem, queue: str) -> list[int]:
     return sorted(number for name in names if (number := layout.parse_range(name)) is not None)
 
 
-def dequeue_block(written: Written, epoch: int, block: MessageBlock | None = None) -> bytes:
+def dequeue_block(written: Written, epoch: int, queue: Queue) -> bytes:
     """The block that names the message to remove, says how many tries that had had, and in which block it lies."""
     entry = written.entry
+    block = queue.block_of(entry.seq) if queue.blocks and entry is not None else None
     packed = _packed(written.queue, entry.tries if entry is not None else 0, written.is_try)
     if block is not None and entry is not None:
         named = block.named
@@ -117,12 +118,21 @@ def read_checked(fs: FileSystem, path: str, at_once: int = HEAD_READ_BYTES) -> b
 def read_gone(fs: FileSystem, queue: str, named: Named) -> int:
     """What is gone of a block of messages: nothing where it has no bitmap. Raises DamagedBlock, OSError.
 
-    It is read before the block, which goes first: who reads them so is shown nothing that was gone before.
+    It is read before the block, which goes first: who reads them so is shown nothing that was gone before. Its owner
+    may overwrite it in place meanwhile: what changes is no damage. A crash leaves it empty, or zeros, while the first
+    of them are on their way.
     """
-    try:
-        return decode_gone(read_checked(fs, layout.gone_path(queue, named)), queue, named)
-    except FileNotFoundError:
-        return 0
+    data = None
+    while True:
+        before = data
+        try:
+            data = read_checked(fs, layout.gone_path(queue, named))
+            return decode_gone(data, queue, named) if data.strip(b"\0") else 0
+        except FileNotFoundError:
+            return 0
+        except DamagedBlock:
+            if data == before:
+                raise
 
 
 def read_messages(fs: FileSystem, queue: str, named: Named) -> tuple[Table, bytes]:

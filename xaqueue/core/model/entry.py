@@ -84,7 +84,7 @@ def each_of(entry: Entry) -> Sequence[Entry]:
 class MessageBlock:
     """Of a block of many messages in ``committed/``: where they lie. All else of each is its own."""
 
-    __slots__ = ("gone", "held", "left", "named", "opened", "path", "queue")
+    __slots__ = ("gone", "has_bitmap", "held", "left", "named", "opened", "path", "queue")
 
     def __init__(self, queue: str, named: Named, path: str, gone: int = 0) -> None:
         self.queue = queue
@@ -93,7 +93,10 @@ class MessageBlock:
         self.opened: tuple[Table, bytes] | None = None
         """All of it, where somebody has just read that."""
         self.gone = gone
-        """A bit for each that is gone, by the plans that were made: taken back where a step has failed."""
+        """A bit for each that is gone, by the plans that were made: taken back where a step has failed. Where the files
+        are the record: by what was carried out."""
+        self.has_bitmap = False
+        """Where the files are the record: its name is on disk, or will be with the round."""
         self.left = named.count - gone.bit_count()
         """How many are there."""
         self.held = named.count

@@ -12,18 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from itertools import repeat
+from itertools import accumulate, repeat
 
 from xaqueue.core.engine import commit, quarantine, redo
 from xaqueue.core.engine.directory_log import STAGED
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
-from xaqueue.core.model.block import NO_MESSAGE, NO_TRY, Head, Kind
+from xaqueue.core.model.block import ADDS, NO_MESSAGE, NO_TRY, Head, Kind
 from xaqueue.core.model.branch import Branch, Damaged, State, Written
-from xaqueue.core.model.entry import Entry, Run
-from xaqueue.core.model.layout import ACTIVE, COMMIT, FIRST, PREPARED
+from xaqueue.core.model.entry import Entry, MessageBlock, Run
+from xaqueue.core.model.layout import ACTIVE, COMMIT, FIRST, PREPARED, RANGE_BITS
 from xaqueue.core.model.message_block import decode_table
-from xaqueue.core.model.message_name import tags_of
+from xaqueue.core.model.message_name import parse_any, tags_of
 from xaqueue.core.model.record_kinds import Opening, RecordKinds
 from xaqueue.core.recovery import prepared
 from xaqueue.core.recovery.load import Load, read_head
@@ -57,6 +57,7 @@ class Branches:
         messages.place(wanted)
         if prepared_files:  # after a kill the disk may lack a move that is seen here; what follows must not outlive it
             self._sync()
+            messages.harden_bitmaps()
         for kind in self._kinds:
             kind.meet(self._opening, {**prepared_files, **self._lost}, wanted)
         for xid in sorted({*prepared_files, *self._lost}, key=str):
@@ -186,24 +187,30 @@ class Branches:
         """
         if self._space.log.is_atomic:
             return
-        for name in {row.queue for row in found.rows if row.kind is Kind.ENQUEUE}:
-            index = self._space.queue(name).index
-            added = [row for row in found.rows if row.kind is Kind.ENQUEUE and row.queue == name]
-            left = {w.message_id: w.entry for w in branch.blocks if w.kind is Kind.ENQUEUE and w.queue == name}
-            moved = {row.message_id: entry for row in added if (entry := index.find(row.message_id))}
-            bases = {moved[row.message_id].seq - n for n, row in enumerate(added) if row.message_id in moved}
+        for name in {row.queue for row in found.rows if row.kind in ADDS}:
+            queue = self._space.queue(name)
+            added = [row.message_id for row in found.rows if row.kind in ADDS and row.queue == name]
+            left = {w.message_id: w for w in branch.blocks if w.kind in ADDS and w.queue == name}
+            moved = {one: entry.seq for one in added if (entry := queue.index.find(one))}
+            blocks = {one: queue.block_of(seq) for one, seq in moved.items()}
+            counts = [len(left[one].ids) if one in left else _count(blocks.get(one)) for one in added]
+            places = dict(zip(added, accumulate(counts, initial=0), strict=False))
+            bases = {seq - places[one] for one, seq in moved.items()}
             if not left or len(bases) != 1 or len(left) + len(moved) != len(added):
                 continue  # none has moved, or something is lost: new numbers in the same order
             (base,) = bases
-            wanted = {base + n: left[row.message_id] for n, row in enumerate(added) if row.message_id in left}
-            if base > 0 and not any(self._is_taken(name, seq) for seq in wanted):
-                for seq, entry in wanted.items():
-                    assert entry is not None
-                    entry.seq = seq
+            wanted = {base + places[one]: left[one] for one in added if one in left}
+            if base > 0 and not any(self._is_taken(name, seq, len(one.ids)) for seq, one in wanted.items()):
+                for seq, written in wanted.items():
+                    assert written.entry is not None
+                    written.entry.seq = seq
 
-    def _is_taken(self, queue: str, seq: int) -> bool:
-        directory, start = layout.range_path(queue, seq), f"{seq:016x}."
-        return self._fs.is_dir(directory) and any(name.startswith(start) for name in self._fs.list(directory))
+    def _is_taken(self, queue: str, first: int, count: int) -> bool:
+        """One of these numbers; or a block of so many would not lie in one range."""
+        directory, last = layout.range_path(queue, first), first + count - 1
+        names = self._fs.list(directory) if self._fs.is_dir(directory) else []
+        others = [one for one in map(parse_any, names) if one is not None and one.first <= last and first <= one.last]
+        return bool(others) or first >> RANGE_BITS != last >> RANGE_BITS
 
     def _roll_back(self, xid: Xid, files: dict[str, str]) -> None:
         """Of a branch that is not prepared."""
@@ -232,6 +239,10 @@ class Branches:
                 if error.errno not in NO_FILE:
                     raise
                 self._opening.set_aside(path, f"no block: {error.strerror}")
+
+
+def _count(block: MessageBlock | None) -> int:
+    return block.named.count if block is not None else 1
 
 
 def _branch_block(path: str) -> Written:

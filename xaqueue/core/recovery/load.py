@@ -33,6 +33,7 @@ from xaqueue.message import MessageId
 
 SetAside = Callable[[str, str], object]
 """Quarantines a path for a reason."""
+Harden = Callable[[Sequence[str]], None]
 Progress = Callable[[int, int], None]
 """Called with messages found and, about, messages there, now and then."""
 
@@ -63,10 +64,16 @@ class Load:
     only messages that were placed, and give out numbers above all that are found.
     """
 
-    def __init__(self, space: Space, set_aside: SetAside, note: Callable[[str], object]) -> None:
-        """Finds the queues, their ranges and their numbers; of the messages it reads none."""
+    def __init__(
+        self, space: Space, set_aside: SetAside, note: Callable[[str], object], harden: Harden = lambda _: None
+    ) -> None:
+        """Finds the queues, their ranges and their numbers; of the messages it reads none. harden: what these files
+        hold is on disk, and their names."""
         self._space = space
         self._set_aside = set_aside
+        self._harden = harden
+        self._bitmaps: list[str] = []
+        """Those that were read, and may be in memory only."""
         queues = _queues(space, set_aside)
         self._found = [(queue, _ranges(space.fs, queue.name, set_aside)) for queue in queues]
         self._begun: dict[str, _Loading] = {}
@@ -109,10 +116,18 @@ class Load:
                 if progress is not None:
                     progress(done, done + left * done // read)
         if self._space.read_only is None:
+            self.harden_bitmaps()
             for queue, _ in self._found:
                 for seq, message_id in self._retries[queue.name]:  # of messages that are gone
                     discard(self._space.fs, layout.retry_path(queue.name, seq, message_id))
                 self._clear_gone(queue)
+
+    def harden_bitmaps(self) -> None:
+        """What was found to be gone of blocks is so for good, before anybody relies on it: where that is overwritten in
+        place, a kill leaves it in memory only."""
+        if self._bitmaps and not self._space.log.is_atomic:
+            self._harden(self._bitmaps)
+        self._bitmaps.clear()
 
     def _clear_gone(self, queue: Queue) -> None:
         """Bitmaps of blocks that are gone go; of what a stream has consumed they are cleared with the blocks."""
@@ -125,18 +140,27 @@ class Load:
                 discard(self._space.fs, f"{directory}/{name}")
 
     def _load(self, queue: Queue) -> _Loading:
-        return _Loading(self._space, queue, self._retries[queue.name], self._set_aside)
+        return _Loading(self._space, queue, self._retries[queue.name], self._set_aside, self._bitmaps)
 
 
 class _Loading:
     """One queue's messages, by their names."""
 
-    def __init__(self, space: Space, queue: Queue, retries: dict[records.Place, Retry], set_aside: SetAside) -> None:
+    def __init__(
+        self,
+        space: Space,
+        queue: Queue,
+        retries: dict[records.Place, Retry],
+        set_aside: SetAside,
+        bitmaps: list[str],
+    ) -> None:
+        """bitmaps: gets those that say something."""
         self._fs = space.fs
         self._lock = space.lock
         self._queue = queue
         self._retries = retries
         self._set_aside = set_aside
+        self._bitmaps = bitmaps
         self._last = -1
         """The number of the message that was added last."""
         self._placed: dict[MessageId, int] = {}
@@ -231,9 +255,11 @@ class _Loading:
         if len(set(there)) < len(there) or queue.index.has_any(there):
             self._set_aside(path, f"a message of it {TWICE}; the earlier one is kept")
             return
+        if gone:
+            self._bitmaps.append(layout.gone_path(queue.name, named))
         with self._lock:
             block = queue.add_block(named, (1 << named.count) - 1 - sum(1 << index for index in left))
-            block.held = table.held
+            block.held, block.has_bitmap = table.held, bool(gone)
             queue.holds(named.first >> RANGE_BITS, len(left))
             if len(left) == named.count and table.is_plain and not self._tried:
                 queue.index.add_plain(range(named.first, named.last + 1), ids)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from xaqueue.core.engine import heuristics, quarantine, redo
@@ -109,7 +109,7 @@ class _Recovery:
                 self.fs.make_dir(name)
         for kind in self.kinds:
             kind.begin(self.opening)
-        messages = Load(self.space, self._set_aside, self._note)
+        messages = Load(self.space, self._set_aside, self._note, self._harden_bitmaps)
         for kind in self.kinds:
             kind.find(self.opening)
         Branches(self.space, self.kinds, self.opening, self._sync_directories).recover(messages)
@@ -138,12 +138,19 @@ class _Recovery:
         branches = self.space.branches.values()
         paths = [written.path for branch in branches for written in branch.all_blocks]
         paths += [path for kind in self.kinds for path in kind.hardened(self.space)]
+        self._harden_contents(paths)
+        self._sync_directories()
+
+    def _harden_contents(self, paths: Sequence[str]) -> None:
         if self.suspect:  # with a journal they were replayed, or checked off before
             for path in paths:
                 redo.rewrite(self.fs, path, [self.fs.read(path)], harden=self.space.log.sync_contents)
         else:
             self.space.log.sync_contents(paths)
-        self._sync_directories()
+
+    def _harden_bitmaps(self, paths: Sequence[str]) -> None:
+        self._harden_contents(paths)
+        self.space.log.sync_names(sorted({path.rpartition("/")[0] for path in paths}))
 
     def _publish(self, highest: Mapping[str, int]) -> None:
         """Every message that was found is there for those who read the directories. What others add meanwhile they

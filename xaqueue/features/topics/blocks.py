@@ -61,7 +61,7 @@ def add(
     each. is_given: the queue may have some of these ids already. Raises as ``messages.add``."""
     if len(ids) < FEWEST or queue.definition.blocks != MANY or branch.riders not in ((), (many.TOGETHER,)):
         return 0
-    if not space.log.is_atomic or len(max(bodies, key=len)) > MOST_BODY_BYTES:
+    if len(max(bodies, key=len)) > MOST_BODY_BYTES:
         return 0
     done = 0
     for piece in _pieces(packed, list(map(len, bodies))):
@@ -232,6 +232,8 @@ def take(space: Space, branch: Branch, name: str, count: int, most_bytes: float,
 
 def _next(space: Space, branch: Branch, queue: Queue) -> MessageBlock | None:
     """In which the next message lies, where that is plain and nobody else has a say. Called with the lock held."""
+    if not space.log.is_atomic:
+        return None
     if queue.record is not None or queue.index.clock is not None or space.gates or branch.rollback_reason is not None:
         return None
     return queue.block_of(queue.index.head) if space.log.failure is None else None
