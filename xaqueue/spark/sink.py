@@ -153,7 +153,7 @@ class _Writer:
                 return prepared
             home_id = prepared.ids[0] if len(spaces) > 1 else ""
             branches = Branches(session, prepared, f"p{partition}.{attempt}", home_id)
-            branches.write(row for part in batches for row in self._columns.rows(part))
+            branches.write(run for part in batches for run in self._columns.runs(part))
         return prepared
 
     def _reached(self, number: int) -> RemoteManager:

@@ -5,6 +5,9 @@ the time of the commit...) is passed over by name, so that a copy from queue to 
 id is among that, since a copy is another message, and a task that is tried again writes it again. Any other column that
 says nothing of a message is refused.
 
+Neighbours to one queue with the same options go to the server in one call, and so into one file where that is how their
+queue is defined. Rows to other queues do not part them: what is in order is each queue.
+
 A branch is begun once its rows are there, so that it is at work for moments, however slowly they come. One that was
 lost with its server is written again under another xid; the first, if it was prepared after all, is in no list of
 branches and is rolled back with the batch's decision. A task that fails rolls back what it prepared, as far as it can.
@@ -18,6 +21,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from itertools import groupby, repeat
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -36,11 +41,11 @@ SLICE_ROWS = 2_000
 """Rows that are Python objects at a time."""
 
 
-class Row(NamedTuple):
-    """A message to be."""
+class Run(NamedTuple):
+    """Messages to be that are the same in all but their bodies."""
 
     queue: str
-    body: bytes
+    bodies: list[bytes]
     options: dict[str, Any]
 
 
@@ -121,12 +126,12 @@ class SinkColumns:
         if queue is None and QUEUE not in self._columns:
             raise InvalidArgument('the queue is missing: give option "queue", or a column of that name')
 
-    def rows(self, batch: pa.RecordBatch) -> Iterator[Row]:
+    def runs(self, batch: pa.RecordBatch) -> Iterator[Run]:
         """Its messages. Raises InvalidArgument for a value that no message can have."""
         for start in range(0, batch.num_rows, SLICE_ROWS):
             yield from self._slice(batch.slice(start, SLICE_ROWS))
 
-    def _slice(self, batch: pa.RecordBatch) -> Iterator[Row]:
+    def _slice(self, batch: pa.RecordBatch) -> Iterator[Run]:
         values = {
             name: KINDS[name].values(batch.column(column))
             for name, column in self._columns.items()
@@ -139,12 +144,15 @@ class SinkColumns:
             raise InvalidArgument("a body is null: filter such rows, or give them an empty body with coalesce")
         if None in queues:
             raise InvalidArgument('a queue is null: filter such rows, or give option "queue"')
-        names = list(values)
-        if not names:
-            yield from (Row(queue, body, {}) for queue, body in zip(queues, bodies, strict=True))
-            return
-        for queue, body, *given in zip(queues, bodies, *values.values(), strict=True):
-            yield Row(queue, body, {name: value for name, value in zip(names, given, strict=True) if value is not None})
+        options: Iterable[dict[str, Any]] = repeat({})
+        if values:
+            given = zip(*values.values(), strict=True)
+            options = [
+                {name: value for name, value in zip(values, row, strict=True) if value is not None} for row in given
+            ]
+        rows = sorted(zip(queues, options, bodies, strict=False), key=itemgetter(0))  # each in its order
+        for (queue, same), run in groupby(rows, itemgetter(0, 1)):
+            yield Run(queue, [body for *_, body in run], same)
 
 
 def _check(written: str, name: str, kind: t.DataType) -> None:
@@ -213,35 +221,38 @@ class Branches:
         self._attempt = f"{attempt}.{secrets.token_hex(4)}"  # they are counted anew after a restart
         self._begun = 0
 
-    def write(self, rows: Iterable[Row]) -> None:
+    def write(self, runs: Iterable[Run]) -> None:
         """All of them, or none: when it raises, what was prepared is rolled back as far as the server can be asked."""
         try:
-            for part in self._parts(rows):
+            for part in self._parts(runs):
                 xid = self._write_again(part)
                 if xid is not None:
                     self._prepared.xids.append(xid)
-                self._prepared.messages += len(part)
-                self._prepared.queues.update(row.queue for row in part)
+                self._prepared.messages += sum(len(run.bodies) for run in part)
+                self._prepared.queues.update(run.queue for run in part)
         except UNREACHED:
             raise
         except BaseException:
             self._undo()
             raise
 
-    def _parts(self, rows: Iterable[Row]) -> Iterator[list[Row]]:
+    def _parts(self, runs: Iterable[Run]) -> Iterator[list[Run]]:
         """What goes into one branch each: never nothing."""
-        part: list[Row] = []
-        size = 0
-        for row in rows:
-            expires_at = row.options.get("expires_at")
-            if expires_at is not None and expires_at <= max(time.time_ns() // 1000, row.options.get("not_before", 0)):
-                self._prepared.expired += 1
+        part: list[Run] = []
+        rows, size_bytes = 0, 0
+        for run in runs:
+            expires_at, not_before = run.options.get("expires_at"), run.options.get("not_before", 0)
+            if expires_at is not None and expires_at <= max(time.time_ns() // 1000, not_before):
+                self._prepared.expired += len(run.bodies)
                 continue
-            if part and (len(part) >= BRANCH_ROWS or size + len(row.body) > BRANCH_BYTES):
-                yield part
-                part, size = [], 0
-            part.append(row)
-            size += len(row.body)
+            begin = 0
+            for at, body in enumerate(run.bodies):
+                if rows and (rows >= BRANCH_ROWS or size_bytes + len(body) > BRANCH_BYTES):
+                    yield [*part, *_cut(run, begin, at)]
+                    part, rows, size_bytes, begin = [], 0, 0, at
+                rows += 1
+                size_bytes += len(body)
+            part += _cut(run, begin, len(run.bodies))
         if part:
             yield part
 
@@ -255,7 +266,7 @@ class Branches:
             except Error:
                 continue
 
-    def _write_again(self, part: list[Row]) -> Xid | None:
+    def _write_again(self, part: list[Run]) -> Xid | None:
         for _ in range(TRIES - 1):
             try:
                 return self._write(part)
@@ -266,15 +277,18 @@ class Branches:
                     raise
         return self._write(part)
 
-    def _write(self, part: list[Row]) -> Xid | None:
+    def _write(self, part: list[Run]) -> Xid | None:
         """None where nothing was to be prepared."""
         manager = self._manager
         xid = Xid(self._format_id, self._prepared.batch.gtrid, f"{self._attempt}.{self._begun}{self._home}".encode())
         self._begun += 1
         manager.start(xid)
         try:
-            for queue, body, options in part:
-                manager.enqueue(queue, body, **options)
+            for queue, bodies, options in part:
+                if len(bodies) > 1:
+                    manager.enqueue_many(queue, bodies, **options)
+                else:
+                    manager.enqueue(queue, bodies[0], **options)
             manager.end(xid)
             vote = manager.prepare(xid)
         except UNREACHED:
@@ -284,3 +298,8 @@ class Branches:
                 manager.rollback(xid)
             raise
         return xid if vote is Vote.OK else None
+
+
+def _cut(run: Run, begin: int, end: int) -> list[Run]:
+    """These of its messages, if there are any."""
+    return [run._replace(bodies=run.bodies[begin:end])] if begin < end else []

@@ -9,6 +9,7 @@ import pickle
 import re
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from support.sink_scene import QUERY, Scene, as_bytes, texts
 from xaqueue.batch import ONE_SPACE, parse_gtrid
+from xaqueue.core.model import definitions
 from xaqueue.core.owner import open as attach_room
 from xaqueue.errors import (
     ConnectionLost,
@@ -80,6 +82,29 @@ def test_large_rows_end_a_branch(scene: Scene, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(branches, "BRANCH_BYTES", 5)
     table = texts("12", "34", "5", "6", "123456789")
     assert len(scene.task(scene.stream(table), table).xids) == 3
+
+
+def test_what_comes_together_lies_in_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attempt that failed, one that counts, and the batch once more: each message once, in its order."""
+    monkeypatch.setattr(definitions, "BLOCKS", definitions.MANY)
+    scene = Scene(tmp_path, monkeypatch, sync="JOURNAL")
+    try:
+        table = pa.table({"body": [f"{n:02}" for n in range(60)], "group": [None] * 20 + ["g"] * 20 + [None] * 20})
+        writer = scene.stream(table)
+        scene.task(writer, table)
+        messages: list[Any] = [scene.task(writer, table)]
+        assert (scene.bodies(), scene.in_doubt()) == ([], 2)
+        for _ in range(2):
+            writer.commit(messages, 0)
+            messages = [scene.task(writer, table)]
+        assert scene.in_doubt() == 0
+        with closing(remote_manager(scene.servers[0].url)) as manager:
+            found = [(message.body, message.properties.group) for message in manager.browse("orders")]
+    finally:
+        scene.stop()
+    assert found == [(b"%02d" % n, "g" if 20 <= n < 40 else None) for n in range(60)]
+    files = [path.name[16:20] for path in (scene.roots[0] / "committed").rglob("range=*/*")]
+    assert files == ["+014"] * 3
 
 
 def test_a_writer_can_be_pickled(scene: Scene) -> None:

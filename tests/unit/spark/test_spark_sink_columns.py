@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -42,9 +43,19 @@ NOON_US = int(NOON.timestamp()) * 1_000_000
 KAFKA_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
-def rows(table: pa.Table, queue: str | None = "orders") -> list[Any]:
-    made = SinkColumns(from_arrow_schema(table.schema), queue)
-    return [row for batch in table.to_batches() for row in made.rows(batch)]
+class Row(NamedTuple):
+    queue: str
+    body: bytes
+    options: dict[str, Any]
+
+
+def made(sink: SinkColumns, batches: Iterable[pa.RecordBatch]) -> list[Row]:
+    runs = [run for batch in batches for run in sink.runs(batch)]
+    return [Row(queue, body, options) for queue, bodies, options in runs for body in bodies]
+
+
+def rows(table: pa.Table, queue: str | None = "orders") -> list[Row]:
+    return made(SinkColumns(from_arrow_schema(table.schema), queue), table.to_batches())
 
 
 def test_every_option_of_enqueue_has_a_column_but_the_id() -> None:
@@ -120,6 +131,23 @@ def test_slices_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
+def test_neighbours_in_a_queue_with_the_same_options_are_a_run() -> None:
+    table = pa.table(
+        {
+            "queue": ["b", "a", "b", "a", "b", "a"],
+            "body": ["1", "2", "3", "4", "5", "6"],
+            "group": [None, None, None, "g", None, None],
+        }
+    )
+    sink = SinkColumns(from_arrow_schema(table.schema), None)
+    assert [run for batch in table.to_batches() for run in sink.runs(batch)] == [
+        ("a", [b"2"], {}),
+        ("a", [b"4"], {"group": "g"}),
+        ("a", [b"6"], {}),
+        ("b", [b"1", b"3", b"5"], {}),
+    ]
+
+
 @pytest.mark.parametrize("kafka", [False, True])
 def test_what_the_source_gives_needs_no_select(kafka: bool) -> None:
     SinkColumns(columns.schema(kafka=kafka), "copy")
@@ -157,7 +185,7 @@ def test_a_copy_loses_no_property(way: dict[str, str], tmp_path: Path) -> None:
     reader, sink = source.reader(schema), SinkColumns(schema, None)
     read = [batch for share in reader.partitions() for batch in reader.read(share)]
     assert [name for name in columns.MORE if name not in schema.names] == []
-    first, second = (row for batch in read for row in sink.rows(batch))
+    first, second = made(sink, read)
     assert (first.body, {"queue": first.queue, **first.options}) == (b"\xffbody", COPIED)
     assert {name: value for name, value in second.options.items() if value} == {"priority": 4}
 
