@@ -19,6 +19,7 @@ import re
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -31,7 +32,8 @@ from xaqueue.core.model import block_files, definitions, layout
 from xaqueue.core.model.block import FORMAT_VERSION, split_message
 from xaqueue.core.model.block_files import listed, read_checked
 from xaqueue.core.model.format import checked_name, is_lost, parse, read_format, signs_of
-from xaqueue.core.model.layout import COMMITTED, FORMAT, QUARANTINE, QUEUES
+from xaqueue.core.model.layout import COMMITTED, FORMAT, GONE, QUARANTINE, QUEUES
+from xaqueue.core.model.message_block import decode_gone
 from xaqueue.core.model.message_name import Named, parse_any
 from xaqueue.core.owner.definitions_file import damage_of, read_good
 from xaqueue.core.owner.open import NEW_QUEUES
@@ -150,7 +152,7 @@ def bring_back(session: Session, plan: Plan, queue: str = "") -> None:
         stood, reason = quarantine.origin(fs, name)
         directory = stood.removeprefix(f"{COMMITTED}/").partition("/")[0]
         wanted = layout.parse_queue_directory(directory) if stood.startswith(f"{COMMITTED}/") else None
-        if wanted is None or queue not in ("", wanted):
+        if wanted is None or queue not in ("", wanted) or f"/{GONE}/" in stood:
             continue
         path = f"{QUARANTINE}/{name}"
         try:
@@ -179,7 +181,11 @@ def _in_block(fs: FileSystem, queue: str, named: Named, path: str) -> list[Messa
         data = fs.read(path)
     except OSError as error:
         raise block_files.damage_of(fs, path, error) from error
-    block = Block(named, whole_table(data), data, gone_of(fs, queue, named))
+    gone = gone_of(fs, queue, named)
+    for name in quarantine.names_of(fs, layout.gone_path(queue, named)):
+        with suppress(DamagedBlock, OSError):
+            gone |= decode_gone(fs.read(f"{QUARANTINE}/{name}"), queue, named)
+    block = Block(named, whole_table(data), data, gone)
     return [message_of(queue, 0, block.table.message_id(index), block.file(index)) for index in block.left(0)]
 
 

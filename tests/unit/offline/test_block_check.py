@@ -193,6 +193,7 @@ def test_repair_mends_each_by_itself(tmp_path: Path) -> None:
         ("set aside", f"{0x17:016x}.000"): "a message",
         ("set aside", f"{0x30:016x}.000"): "",
         ("set aside", f"{0x40:016x}+010"): "up to 16 messages",
+        ("set aside", f"{0x40:016x}.000"): "",  # what is gone of it
         ("made again", f"{0x20:016x}+010"): "",
         ("made again", f"{0x50:016x}+010"): "",
     }

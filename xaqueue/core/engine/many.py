@@ -134,11 +134,14 @@ def content(space: Space, queue: Queue, entry: Entry, *, may_wait: bool = True) 
         return packed, body
     table, data = opened(space, block, may_wait=may_wait)
     index = entry.seq - block.named.first
-    packed = pack_properties(properties_in(table.stored(index))) if index in table.own else table.packed
-    return packed, table.body(data, index)
+    return _packed(table, index), table.body(data, index)
 
 
-def set_aside(space: Space, queue: Queue, entry: Entry, reason: str) -> bool:
+def _packed(table: Table, index: int) -> bytes:
+    return pack_properties(properties_in(table.stored(index))) if index in table.own else table.packed
+
+
+def set_aside(space: Space, queue: Queue, entry: Entry, reason: str, *, is_whole: bool = False) -> bool:
     """Whether the message lies in a block whose table can be read: then what there is of it is copied to quarantine,
     and it leaves. RetryLater without room, and nothing was done; ResourceFailed."""
     block = queue.block_of(entry.seq)
@@ -151,8 +154,9 @@ def set_aside(space: Space, queue: Queue, entry: Entry, reason: str) -> bool:
     index = entry.seq - block.named.first
     path = layout.message_path(queue.name, entry.seq, entry.message_id, table.tags_of(index))
     body = data[table.offsets[index] : table.offsets[index + 1]]
-    head, checksum = head_of(Kind.ENQUEUE, entry.message_id, table.packed, body, table.epoch)
-    head = b"".join((head[:CHECKSUM_OFFSET], HEAD_CRC.pack(checksum ^ HOLLOW), head[PREFIX_BYTES:]))  # it is not whole
+    head, checksum = head_of(Kind.ENQUEUE, entry.message_id, _packed(table, index), body, table.epoch)
+    if not is_whole:
+        head = b"".join((head[:CHECKSUM_OFFSET], HEAD_CRC.pack(checksum ^ HOLLOW), head[PREFIX_BYTES:]))
     aside = staged_path(path)
     with space.fencing(f"to set message {entry.message_id.hex()} aside", f"it is damaged: {reason}"):
         discard(space.fs, aside)

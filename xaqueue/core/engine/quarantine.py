@@ -63,14 +63,27 @@ def move(fs: FileSystem, path: str, reason: str, now_us: int, *, foreign: bool =
 
 def holds(fs: FileSystem, paths: Iterable[str]) -> bool:
     """Whether what stood at one of these was set aside before."""
-    names = {name.removeprefix(_RESOLVED).split("~")[0] for name in listed(fs, layout.QUARANTINE)}
-    return any(_name_of(path) in names for path in paths)
+    return any(names_of(fs, path) for path in paths)
+
+
+def names_of(fs: FileSystem, path: str) -> list[str]:
+    """In quarantine, of what stood there, whenever that was."""
+    wanted = _name_of(path)
+    return [name for name in listed(fs, layout.QUARANTINE) if name.removeprefix(_RESOLVED).split("~")[0] == wanted]
 
 
 def has_message(fs: FileSystem, queue: str, message_id: bytes) -> bool:
     """Whether a message of this queue and id was set aside; others may have the same one."""
     start, end = f"{queue}.range=", f".{message_id.hex()}"
     return any(name.startswith(start) and end in name for name in listed(fs, layout.QUARANTINE))
+
+
+def has_block(fs: FileSystem, queue: str, first: int, message_id: bytes) -> bool:
+    """Whether a block of many messages of this queue, with this first number and id, was set aside."""
+    number, end = f".{first:016x}+", f".{message_id.hex()}"
+    return any(
+        name.startswith(f"{queue}.range=") and number in name and end in name for name in listed(fs, layout.QUARANTINE)
+    )
 
 
 def lost_blocks(fs: FileSystem) -> dict[Xid, list[str]]:

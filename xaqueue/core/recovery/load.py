@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 
+from xaqueue.core.engine import many, quarantine
 from xaqueue.core.engine.quarantine import TWICE
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout, records
@@ -25,10 +27,11 @@ from xaqueue.core.model.block import (
 from xaqueue.core.model.block_files import damage_of, listed, read_checked, read_gone, read_table
 from xaqueue.core.model.entry import Entry, Retry
 from xaqueue.core.model.layout import COMMITTED, RANGE_BITS, Watermark
+from xaqueue.core.model.message_block import Table
 from xaqueue.core.model.message_name import BLOCK_ID_DIGITS, ID_DIGITS, PLAIN_NAME, Named, parse, parse_any, parse_plain
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage.fs import FileSystem, discard, is_damage
-from xaqueue.errors import DamagedBlock
+from xaqueue.errors import DamagedBlock, RetryLater
 from xaqueue.message import MessageId
 
 SetAside = Callable[[str, str], object]
@@ -108,6 +111,7 @@ class Load:
         """
         left = sum(len(ranges) for _, ranges in self._found)
         read = done = 0
+        twins: list[tuple[Queue, Entry]] = []
         for queue, ranges in self._found:
             loading = self._begun.pop(queue.name, None) or self._load(queue)
             for number in ranges:
@@ -115,8 +119,10 @@ class Load:
                 read, left = read + 1, left - 1
                 if progress is not None:
                     progress(done, done + left * done // read)
+            twins += [(queue, entry) for entry in loading.twins]
         if self._space.read_only is None:
             self.harden_bitmaps()
+            self._set_aside_twins(twins)
             for queue, _ in self._found:
                 for seq, message_id in self._retries[queue.name]:  # of messages that are gone
                     discard(self._space.fs, layout.retry_path(queue.name, seq, message_id))
@@ -129,15 +135,29 @@ class Load:
             self._harden(self._bitmaps)
         self._bitmaps.clear()
 
+    def _set_aside_twins(self, twins: Sequence[tuple[Queue, Entry]]) -> None:
+        """Each leaves its block, which stays; without room the next open does it."""
+        for queue, entry in twins:
+            why = f"message {entry.message_id.hex()} {TWICE}; the earlier one is kept"
+            with suppress(RetryLater):
+                many.set_aside(self._space, queue, entry, why, is_whole=True)
+            with self._space.lock:
+                if (block := queue.block_of(entry.seq)) is not None and not block.left:
+                    queue.forget_block(block)
+
     def _clear_gone(self, queue: Queue) -> None:
-        """Bitmaps of blocks that are gone go; of what a stream has consumed they are cleared with the blocks."""
+        """Bitmaps of blocks that are gone go; of what a stream has consumed they are cleared with the blocks. That of a
+        block in quarantine goes there: what was gone is not to come back with it."""
         directory = f"{layout.queue_path(queue.name)}/{layout.GONE}"
         for name in listed(self._space.fs, directory):
             place = layout.parse_message(name)
             if place is None:
                 self._set_aside(f"{directory}/{name}", "no bitmap of a block: its name is not <seq>.<message id>")
             elif place[0] > queue.consumed_through and queue.block_of(place[0]) is None:
-                discard(self._space.fs, f"{directory}/{name}")
+                if quarantine.has_block(self._space.fs, queue.name, *place[:2]):
+                    self._set_aside(f"{directory}/{name}", "what is gone of a block that was set aside")
+                else:
+                    discard(self._space.fs, f"{directory}/{name}")
 
     def _load(self, queue: Queue) -> _Loading:
         return _Loading(self._space, queue, self._retries[queue.name], self._set_aside, self._bitmaps)
@@ -174,6 +194,9 @@ class _Loading:
         """The first range that a stream has not consumed wholly."""
         self._highest = ""
         """Numbers above that of this name are of messages that are committed while the others are loaded."""
+        self.twins: list[Entry] = []
+        """Messages in a block whose ids earlier ones of the queue have: they are gone for whoever takes, and are set
+        aside once all is loaded."""
 
     def place(self, ranges: Sequence[int], wanted: Collection[str]) -> None:
         """Adds the messages of these ids, in hex, as far as they are whole."""
@@ -227,15 +250,15 @@ class _Loading:
             elif named.first <= above:
                 self._set_aside(f"{directory}/{name}", "its numbers are those of another block, which is kept")
             elif named.is_block:
-                above = named.last
-                if name <= (self._highest or name) and self._queue.block_of(named.first) is None:
-                    self._add_block(f"{directory}/{name}", named)
+                is_new = name <= (self._highest or name) and self._queue.block_of(named.first) is None
+                if not is_new or self._add_block(f"{directory}/{name}", named):
+                    above = named.last
             else:
                 others.append(name)
         return others
 
-    def _add_block(self, path: str, named: Named) -> None:
-        """What is gone of it is read first: it goes after that."""
+    def _add_block(self, path: str, named: Named) -> bool:
+        """What is gone of it is read first: it goes after that. Whether it can be read."""
         queue, consumed = self._queue, self._queue.consumed_through
         try:
             gone = read_gone(self._fs, queue.name, named)
@@ -246,15 +269,14 @@ class _Loading:
         try:
             table = read_table(self._fs, queue.name, named)
         except FileNotFoundError:
-            return
+            return False
         except DamagedBlock as damage:
             self._set_aside(path, str(damage))
-            return
+            return False
         ids, left = table.message_ids(), table.left(gone, max(consumed + 1 - named.first, 0))
         there = ids if len(left) == len(ids) else [ids[index] for index in left]
         if len(set(there)) < len(there) or queue.index.has_any(there):
-            self._set_aside(path, f"a message of it {TWICE}; the earlier one is kept")
-            return
+            left = self._without_twins(table, named, left)
         if gone:
             self._bitmaps.append(layout.gone_path(queue.name, named))
         with self._lock:
@@ -263,11 +285,24 @@ class _Loading:
             queue.holds(named.first >> RANGE_BITS, len(left))
             if len(left) == named.count and table.is_plain and not self._tried:
                 queue.index.add_plain(range(named.first, named.last + 1), ids)
-                return
+                return True
             for index in left:
                 seq = named.first + index
                 retry = self._retries.pop((seq, ids[index]), None)
                 queue.index.add(Entry(seq, ids[index], table.tags_of(index), retry))
+        return True
+
+    def _without_twins(self, table: Table, named: Named, left: Sequence[int]) -> list[int]:
+        """Those of which no earlier message of the queue, or of the block, has the id; notes the others."""
+        seen, kept = set[MessageId](), list[int]()
+        for index in left:
+            message_id = table.message_id(index)
+            if message_id in seen or message_id in self._queue.index:
+                self.twins.append(Entry(named.first + index, message_id, table.tags_of(index)))
+            else:
+                seen.add(message_id)
+                kept.append(index)
+        return kept
 
     def _names(self, directory: str) -> list[str]:
         """Sorted; without those that a stream has consumed, whose files are going to be removed."""

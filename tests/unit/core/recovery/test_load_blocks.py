@@ -1,0 +1,106 @@
+"""What an open finds wrong with a block of many messages takes none along that is good, and none comes twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import xaqueue
+from support.block_space import body_of, id_of, put_block, put_message
+from xaqueue.core.model import layout
+from xaqueue.features.opening import create
+from xaqueue.offline.check import check
+from xaqueue.offline.findings import Severity
+from xaqueue.offline.reconstruct import reconstruct
+
+FIRST, COUNT = 10, 20
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "space"
+    create(root, sync="JOURNAL")
+    (root / layout.QUEUES).write_text("[queues.orders]\n")
+    return root
+
+
+def shown(root: Path) -> list[tuple[int, bytes]]:
+    with xaqueue.connect(root) as connection:
+        return [(message.seq, message.body) for message in connection.browse("orders")]
+
+
+def taken(root: Path, count: int = 100) -> list[bytes]:
+    with xaqueue.connect(root) as connection:
+        return [message.body for message in connection.dequeue_many("orders", count)]
+
+
+def aside(root: Path) -> list[str]:
+    return sorted(path.name for path in (root / layout.QUARANTINE).iterdir() if path.suffix != ".reason")
+
+
+def is_clean(root: Path) -> bool:
+    return all(finding.severity is Severity.NOTE for finding in check(root))
+
+
+def test_single_messages_among_the_numbers_of_one_that_cannot_be_read(root: Path) -> None:
+    made = put_block(root, FIRST, COUNT)
+    made.harm_table()
+    made.harm_copy()
+    put_message(root, FIRST + 3)
+    put_block(root, FIRST + 5, 3)
+    assert shown(root) == [(seq, body_of(seq)) for seq in (FIRST + 3, FIRST + 5, FIRST + 6, FIRST + 7)]
+    assert len(aside(root)) == 1
+
+
+def test_among_the_numbers_of_one_that_can_be_read_there_are_none(root: Path) -> None:
+    put_block(root, FIRST, COUNT)
+    put_message(root, FIRST + 3)
+    assert shown(root) == [(seq, body_of(seq)) for seq in range(FIRST, FIRST + COUNT)]
+    assert len(aside(root)) == 1
+
+
+@pytest.mark.parametrize("gone", [0, 0b1001])
+def test_of_one_id_that_is_there_twice_one_message_goes(root: Path, gone: int) -> None:
+    """In one block, in two, and of which nothing else is left. What is gone counts for none."""
+    ids = [id_of(seq) for seq in range(FIRST, FIRST + COUNT)]
+    put_block(root, FIRST, COUNT, ids=[*ids[:-1], ids[1]], gone=gone)
+    put_block(root, 100, 16, ids=[*(id_of(seq) for seq in range(100, 115)), ids[2]])
+    put_block(root, 200, 16, ids=[ids[4], *(id_of(seq) for seq in range(201, 216))], gone=0xFFFE)
+    left = [seq for seq in range(FIRST, FIRST + COUNT - 1) if not gone >> seq - FIRST & 1] + [*range(100, 115)]
+    assert shown(root) == [(seq, body_of(seq)) for seq in left]
+    assert aside(root) == sorted(
+        layout.message_path("orders", seq, message_id).removeprefix("committed/queue=").replace("/", ".")
+        for seq, message_id in ((FIRST + COUNT - 1, ids[1]), (115, ids[2]), (200, ids[4]))
+    )
+    assert is_clean(root)
+    assert not list(root.glob(f"{layout.queue_path('orders')}/range=*/{200:016x}*"))
+    assert shown(root) == [(seq, body_of(seq)) for seq in left]
+    assert len(aside(root)) == 3
+    assert taken(root) == [body_of(seq) for seq in left]
+
+
+def test_one_that_is_set_aside_takes_along_what_is_gone_of_it(root: Path) -> None:
+    """Damaged in both tables, and mended by who had a copy: what was taken does not come back."""
+    made = put_block(root, FIRST, COUNT, gone=0b1011)
+    whole = made.file.read_bytes()
+    made.harm_table()
+    made.harm_copy()
+    assert shown(root) == []
+    assert len(aside(root)) == 2
+    assert not made.gone_file.exists()
+    (block,) = (name for name in aside(root) if "+" in name)
+    (root / layout.QUARANTINE / block).write_bytes(whole)
+    done = reconstruct(root)
+    assert done.back == {"orders": COUNT - 3}
+    assert sorted(taken(root)) == sorted(
+        body_of(seq) for seq in range(FIRST, FIRST + COUNT) if seq - FIRST not in (0, 1, 3)
+    )
+
+
+def test_what_is_gone_of_one_that_is_gone_goes(root: Path) -> None:
+    made = put_block(root, FIRST, COUNT, gone=0b1011)
+    made.file.unlink()
+    assert shown(root) == []
+    assert aside(root) == []
+    assert not made.gone_file.exists()
