@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import xaqueue
+from support.block_space import body_of, put_block
 from support.spark_space import FabricatedSpace
 from xaqueue.core.owner.open import is_owned
 from xaqueue.core.owner.record import read_owner
@@ -174,12 +175,19 @@ def test_a_kafka_job_ports_by_its_format_in_a_session_that_was_told_nothing(
 def test_plain_binary_files_are_read_by_partition_and_decoded(spark: SparkSession, tmp_path: Path) -> None:
     from pyspark.errors import PythonException
 
-    from xaqueue.spark import decode
+    from xaqueue.spark import decode, messages
 
     space = FabricatedSpace(tmp_path / "space")
     space.fill("orders", range(1, 11))
     space.fill("bills", [1])
+    put_block(space.root, 5, 20, queue="calls", gone=0b1)
     files = spark.read.format("binaryFile").load(str(space.root / "committed"))
+    number = "conv(regexp_extract(path, '/([0-9a-f]{16})[^/]*$', 1), 16, 10) + m.index"
+    rows = files.select("queue", "path", messages("content").alias("m"))
+    calls = rows.where("queue = 'calls'").selectExpr(number, "m.body")
+    assert sorted(tuple(row) for row in calls.collect()) == [(seq, body_of(seq)) for seq in range(5, 25)]
+    assert rows.where("queue = 'orders'").count() == 10
+    files = files.where("queue <> 'calls'")
     rows = files.select("queue", decode("content").alias("m")).selectExpr(
         "queue", "CAST(m.body AS STRING)", "m.priority"
     )

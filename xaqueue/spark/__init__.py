@@ -3,7 +3,7 @@
     spark.readStream.format("xaqueue").option("path", "data/space").option("queue", "orders").load()
 
 ``session()`` is a ready local session, ``register(spark)`` adds the format where it was not found by itself, and
-``decode(content)`` makes columns of message files that were read with ``binaryFile``.
+``messages(content)`` makes rows of message files that were read with ``binaryFile``, ``decode(content)`` columns.
 
 PySpark is imported in this folder and nowhere else in xaqueue.
 """
@@ -42,11 +42,11 @@ from pyspark.errors import PySparkException  # noqa: E402
 from pyspark.sql import SparkSession  # noqa: E402
 
 from xaqueue.spark.java import java_home, worker_python  # noqa: E402
-from xaqueue.spark.source.columns import decode  # noqa: E402
+from xaqueue.spark.source.columns import decode, messages  # noqa: E402
 from xaqueue.spark.source.plan import MOST_ON_ALL_CORES, Tasks  # noqa: E402
 from xaqueue.spark.source.source import QueueSource  # noqa: E402
 
-__all__ = ["decode", "register", "session"]
+__all__ = ["decode", "messages", "register", "session"]
 
 QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """A local session lives for minutes: the second compiler and the parallel collector cost more than they bring back."""

@@ -28,7 +28,7 @@ from support.spark_reading import Query, rows, stream
 from xaqueue.features.streams import message_files
 from xaqueue.offline.reader import QueueReader
 from xaqueue.spark.source import reader as reading
-from xaqueue.spark.source.columns import decode_array
+from xaqueue.spark.source.columns import MESSAGE, decode_array, messages_array
 from xaqueue.spark.source.source import QueueSource
 
 FIRST, COUNT = 10, 20
@@ -161,5 +161,39 @@ def test_a_damaged_bitmap_shows_all_and_is_told(root: Path, caplog: pytest.LogCa
 @pytest.mark.parametrize("as_null", [True, False])
 def test_decode_of_a_block_says_what_to_do(root: Path, as_null: bool) -> None:
     made = put_block(root, FIRST, COUNT)
-    with pytest.raises(DamagedBlock, match='read with format "xaqueue"'):
-        decode_array(pa.array([made.file.read_bytes()], pa.binary()), damaged_as_null=as_null)
+    for is_harmed in (False, True):
+        if is_harmed:
+            made.harm_table()
+        with pytest.raises(DamagedBlock, match=r'use messages\("content"\)'):
+            decode_array(pa.array([made.file.read_bytes()], pa.binary()), damaged_as_null=as_null)
+
+
+def test_messages_of_both_kinds_of_files(root: Path) -> None:
+    made = put_block(root, FIRST, COUNT, gone=0b111, options={3: {"priority": 9}})
+    read = [put_message(root, 1).read_bytes(), None, made.file.read_bytes()]
+    one, none, many = messages_array(pa.array(read, pa.binary())).to_pylist()
+    assert ([row["body"] for row in one], none) == ([body_of(1)], [])
+    assert [(row["index"], row["body"]) for row in many] == [(n, body_of(FIRST + n)) for n in range(COUNT)]
+    assert [row["priority"] for row in many] == [4, 4, 4, 9, *[4] * (COUNT - 4)]
+    assert list(many[0]) == ["index", *MESSAGE.names]
+
+
+def test_messages_without_what_was_made_smaller(root: Path) -> None:
+    made = put_block(root, FIRST, COUNT)
+    made.hollow(0b101)
+    (many,) = messages_array(pa.array([made.file.read_bytes()], pa.binary())).to_pylist()
+    assert [row["index"] for row in many] == [1, *range(3, COUNT)]
+
+
+def test_messages_of_damaged_files(root: Path) -> None:
+    """A table at one end is enough; else the file is damaged, or the one message whose body is."""
+    made = put_block(root, FIRST, COUNT)
+    made.harm_body(3)
+    made.harm_table()
+    with pytest.raises(DamagedBlock, match=r"body of message 3 .*damaged_as_null=True"):
+        messages_array(pa.array([made.file.read_bytes()], pa.binary()))
+    (many,) = messages_array(pa.array([made.file.read_bytes()], pa.binary()), damaged_as_null=True).to_pylist()
+    assert [row and row["index"] for row in many] == [0, 1, 2, None, *range(4, COUNT)]
+    made.harm_copy()
+    (many,) = messages_array(pa.array([made.file.read_bytes()], pa.binary()), damaged_as_null=True).to_pylist()
+    assert many == [None]

@@ -3,13 +3,15 @@
 Spark tells a Python source nothing of what a query selects. So whoever needs little names it: ``.schema("seq LONG,
 body BINARY")`` takes any known columns in any order, and what is not in it is not even unpacked.
 
-``decode(content)`` makes columns of a message file's bytes, for those who read the files with Spark's own source.
+``messages(content)`` makes rows of a file's bytes, for those who read the files with Spark's own source, and
+``decode(content)`` columns, where each file is of one message.
 
     files = spark.read.format("binaryFile").load("data/space/committed")     # gives content, and queue and range
-    files.select("queue", decode("content").alias("message")).select("queue", "message.*")
+    files.select("queue", messages("content").alias("message")).select("queue", "message.*")
 
-It checks every bit, as the format ``xaqueue`` does. What only the file's name and times say (the sequence number, the
-commit time) the built-in source gives itself, in ``path`` and ``modificationTime``. Tries stand beside the file.
+They check every bit, as the format ``xaqueue`` does. What only the file's name and times say (the sequence number, the
+commit time) the built-in source gives itself, in ``path`` and ``modificationTime``. Tries stand beside the file, and so
+does what was taken of a file of many.
 """
 
 from __future__ import annotations
@@ -23,11 +25,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql import types as t
+from pyspark.sql.functions import explode
 from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from xaqueue.core.model.block import Kind, decode_head, decode_message
+from xaqueue.core.model.block import decode_message
+from xaqueue.core.model.message_block import Table
 from xaqueue.errors import DamagedBlock, InvalidArgument
+from xaqueue.features.streams.message_files import whole_table
 from xaqueue.message import DEFAULT_PRIORITY
 
 if TYPE_CHECKING:
@@ -267,53 +272,112 @@ MESSAGE = t.StructType([t.StructField(name, column.kind) for name, column in _CO
 """The struct that ``decode`` gives."""
 
 
+INDEX = t.StructField("index", t.IntegerType())
+"""In a file: the message's number is the one that the name of the file begins with, and this more."""
+
+
 def decode(content: SparkColumn | str, *, damaged_as_null: bool = False) -> SparkColumn:
     """A struct of the message's columns, null for null. ``damaged_as_null``: also for what is no whole message.
 
-    Otherwise the query fails with the first thing that is wrong.
+    Otherwise the query fails with the first thing that is wrong. A file of many messages is refused: see ``messages``.
     """
+    return _called(partial(decode_array, damaged_as_null=damaged_as_null), MESSAGE, content)
 
-    def decoded(contents: pa.Array) -> pa.Array:
-        return decode_array(contents, damaged_as_null=damaged_as_null)
 
-    decoded.__annotations__ = {"contents": pa.Array, "return": pa.Array}  # the kind of UDF is told by the types
+def messages(content: SparkColumn | str, *, damaged_as_null: bool = False) -> SparkColumn:
+    """A row for each message of a file, one or many, as ``explode`` makes them: a struct as that of ``decode``, and the
+    ``index`` of the message in its file.
+
+    Messages of a file of many are there as long as the file is, those that were *taken* among them: which these are
+    stands beside it, and Spark's own source does not read that. The format ``xaqueue`` leaves them out. What was made
+    smaller has lost the bodies of those gone, which are left out here, too.
+    """
+    kind = t.ArrayType(t.StructType([INDEX, *MESSAGE]))
+    return explode(_called(partial(messages_array, damaged_as_null=damaged_as_null), kind, content))
+
+
+def _called(made_of: Callable[[pa.Array], pa.Array], kind: t.DataType, content: SparkColumn | str) -> SparkColumn:
+    def called(contents: pa.Array) -> pa.Array:
+        return made_of(contents)
+
+    called.__annotations__ = {"contents": pa.Array, "return": pa.Array}  # the kind of UDF is told by the types
     udf: Any = arrow_udf  # its overloads leave out the plain form
-    column: SparkColumn = udf(decoded, MESSAGE)(content)
+    column: SparkColumn = udf(called, kind)(content)
     return column
 
 
 def decode_array(contents: pa.Array, *, damaged_as_null: bool = False) -> pa.Array:
     """What ``decode`` does with a batch. Raises DamagedBlock."""
-    rows, absent = Rows(""), []
+    found = _Found(damaged_as_null)
     for data in contents.to_pylist():
-        message_id, body = b"", b""
-        stored: dict[str, Any] = {}
-        if data is not None:
-            try:
-                message_id, stored, body = decode_message(data)
-            except DamagedBlock as damage:
-                if _holds_many(data):
-                    raise DamagedBlock(
-                        "a file holds a block of many messages, and decode makes one row of a file: "
-                        'read with format "xaqueue", or filter by path (its name has a +)'
-                    ) from None
-                if not damaged_as_null:
-                    raise DamagedBlock(
-                        f"{damage}: filter such files by path, or decode with damaged_as_null=True"
-                    ) from None
-                data = None
-        absent.append(data is None)
-        rows.seqs.append(0)
-        rows.ids.append(message_id)
-        rows.stored.append(stored)
-        rows.bodies.append(body)
-    fields = list(to_arrow_schema(MESSAGE, timezone="UTC"))
-    arrays = [column.build(rows, field.type) for column, field in zip(_COLUMNS.values(), fields, strict=True)]
-    return pa.StructArray.from_arrays(arrays, fields=fields, mask=pa.array(absent, pa.bool_()))
+        if data is not None and _table_in(data) is not None:
+            raise DamagedBlock(
+                'a file holds a block of many messages, and decode makes one row of a file: use messages("content"), '
+                'or read with format "xaqueue", which leaves out what was taken'
+            )
+        found.add(None if data is None else partial(decode_message, data))
+    return found.structs()
 
 
-def _holds_many(data: bytes) -> bool:
+def messages_array(contents: pa.Array, *, damaged_as_null: bool = False) -> pa.Array:
+    """A list for each file. Raises DamagedBlock."""
+    found, ends, indexes = _Found(damaged_as_null), array("i", [0]), array("i")
+    for data in contents.to_pylist():
+        table = None if data is None else _table_in(data)
+        if table is not None:
+            for index in table.left(0):
+                found.add(partial(_message_in, table, data, index))
+                indexes.append(index)
+        elif data is not None:
+            found.add(partial(decode_message, data))
+            indexes.append(0)
+        ends.append(len(indexes))
+    rows = found.structs(of_buffers(pa.int32(), len(indexes), indexes))
+    return pa.ListArray.from_arrays(of_buffers(pa.int32(), len(ends), ends), rows)
+
+
+def _table_in(data: bytes) -> Table | None:
+    """That of a block of many messages, where this is one."""
     try:
-        return decode_head(data).kind is Kind.MESSAGES
+        return whole_table(data)
     except DamagedBlock:
-        return False
+        return None
+
+
+def _message_in(table: Table, data: bytes, index: int) -> tuple[bytes, dict[str, Any], bytes]:
+    return table.message_id(index), table.stored(index), table.body(data, index)
+
+
+class _Found:
+    """Messages of files, one after the other."""
+
+    def __init__(self, damaged_as_null: bool) -> None:
+        self._damaged_as_null = damaged_as_null
+        self._rows = Rows("")
+        self._absent: list[bool] = []
+
+    def add(self, read: Callable[[], tuple[bytes, dict[str, Any], bytes]] | None) -> None:
+        """read: gives id, properties and body; None for null. Raises DamagedBlock."""
+        message_id, stored, body = b"", dict[str, Any](), b""
+        if read is not None:
+            try:
+                message_id, stored, body = read()
+            except DamagedBlock as damage:
+                if not self._damaged_as_null:
+                    raise DamagedBlock(f"{damage}: filter such files by path, or say damaged_as_null=True") from None
+                read = None
+        self._absent.append(read is None)
+        self._rows.seqs.append(0)
+        self._rows.ids.append(message_id)
+        self._rows.stored.append(stored)
+        self._rows.bodies.append(body)
+
+    def structs(self, index: pa.Array | None = None) -> pa.Array:
+        """What was found. index: another column, before the others."""
+        fields = list(to_arrow_schema(MESSAGE, timezone="UTC"))
+        columns = [
+            column.build(self._rows, field.type) for column, field in zip(_COLUMNS.values(), fields, strict=True)
+        ]
+        if index is not None:
+            fields, columns = [pa.field(INDEX.name, index.type), *fields], [index, *columns]
+        return pa.StructArray.from_arrays(columns, fields=fields, mask=pa.array(self._absent, pa.bool_()))
