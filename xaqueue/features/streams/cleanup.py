@@ -29,12 +29,12 @@ from xaqueue.core.model.queue import Queue
 from xaqueue.core.owner.chores import Chore, Chores
 from xaqueue.core.storage.fs import NO_ROOM, FileSystem, discard, remove_all
 from xaqueue.core.storage.regular import NO_DIRECTORY
-from xaqueue.errors import ResourceFailed, RetryLater
+from xaqueue.errors import DamagedBlock, ResourceFailed, RetryLater
 from xaqueue.features.counters.values import Counters
 from xaqueue.features.dedup import dedup
 from xaqueue.features.retries import moving
 from xaqueue.features.retries.options import EXPIRY_QUEUE
-from xaqueue.features.streams.message_files import is_block
+from xaqueue.features.streams.message_files import Block, is_block, read_whole
 from xaqueue.features.streams.options import CLEANUP_INTERVAL_S
 from xaqueue.features.streams.record import StreamRecord, StreamStep, archived_gone, archived_path, record_of
 
@@ -248,6 +248,41 @@ def keep_gone(fs: FileSystem, record: StreamRecord, named: Named | None) -> None
         fs.sync_file(f"{directory}/.new")
         fs.rename(f"{directory}/.new", f"{directory}/{name}")
     fs.sync_dir(directory)
+
+
+def keep_cut(space: Space, queue: Queue) -> None:
+    """Of a block that a stream has consumed in part, that is in the archive, each message in a file of its own: the
+    rest is everybody's, and the block goes with it. Raises as ``clear`` does.
+    """
+    record = record_of(queue)
+    with space.lock:
+        block = queue.block_of(record.consumed) if record is not None else None
+    if record is None or block is None or not record.archives(record.consumed):
+        return
+    space.log.settle()
+    space.check_owner()
+    with space.fencing(f"to keep what is consumed of {block.path}"):
+        try:
+            found = read_whole(space.fs, record.queue, block.named)
+        except (DamagedBlock, FileNotFoundError) as damage:
+            log.warning("[message-damaged] nothing of %s is kept: %s", block.path, damage)
+            return
+        _keep_some(space, found, found.left(record.archived_after or 0, record.consumed), block.path)
+
+
+def _keep_some(space: Space, block: Block, indexes: Sequence[int], path: str) -> None:
+    """Their content is on disk before their names are."""
+    fs, directory, when_ns = space.fs, archived_path(path.rpartition("/")[0]), space.fs.modified_ns(path)
+    with _making:
+        make_dirs(fs, directory)
+    there = frozenset(fs.list(directory))
+    wanted = {name: index for index in indexes if (name := block.name(index)) not in there}
+    for name, index in wanted.items():
+        discard(fs, f"{directory}/.{name}")  # of a try that was cut off
+        fs.create(f"{directory}/.{name}", [block.file(index)], when_ns)
+    space.sync_all()
+    for name in wanted:
+        fs.rename(f"{directory}/.{name}", f"{directory}/{name}")
 
 
 def _archive(space: Space, fs: FileSystem, directory: str, names: Sequence[str]) -> None:

@@ -17,10 +17,10 @@ from typing import cast
 
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import Kind, decode
-from xaqueue.core.model.block_files import damage_of, read_block, read_checked
+from xaqueue.core.model.block_files import damage_of, listed, read_block, read_checked
 from xaqueue.core.model.layout import ARCHIVE, COMMITTED, RANGE_BITS
 from xaqueue.core.model.message_block import decode_gone, encode_gone
-from xaqueue.core.model.message_name import Named
+from xaqueue.core.model.message_name import Named, parse_any
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.errors import DamagedBlock, QueueReserved
@@ -44,7 +44,8 @@ def archived_path(path: str) -> str:
 
 def archived_gone(fs: FileSystem, record: StreamRecord, named: Named, given: bytes = b"") -> tuple[bytes, bytes] | None:
     """Head and body of the bitmap that a block is kept with: what was taken of it, or consumed before anything was to
-    be kept, is none of the stream's. None where all of it is. given: what its bitmap is, where that is not there yet.
+    be kept, is none of the stream's, and what was cut off has a file of its own there. None where all of it is.
+    given: what its bitmap is, where that is not there yet.
     """
     queue, path = record.queue, layout.gone_path(record.queue, named)
     gone = (1 << max((record.archived_after or 0) + 1 - named.first, 0)) - 1
@@ -52,6 +53,10 @@ def archived_gone(fs: FileSystem, record: StreamRecord, named: Named, given: byt
         with suppress(DamagedBlock, FileNotFoundError):
             data = given if given and place == path else read_checked(fs, place)
             gone |= decode_gone(data, queue, named)
+    for name in listed(fs, archived_path(layout.range_path(queue, named.first))):
+        one = parse_any(name)
+        if one is not None and not one.is_block and named.first <= one.first <= named.last:
+            gone |= 1 << one.first - named.first
     return encode_gone(queue, named, gone, 0) if gone else None
 
 

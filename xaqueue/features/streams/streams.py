@@ -249,6 +249,7 @@ def _check_consumable(queue: Queue, upto: int) -> None:
 def _harden_cleared(space: Space, queue: Queue) -> None:
     """The files of what is consumed are where they belong, and no crash brings one back. RetryLater without room."""
     cleanup.clear_queue(space, queue)
+    cleanup.keep_cut(space, queue)
     space.sync_all()
     space.checkpoint()
 
