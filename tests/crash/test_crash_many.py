@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from support.crash_jury import Jury
 from support.crash_level import CYCLING, FILLING, JOURNAL, LAGGING, MOVING, Level
 from support.crash_story import EMPTY, Act, End, Put, Sample, Story, Take, crashes, play
 from support.forgetful import Tree
+from support.interleaving import Play, Scene
 from xaqueue.core.model import layout
 from xaqueue.core.model.definitions import MANY
 
@@ -117,6 +119,35 @@ def test_power_loss_amid_many(name: str, level: Level) -> None:
         dice = random.Random(fs.calls)
         for tree in trees_of(fs, level) if FULL else fs.some_trees_after_crash(DRAWN, dice):
             sitting.judge(tree, record, tries_kept=recorded)
+
+
+GIVEN = told()
+AMID: dict[str, tuple[Put | Take, ...]] = {
+    "take": takes(13, 14),
+    "take all": takes(13, 16),
+    "put": puts(SECOND),
+}
+"""The step that comes while a block of which three are left is made smaller."""
+AMID_CASES = [(name, end) for name in AMID for end in ENDS]
+
+
+@pytest.mark.parametrize("level", LEVELS, ids=str)
+@pytest.mark.parametrize("within", [True, False])
+def test_a_step_amid_a_hollowing(within: bool, level: Level) -> None:
+    """Or the other way round: at a call by chance, unless in full size at each."""
+    dice = random.Random(f"{within} {level}")
+    for name, end in AMID_CASES if FULL else dice.sample(AMID_CASES, 3):
+        before = act(End.ONE_PHASE, *takes(0, 13))
+        scene = Scene("hollow", within, (before,), Act(end, AMID[name]), begins=GIVEN)
+        jury, calls = Jury(scene.story, level), Play(scene, level, sys.maxsize, lambda _: iter(()))
+        calls.run()
+        for at in range(calls.calls) if FULL or not calls.calls else [dice.randrange(calls.calls)]:
+            played = Play(scene, level, at, lambda fs: iter([fs.tree_by_chance(dice)]))
+            played.run()
+            for moment in played.moments:
+                jury.judge(moment.killed, moment.promised, tries_kept=True)
+                for tree in moment.cut if level.hardening.content or level.hardening.journal else ():
+                    jury.judge(tree, moment.promised)
 
 
 @pytest.mark.parametrize(("name", "level"), cases(), ids=str)

@@ -296,7 +296,7 @@ def perform(space: Space, record: Record, xid: Xid, act: Act, level: Level = STR
         if verb.endswith("rollback") or verb == "expire":
             record.undone += [(work.queue, work.message) for work in act.work if isinstance(work, Take)]
         follow(space, level, verb)
-    make_smaller(space, level, act)
+    make_smaller(space, act, level)
     seen = look(space, session)
     if not record.late:
         record.seqs.update(seen.seqs)
@@ -305,7 +305,8 @@ def perform(space: Space, record: Record, xid: Xid, act: Act, level: Level = STR
             assert watermark(space.fs.read(layout.watermark_path(queue))).published >= seq
 
 
-def make_smaller(space: Space, level: Level, act: Act) -> None:
+def make_smaller(space: Space, act: Act = Act(End.ACTIVE, (), hollows=True), level: Level = STRICT) -> None:
+    """The blocks of which little is left, behind an act of which that is so."""
     for queue, block in sparse(space) if act.hollows else ():
         hollow(space, queue, block)
         follow(space, level, "commit")

@@ -32,6 +32,7 @@ from support.crash_story import (
     call_whole,
     do,
     look,
+    make_smaller,
     message_id,
     shown,
 )
@@ -87,9 +88,12 @@ class Scene(Turn):
     clears_away: bool = False
     """The step is the removal of what has expired, while the act has got to its last verb."""
 
+    begins: Tree | None = None
+    """What is there; of all kinds something, where nothing is said."""
+
     @property
     def story(self) -> Story:
-        return Story((*self.before, self.act), start(self.archive))
+        return Story((*self.before, self.act), self.begins or start(self.archive))
 
 
 @dataclass(frozen=True)
@@ -182,6 +186,8 @@ class Interrupted(Generic[Promises]):
                 return lambda: cleanup.clear(space)
             case "expire":
                 return lambda: cleanup.expire(space)
+            case "hollow":
+                return partial(make_smaller, space)
             case _:
                 return space.close
 
