@@ -282,20 +282,18 @@ class DirectoryLog(GroupCommit):
                     self._make_range(queue, seq, touched)
             for op in ops:
                 code = op[0]
-                if code == MOVE:
-                    _, source, target, when_us = op
-                    if when_us:
-                        fs.set_modified_ns(source, when_us * 1000)
-                    fs.rename(source, target)
-                elif code == DROP:
+                if code == DROP:
                     try:
                         if self.hardens_names:
                             fs.hold_dir(op[1].rpartition("/")[0])  # what cannot be synced is not begun
                         fs.unlink(op[1])
                     except FileNotFoundError:
                         pass
-                else:  # a record of the space, whose content is staged
-                    fs.rename(staged_path(op[1]), op[1])
+                else:  # what is PUT is staged
+                    _, source, target, when_us = op if code == MOVE else (PUT, staged_path(op[1]), op[1], op[-1])
+                    if when_us:
+                        fs.set_modified_ns(source, when_us * 1000)
+                    fs.rename(source, target)
             if change.taken and ops is change.ops:
                 op = ()  # all of them are done
                 self._leave(change.taken, touched or _Touched())

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+from xaqueue.core.engine.directory_log import staged_path
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.change import PUT, Change, CoreStep
 from xaqueue.core.model.entry import MessageBlock
@@ -90,13 +91,16 @@ def hollow(space: Space, queue: Queue, block: MessageBlock) -> None:
         hollow={*range(named.count)}.difference(left),
     )
 
-    def plan() -> Change | None:
-        if queue.block_of(named.first) is not block or block.gone.bit_count() == named.count:
-            return None  # it goes in this round
-        return Change(CoreStep.HOLLOW, queue.name, [(PUT, block.path, head, body, when_us)])
+    is_put = False
 
-    def publish() -> None:
-        block.held, block.opened = len(left), None
+    def plan() -> Change | None:
+        nonlocal is_put
+        is_put = queue.block_of(named.first) is block and block.gone.bit_count() < named.count  # else it goes just now
+        return Change(CoreStep.HOLLOW, queue.name, [(PUT, block.path, head, body, when_us)]) if is_put else None
 
     space.stage(block.path, head, body)
-    space.log.perform(plan, publish)
+    space.log.perform(plan)
+    if is_put:
+        block.held, block.opened = len(left), None
+    else:
+        space.discard([staged_path(block.path)])
