@@ -215,11 +215,13 @@ def decode_copy(data: bytes) -> Table:
 
 
 def check_block(table: Table, queue: str, named: Named) -> None:
-    """DamagedBlock unless this is the table of the block that its name says."""
+    """DamagedBlock unless this is the table of the block that its name says. From here on it is one of this queue."""
     if table.ids[:16] != named.message_id or table.count != named.count:
         raise DamagedBlock(f"holds {table.count:,} messages from {table.ids[:16].hex()} on, not those of its name")
-    owner = stored_in(table.packed).get("queue")
-    if owner != queue:
+    stored = stored_in(table.packed)
+    if (owner := stored.get("queue")) == "":  # several queues have it: none is named
+        table.packed = msgpack.packb(stored | {"queue": queue})
+    elif owner != queue:
         raise DamagedBlock(f"belongs to queue {owner!r}, not {queue!r}")
 
 

@@ -228,7 +228,7 @@ class _Survey:
             head = self.read(self.fs, path)
             if row is not None and (head.checksum, head.message_id) != (row.checksum, row.message_id):
                 raise DamagedBlock("is not the block that its branch lists")  # noqa: TRY301
-            if head.kind is Kind.ENQUEUE and not head.properties.queue:
+            if head.kind in ADDS and not head.properties.queue:
                 if row is None:
                     raise DamagedBlock("names no queue, and the list of its branch is lost")  # noqa: TRY301
                 head.properties.queue = row.queue

@@ -76,35 +76,51 @@ def add(
 
 def merge(space: Space, branch: Branch) -> None:
     """See ``Features.merge``: what it adds one by one is in blocks from here on, as far as memory has it."""
+    if branch.base is not State.ACTIVE:
+        return
     queues = [queue for name in set(map(_queue, branch.blocks)) if (queue := space.queues.get(name)) is not None]
     names = {queue.name for queue in queues if queue.definition.blocks == MANY}
-    if not names or branch.base is not State.ACTIVE:
+    if not names:
         return
-    left, merged = set(branch.blocks), list[Written]()
+    left, merged, shared = set(branch.blocks), list[Written](), dict[bytes, Written]()
     for name, of_queue in groupby(sorted(branch.blocks, key=_queue), _queue):
         added = [one for one in of_queue if one.kind in ADDS] if name in names else ()
-        for fits, group in groupby(added, _fits):
+        for says, group in groupby(added, _says):
             run = [*group]
-            if not fits or len(run) < FEWEST:
+            if says is None or len(run) < FEWEST:
                 continue
             heads, bodies = zip(*map(_content, run), strict=True)
             packed = [head[PREFIX_BYTES:] for head in heads]
             own_bytes = 2 * (max(map(len, packed)) + TAGS_BYTES)
             for piece in _pieces(b"", [*map(len, bodies)], own_bytes):
-                merged.append(_merged(name, run[piece], packed[piece], bodies[piece], space.epoch))
-                left.difference_update(run[piece])
+                written = _merged(says, run[piece], packed[piece], bodies[piece], space.epoch)
+                if says or _shares(written, shared):
+                    merged.append(written)
+                    left.difference_update(run[piece])
     blocks = sorted([*left, *merged], key=_number)
     kept = [one for one in blocks if one.content is not None and not one.path]
     with space.lock:
         branch.blocks, branch.kept = blocks, (sum(map(_kept_bytes, kept)), len(kept))
 
 
-def _fits(written: Written) -> bool:
-    """Whether it can be in a block with others: a dedup_key is claimed with a block of its own."""
+def _says(written: Written) -> str | None:
+    """The queue that its properties name, none where several have it; None where it cannot be in a block with others: a
+    dedup_key is claimed with a block of its own."""
     content = written.content
-    if content is None or written.path or written.shared is not None or written.kind is not _ENQUEUE:
-        return False
-    return len(content[1]) <= MOST_BODY_BYTES and b"dedup_key" not in content[0]
+    if content is None or written.path or written.kind is not _ENQUEUE or len(content[1]) > MOST_BODY_BYTES:
+        return None
+    if b"dedup_key" in content[0]:
+        return None
+    return written.queue if written.shared is None else ""
+
+
+def _shares(written: Written, others: dict[bytes, Written]) -> bool:
+    """Whether it is one of several blocks with the same content from here on, or the first of them: a record has that
+    once, and tells it by its head."""
+    content = _content(written)
+    written.shared = first = others.setdefault(content[0], written)
+    written.content = first.content
+    return bool(content == first.content)
 
 
 def _kept_bytes(written: Written) -> int:
@@ -112,14 +128,14 @@ def _kept_bytes(written: Written) -> int:
     return BLOCK_BYTES + (sum(map(len, _content(written))) if written.original is None else 0)
 
 
-def _merged(name: str, run: Sequence[Written], packed: Sequence[bytes], bodies: Sequence[bytes], epoch: int) -> Written:
-    """The block in which these are. It has the number of the first."""
+def _merged(says: str, run: Sequence[Written], packed: Sequence[bytes], bodies: Sequence[bytes], epoch: int) -> Written:
+    """The block in which these are, which say this queue. It has the number of the first."""
     ids, entries = [*map(_message_id, run)], [*map(_entry, run)]
     tags = [*map(_tags, entries)]
-    shared, own = _columns(name, packed, tags)
+    shared, own = _columns(says, packed, tags)
     head, body, checksum = encode(shared, ids, bodies, epoch, tags=tags[0], own=own)
     entry = Run(ids, entries=entries if any(tags) else ())
-    written = Written(run[0].number, Kind.MESSAGES, name, ids[0], checksum, entry)
+    written = Written(run[0].number, Kind.MESSAGES, run[0].queue, ids[0], checksum, entry)
     written.content = head, body
     return written
 

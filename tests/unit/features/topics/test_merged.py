@@ -22,6 +22,9 @@ from xaqueue.features.session import Session
 from xaqueue.features.topics import blocks
 from xaqueue.features.topics.blocks import FEWEST, MOST, MOST_BODY_BYTES
 from xaqueue.message import Message
+from xaqueue.offline.check import check
+from xaqueue.offline.findings import Severity
+from xaqueue.offline.inspect_branches import in_doubt, traffic_of
 from xaqueue.times import EARLIEST_US, LATEST_US
 from xaqueue.xid import Xid
 
@@ -40,6 +43,23 @@ dedup_window_s = 60
 [queues.small]
 blocks = "{0}"
 max_messages = 30
+[topics.t]
+[queues.a]
+blocks = "{0}"
+topic = "t"
+[queues.b]
+blocks = "{0}"
+topic = "t"
+[queues.c]
+blocks = "one"
+topic = "t"
+[topics.u]
+[queues.d]
+blocks = "{0}"
+topic = "u"
+[queues.e]
+blocks = "{0}"
+topic = "u"
 """
 
 
@@ -255,6 +275,74 @@ def test_a_limit_counts_each(bare: BareSpace) -> None:
     with pytest.raises(QueueFull):
         connection.enqueue("small", b"")
     connection.rollback()
+
+
+def publish(connection: Connection, topic: str, **options: Any) -> list[bytes]:
+    bodies = [number_of(place) * 1_000 for place in range(COUNT)]
+    for body in bodies:
+        connection.publish(topic, body, **options)
+    return bodies
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_several_queues_have_is_recorded_once(bare: BareSpace, way: str) -> None:
+    """Each queue has a block, of which the properties name none: they are those of the queue that one looks at."""
+    connection, log = bare.connect(), bare.space.log
+    wanted = publish(connection, "u", content_type="text/plain")
+    before = log.figures()["journal_end"]
+    end(bare, connection, way)
+    if "kill" not in way:
+        assert log.figures()["journal_end"] - before < 1.5 * sum(map(len, wanted))
+    for queue in "de":
+        assert files(bare, queue) == [COUNT]
+    assert [found for found in check(bare.root) if found.severity is Severity.DAMAGE] == []
+    bare.reopen()
+    ids = []
+    for queue in "de":
+        found = [*bare.connect().browse(queue), *take(bare, queue)]
+        assert bodies_of(found) == 2 * wanted
+        assert {(one.queue, one.properties.queue, one.properties.content_type) for one in found} == {
+            (queue, queue, "text/plain")
+        }
+        ids.append([one.message_id for one in found])
+    assert ids[0] == ids[1]
+    bare.reopen()
+    assert files(bare, "d") == files(bare, "e") == []
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_queue_that_wants_files_has_them_of_a_topic(bare: BareSpace, way: str) -> None:
+    """Beside blocks of others, and of messages that are the queue's own."""
+    connection = bare.connect()
+    wanted = publish(connection, "t", priority=7) + add(connection, queue="a")
+    end(bare, connection, way)
+    assert [files(bare, queue) for queue in "abc"] == [[COUNT, COUNT], [COUNT], [1] * COUNT]
+    bare.reopen()
+    assert [bodies_of(take(bare, queue)) for queue in "abc"] == [wanted, wanted[:COUNT], wanted[:COUNT]]
+
+
+def test_other_messages_of_the_same_sizes_are_no_other_name(bare: BareSpace) -> None:
+    """Two queues get different ones of one branch, of which the first is the same."""
+    connection = bare.connect()
+    connection.enqueue_to(["d", "e"], b"0")
+    for place in range(1, COUNT):
+        connection.enqueue_to(["d", "q"], b"d%d" % place)
+        connection.enqueue_to(["e", "r"], b"e%d" % place)
+    connection.commit()
+    assert [files(bare, queue) for queue in "deqr"] == [[COUNT], [COUNT], [COUNT - 1], [COUNT - 1]]
+    bare.reopen()
+    for queue in "de":
+        assert bodies_of(take(bare, queue))[1:] == [b"%s%d" % (queue.encode(), place) for place in range(1, COUNT)]
+
+
+def test_a_branch_in_doubt_is_told_by_queue(bare: BareSpace) -> None:
+    connection = bare.connect()
+    connection.tpc_begin(X)
+    publish(connection, "u")
+    connection.tpc_prepare()
+    bare.space.settle()
+    (branch,) = in_doubt(bare.root)
+    assert list(map(str, traffic_of(branch))) == [f"d +{COUNT}", f"e +{COUNT}"]
 
 
 def test_an_interrupted_merge_loses_nothing(bare: BareSpace) -> None:
