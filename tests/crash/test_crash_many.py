@@ -19,7 +19,9 @@ from xaqueue.core.model.definitions import MANY
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
-JOURNALS = (JOURNAL, LAGGING, MOVING, FILLING, CYCLING)
+LARGE = replace(JOURNAL, name="JOURNAL, large segments", segment_bytes=96 * 1024)
+"""Memory keeps all that a branch puts one by one, so that it is merged."""
+JOURNALS = (JOURNAL, LAGGING, MOVING, FILLING, CYCLING, LARGE)
 LEVELS = [replace(level, blocks=MANY) for level in (*JOURNALS, *(one for one in KILL if not one.hardening.journal))]
 KEPT = {level.name for level in POWER_LOSS}
 """Levels at which what was promised survives a loss of power."""

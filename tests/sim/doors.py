@@ -35,6 +35,7 @@ from xaqueue.features.session import Session
 from xaqueue.features.snapshots import manifest, store, take
 from xaqueue.features.snapshots import restore as restoring
 from xaqueue.features.streams import cleanup
+from xaqueue.features.topics import blocks as topics
 from xaqueue.features.topics import bulk, hollow
 from xaqueue.message import MessageId
 from xaqueue.xid import Xid
@@ -272,11 +273,13 @@ def blocks(are_written: bool) -> Any:
 
 @contextmanager
 def small_steps(is_so: bool) -> Iterator[None]:
-    """A step moves a file or two, so that few are many."""
+    """A step moves a file or two, and two messages are enough for a block, so that few are many."""
+    ones = (commit, "STEP_FILES"), (directory_log, "STEP_FILES"), (batch_steps, "STEP_BLOCKS")
+    twos = (commit, "MANY"), (topics, "FEWEST")
     with ExitStack() as stack:
-        for place, name in ((commit, "STEP_FILES"), (directory_log, "STEP_FILES"), (batch_steps, "STEP_BLOCKS")):
-            if is_so:
-                stack.enter_context(mock.patch.object(place, name, 1))
+        for number, places in ((1, ones), (2, twos)) if is_so else ():
+            for place, name in places:
+                stack.enter_context(mock.patch.object(place, name, number))
         yield
 
 

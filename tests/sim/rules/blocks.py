@@ -36,7 +36,7 @@ class Blocks(Rules):
     writes_blocks = True
     weights: ClassVar = {
         "put_many": 9,
-        "put_singly": 5,
+        "put_singly": 9,
         "take_many": 9,
         "take_by_id": 4,
         "between": 5,
@@ -62,14 +62,18 @@ class Blocks(Rules):
         then(world, number)
 
     def put_singly(self, world: World) -> None:
-        """One by one: together they may be a block from the end of the branch on."""
+        """One by one, to a queue or to two: together they may be a block of each from the end of the branch on."""
         queue, number = batch_queue(world), world.at_work()
         if len(world.model.queue(queue)) > MOST:
             raise Over
-        drawn = drawn_options(world, queue)
+        drawn, is_for_two = drawn_options(world, queue), world.dice.random() < 0.3
         for _ in range(world.dice.choice(COUNTS)):
-            add(world, number, (queue,), world.dice.choice(({}, drawn)))
-        then(world, number)
+            if is_for_two:
+                add(world, number, ("bulk", "plain"), {}, "enqueue_to", ["bulk", "plain"])
+            else:
+                add(world, number, (queue,), world.dice.choice(({}, drawn)))
+        if world.dice.random() < 0.7:
+            end(world, number, world.dice.choice(("prepare", "commit")))
 
     def take_many(self, world: World) -> None:
         queue, number = batch_queue(world), world.at_work()
