@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -153,6 +154,29 @@ def test_which_branches_a_session_holds(
     monkeypatch.undo()
     held = seen(operator, lambda one: True).branches
     assert [one.state for one in held] == ["in doubt"] * 3 + ["active"]
+
+
+@pytest.mark.parametrize("prepares", [False, True])
+def test_a_branch_has_each_message_that_lies_in_a_block(
+    operator: RemoteOperator, user: Connection, prepares: bool
+) -> None:
+    """Come together, or taken together."""
+    user.define("orders", blocks="many")
+    user.enqueue_many("orders", [b"x"] * 30)
+    user.commit()
+    manager: Any = user._manager
+    xid = Xid(7, b"1", b"b")
+    manager.start(xid)
+    manager.enqueue_many("orders", [b"y"] * 20)
+    manager.enqueue("orders", b"z")
+    assert len(manager.dequeue_many("orders", 10)) == 10
+    if prepares:
+        manager.end(xid)
+        assert manager.prepare(xid) is Vote.OK
+    (branch,) = seen(operator, lambda one: one.holds == 1).branches
+    assert branch.messages == 31
+    if prepares:
+        assert [one.in_doubt for one in manager.status().queues if one.name == "orders"] == [10]
 
 
 def test_of_very_many_branches_each_is_that_of_whoever_holds_it(

@@ -219,7 +219,8 @@ def _holders(branches: Iterable[Branch]) -> dict[str, list[tuple[Branch, int]]]:
     found: dict[str, list[tuple[Branch, int]]] = {}
     for branch in branches:
         if branch.base in IN_DOUBT:
-            held = Counter(written.queue for written in branch.blocks if written.kind is Kind.DEQUEUE)
+            taken = (written for written in branch.blocks if written.kind is Kind.DEQUEUE)
+            held = Counter(written.queue for written in taken for _ in written.ids)
             for queue, messages in held.items():
                 found.setdefault(queue, []).append((branch, messages))
     return found

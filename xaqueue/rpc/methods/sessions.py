@@ -85,7 +85,8 @@ def with_work(space: Space, found: Iterable[tuple[SessionStatus, Session]]) -> l
                 if branch.decided is None and (branch.base in UNPREPARED or branch.base in UNFINISHED):
                     for at in {numbers[one] for one in _holders(branch) if one in numbers}:
                         state, since = state_of(branch), since_of(space, branch)
-                        held[at].append(HeldBranch(branch.xid, state, since, len(branch.blocks)))
+                        messages = sum(len(written.ids) for written in branch.blocks)
+                        held[at].append(HeldBranch(branch.xid, state, since, messages))
     return [
         replace(
             reported,
