@@ -176,7 +176,7 @@ def test_a_branch_has_each_message_that_lies_in_a_block(
     (branch,) = seen(operator, lambda one: one.holds == 1).branches
     assert branch.messages == 31
     if prepares:
-        assert [one.in_doubt for one in manager.status().queues if one.name == "orders"] == [10]
+        assert [one["in_doubt"] for one in manager.status()["queues"] if one["name"] == "orders"] == [10]
 
 
 def test_of_very_many_branches_each_is_that_of_whoever_holds_it(
