@@ -14,7 +14,7 @@ from xaqueue import Connection
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import Block, Kind, encode
-from xaqueue.core.model.definitions import Definitions, QueueDefinition
+from xaqueue.core.model.definitions import ONE, Definitions, QueueDefinition
 from xaqueue.core.model.message_name import tags_of
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.fs import Syncing, write_then_sync
@@ -26,6 +26,8 @@ from xaqueue.message import MessageId, Properties
 from xaqueue.xid import Xid
 
 ANY_QUEUE = Definitions(default=QueueDefinition())
+A_FILE_EACH = Definitions(default=QueueDefinition(blocks=ONE))
+"""For a test that looks at the files of messages."""
 DURABLE = "FDATASYNC;DSYNC"
 
 

@@ -9,14 +9,18 @@ Nobody waits for himself: where the queue were full of what the branch itself ad
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from time import monotonic
 
+from xaqueue.core.engine import many
 from xaqueue.core.engine.state import Space
-from xaqueue.core.model.block import ADDS, Kind
+from xaqueue.core.model.block import ADDS, PREFIX_BYTES, Kind
 from xaqueue.core.model.branch import Branch
-from xaqueue.core.model.entry import Entry
+from xaqueue.core.model.entry import Entry, MessageBlock
+from xaqueue.core.model.message_block import Table, decode_table
 from xaqueue.core.model.queue import Queue
-from xaqueue.errors import QueueFull
+from xaqueue.errors import DamagedBlock, QueueFull
+from xaqueue.message import MessageId
 from xaqueue.features.limits.limits import QueueLimits
 
 LOOK_S = 0.5
@@ -91,9 +95,20 @@ class Room:
             entries = list(queue.index.entries(0))
         sizes: dict[bytes, int] = {}
         for one in blocks:
-            sizes |= dict.fromkeys(one.ids, space.size_of(one.path, one.content) // len(one.ids))
+            if one.kind is Kind.MESSAGES:
+                data = b"".join(one.content) if one.content is not None else space.log.read(one.path)
+                sizes |= each_alone(decode_table(data))
+            else:
+                sizes |= dict.fromkeys(one.ids, space.size_of(one.path, one.content))
+        looked: MessageBlock | None = None
         for entry in entries:
-            sizes[entry.message_id] = size_of(space, queue, entry)
+            block = queue.block_of(entry.seq) if queue.blocks else None
+            if block is None:
+                sizes[entry.message_id] = size_of(space, queue, entry)
+            elif block is not looked:
+                looked = block
+                with suppress(DamagedBlock, OSError):  # whoever takes its messages sets them aside
+                    sizes |= each_alone(many.opened(space, block)[0])
         with space.lock:
             for message_id, size_bytes in sizes.items():
                 if message_id in queue.index or message_id in queue.pending:
@@ -138,9 +153,15 @@ def _of(branch: Branch, queue: Queue, room: Room, kinds: Sequence[Kind]) -> tupl
 
 
 def size_of(space: Space, queue: Queue, entry: Entry) -> int:
-    """What a message takes on disk; of many in one block each the same."""
+    """What a message takes on disk; of those that are left in one block each the same."""
     block = queue.block_of(entry.seq) if queue.blocks else None
-    return space.size_of(queue.path_of(entry)) // (block.named.count if block is not None else 1)
+    return space.size_of(queue.path_of(entry)) // (max(block.left, 1) if block is not None else 1)
+
+
+def each_alone(table: Table) -> dict[MessageId, int]:
+    """What counts for the messages of a block: the bytes that each had in a file of its own."""
+    own = PREFIX_BYTES + len(table.packed)
+    return {one: own + size for one, size in zip(table.message_ids(), table.sizes, strict=True)}
 
 
 def _left(space: Space, branch: Branch, limits: QueueLimits, began: float) -> tuple[float, str]:

@@ -27,9 +27,10 @@ from xaqueue.core.model.block import (
 from xaqueue.core.model.branch import Branch, State, Written
 from xaqueue.core.model.definitions import MANY
 from xaqueue.core.model.entry import Entry, MessageBlock, Run
-from xaqueue.core.model.message_block import MOST_BYTES, encode
+from xaqueue.core.model.message_block import MOST_BYTES, decode_table, encode
 from xaqueue.core.model.queue import Queue
 from xaqueue.errors import DamagedBlock, InvalidArgument
+from xaqueue.features.limits.queue_room import each_alone
 from xaqueue.message import Message, MessageId, stored_message
 
 FEWEST, MOST = 16, 1000
@@ -188,8 +189,8 @@ def _add(
             branch.numbers = written.number = branch.numbers + 1
             queue.pending.update(ids)
             if (room := queue.room) is not None:
-                for message_id in ids:
-                    room.hold(message_id, (len(head) + len(body)) // len(ids))
+                for message_id, size_bytes in each_alone(decode_table(head + body)).items():
+                    room.hold(message_id, size_bytes)
         space.log.add(branch, written, head, body)
         branch.blocks.append(written)
     except BaseException as error:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import xaqueue
-from support.bare_space import BareSpace, bare_space
+from support.bare_space import A_FILE_EACH, BareSpace, bare_space
 from xaqueue.core.engine import blocks, heuristics, journal_log
 from xaqueue.core.engine.log import HELD_BYTES
 from xaqueue.core.model import layout
@@ -28,7 +28,7 @@ BEYOND = 2 * EACH // len(BODY)
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BareSpace]:
     monkeypatch.setattr(journal_log, "KEPT_BYTES", EACH)
     monkeypatch.setattr(journal_log, "ALL_KEPT_BYTES", ALL)
-    with bare_space(tmp_path / "space", "JOURNAL") as opened:
+    with bare_space(tmp_path / "space", "JOURNAL", definitions=A_FILE_EACH) as opened:
         yield opened
 
 
@@ -186,7 +186,7 @@ def test_files_of_a_branch_are_synced_together(bare: BareSpace, two_phase: bool)
 def test_on_a_full_disk_a_large_branch_in_memory_ends_as_any_other(tmp_path: Path, two_phase: bool) -> None:
     """A prepare is rolled back, and a commit is done again once there is room."""
     bodies = [bytes(100 * KiB)] * 70
-    with bare_space(tmp_path / "space", "JOURNAL") as bare, closing(bare.connect()) as connection:
+    with bare_space(tmp_path / "space", "JOURNAL", definitions=A_FILE_EACH) as bare, closing(bare.connect()) as connection:
         connection.tpc_begin(Xid(1, b"large", b"b"))
         connection.enqueue_many("q", bodies)
         assert in_files(bare) == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from support.bare_space import DURABLE, BareSpace, bare_space
 from support.woken import Woken
 from xaqueue.connection import Connection
 from xaqueue.core.engine.state import Space
-from xaqueue.core.model.definitions import Definitions, QueueDefinition
+from xaqueue.core.model.definitions import MANY, ONE, Definitions, QueueDefinition
 from xaqueue.errors import QueueFull, RetryLater, RolledBack
 from xaqueue.features.limits.queue_room import Room, room_of
 from xaqueue.features.retries import moving
@@ -31,8 +32,9 @@ WORK = QueueDefinition(options={"max_tries": 1, "failure_queue": "two"})
 DEFINED = Definitions({"two": TWO, "waits": WAITS, "work": WORK, "plain": QueueDefinition()})
 
 
-def sized(max_bytes: int) -> Definitions:
-    return replace(DEFINED, queues={**DEFINED.queues, "sized": QueueDefinition(options={"max_bytes": max_bytes})})
+def sized(max_bytes: int, blocks: str = ONE) -> Definitions:
+    queue = QueueDefinition(blocks=blocks, options={"max_bytes": max_bytes})
+    return replace(DEFINED, queues={**DEFINED.queues, "sized": queue})
 
 
 @pytest.fixture(params=["NONE", DURABLE, "JOURNAL"])
@@ -257,15 +259,16 @@ def test_a_message_larger_than_the_queue_is_refused_at_once(bare: BareSpace) -> 
         connection.enqueue("sized", bytes(2000))
 
 
-def test_many_are_refused_before_the_first_to_the_last_byte(bare: BareSpace) -> None:
-    bare.space.redefine(sized(10_000))
+@pytest.mark.parametrize("blocks", [ONE, MANY])
+def test_many_are_refused_before_the_first_to_the_last_byte(bare: BareSpace, blocks: str) -> None:
+    bare.space.redefine(sized(10_000, blocks))
     bodies = [b"x" * 10] * 20
     with bare.connect() as connection:
         connection.enqueue_many("sized", bodies, headers={"k": "v"}, priority=3)
         needed = room(bare).size_bytes
         connection.rollback()
         for spare, fits in ((-1, False), (0, True)):
-            bare.space.redefine(sized(needed + spare))
+            bare.space.redefine(sized(needed + spare, blocks))
             if fits:
                 connection.enqueue_many("sized", bodies, headers={"k": "v"}, priority=3)
             else:
@@ -273,6 +276,32 @@ def test_many_are_refused_before_the_first_to_the_last_byte(bare: BareSpace) -> 
                     connection.enqueue_many("sized", bodies, headers={"k": "v"}, priority=3)
             connection.commit()
     assert len(bare.take("sized")) == 20
+
+
+def test_a_limit_counts_the_same_in_one_file_as_in_one_each(bare: BareSpace) -> None:
+    """As long as they are in doubt, once they are committed, and when some are gone; after each kill, too."""
+    bodies, counted = [b"x" * size for size in range(20)], {}
+    for blocks in (ONE, MANY):
+        bare.definitions = sized(100_000, blocks)
+        bare.reopen()
+        xid = Xid(1, blocks.encode(), b"")
+        with closing(bare.connect()) as connection:
+            connection.tpc_begin(xid)
+            connection.enqueue_many("sized", bodies)
+            sizes = [room(bare).size_bytes]
+            connection.tpc_prepare()
+        sizes += [room(bare).size_bytes, room(bare.reopen()).size_bytes]
+        Session(bare.space).commit(xid)
+        sizes += [room(bare).size_bytes, room(bare.reopen()).size_bytes]
+        with bare.connect() as connection:
+            connection.dequeue_many("sized", 7)
+        sizes += [room(bare).size_bytes, room(bare.reopen()).size_bytes]
+        counted[blocks] = sizes
+        with bare.connect() as connection:
+            connection.dequeue_many("sized", 20)
+        assert room(bare).size_bytes == 0
+    assert counted[MANY] == counted[ONE]
+    assert len(set(counted[ONE])) == 2
 
 
 def test_what_a_stream_consumes_makes_room(bare: BareSpace) -> None:

@@ -179,6 +179,7 @@ def test_one_that_an_older_version_has_taken_has_none(root: Path) -> None:
 def test_who_closes_the_space_waits_for_no_look_at_every_block(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As for none of the names."""
     with xaqueue.connect(root) as connection:
+        connection.define("q", blocks="one")
         connection.enqueue_many("q", [b""] * 3 * manifest.PIECE)
         connection.commit()
         space, looked = connection._manager.space, list[str]()  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.bare_space import bare_space
+from support.bare_space import A_FILE_EACH, bare_space
 from support.damages import flip
 from xaqueue.core.engine import many, messages
 from xaqueue.core.engine.messages import add
@@ -61,7 +61,7 @@ def test_what_was_taken_before_it_broke_is_back(
 @pytest.mark.parametrize("sync", LEVELS)
 def test_many_are_taken_around_what_is_damaged_and_with_their_tries(tmp_path: Path, sync: str) -> None:
     bodies = [b"body %04d" % number for number in range(2 * RUN + 3)]
-    with bare_space(tmp_path, sync) as made:
+    with bare_space(tmp_path, sync, definitions=A_FILE_EACH) as made:
         with made.connect() as connection:
             connection.enqueue_many("q", bodies)
             connection.commit()
