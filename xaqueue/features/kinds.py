@@ -15,6 +15,7 @@ from xaqueue.features.retries.kind import TriesKind
 from xaqueue.features.scrub.scrub import ScrubKind
 from xaqueue.features.snapshots.restored import RestoredKind
 from xaqueue.features.streams.kind import StreamKind
+from xaqueue.features.topics.format import FormatKind
 
 KINDS: tuple[RecordKind, ...] = (
     CounterKind(),
@@ -26,4 +27,5 @@ KINDS: tuple[RecordKind, ...] = (
     RestoredKind(),
     ScrubKind(),
     ReplicaKind(),
+    FormatKind(),
 )

@@ -38,7 +38,7 @@ from xaqueue.features.snapshots.chores import PruneJournal, TakeSnapshots
 from xaqueue.features.snapshots.manifest import KEPT_JOURNAL, MANIFEST
 from xaqueue.features.snapshots.options import policy_of
 from xaqueue.features.streams.cleanup import Clear
-from xaqueue.features.topics import blocks
+from xaqueue.features.topics import blocks, format
 from xaqueue.features.topics.hollow import Hollow
 
 
@@ -91,6 +91,7 @@ class Whole(Features):
 
     def closed(self, space: Space) -> None:
         counters.write(space, closed=True)
+        format.closed(space)
 
 
 WHOLE = Whole()

@@ -23,10 +23,9 @@ from xaqueue.core.engine import quarantine
 from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
-from xaqueue.core.model.block import FORMAT_VERSION
 from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.model.definitions import parse as parse_definitions
-from xaqueue.core.model.format import check_committed, parse, read_format
+from xaqueue.core.model.format import VERSIONS, check_committed, parse, read_format
 from xaqueue.core.owner.chores import NEVER, Chore
 from xaqueue.core.owner.definitions_file import hardening_of, usable_definitions
 from xaqueue.core.owner.open import Held, attach, is_owned, reason_of, refusal
@@ -255,7 +254,7 @@ class Rehearsal(Site):
         root, fs, found = self.root, self._fs, None
         with suppress(OSError):  # it may have been made here
             found = parse(fs.read(layout.FORMAT).decode("utf-8", "replace"))
-        if found is None or found.version != FORMAT_VERSION:
+        if found is None or found.version not in VERSIONS:
             found = read_format(root)
         definitions = self._definitions()
         find_group(definitions.readers)

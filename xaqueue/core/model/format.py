@@ -18,6 +18,9 @@ from xaqueue.core.storage.regular import DAMAGE, FOLLOW, read_at_most
 from xaqueue.errors import InvalidArgument, SpaceError
 
 FORMAT_BYTES = 4096
+WITH_BLOCKS = 2
+"""Of a space that may have blocks of many messages: nothing else is other than in ``FORMAT_VERSION``."""
+VERSIONS = (FORMAT_VERSION, WITH_BLOCKS)
 _SIGNS = (layout.OWNER, layout.LOCK, layout.JOURNAL, layout.RESERVE, layout.OPERATORS, layout.ARCHIVE)
 """What an owner makes; a directory that was only begun to be made a space has none of it."""
 
@@ -60,9 +63,9 @@ def read_format(path: str | os.PathLike[str], *, is_expected: bool = False) -> F
             f"{root / layout.FORMAT} is damaged: 'xaqueue <version> <name> <id>' is wanted, not {text!r}; nothing was "
             f"changed. {_advice(root)}"
         )
-    if found.version != FORMAT_VERSION:
+    if found.version not in VERSIONS:
         raise SpaceError(
-            f"{root} has format {found.version}; this xaqueue reads format {FORMAT_VERSION}: use a newer one"
+            f"{root} has format {found.version}; this xaqueue reads formats up to {WITH_BLOCKS}: use a newer one"
         )
     return found
 

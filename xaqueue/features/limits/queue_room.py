@@ -20,7 +20,6 @@ from xaqueue.core.model.entry import Entry, MessageBlock
 from xaqueue.core.model.message_block import Table, decode_table
 from xaqueue.core.model.queue import Queue
 from xaqueue.errors import DamagedBlock, QueueFull
-from xaqueue.message import MessageId
 from xaqueue.features.limits.limits import QueueLimits
 
 LOOK_S = 0.5
@@ -158,7 +157,7 @@ def size_of(space: Space, queue: Queue, entry: Entry) -> int:
     return space.size_of(queue.path_of(entry)) // (max(block.left, 1) if block is not None else 1)
 
 
-def each_alone(table: Table) -> dict[MessageId, int]:
+def each_alone(table: Table) -> dict[bytes, int]:
     """What counts for the messages of a block: the bytes that each had in a file of its own."""
     own = PREFIX_BYTES + len(table.packed)
     return {one: own + size for one, size in zip(table.message_ids(), table.sizes, strict=True)}

@@ -31,6 +31,7 @@ from xaqueue.core.model.message_block import MOST_BYTES, decode_table, encode
 from xaqueue.core.model.queue import Queue
 from xaqueue.errors import DamagedBlock, InvalidArgument
 from xaqueue.features.limits.queue_room import each_alone
+from xaqueue.features.topics.format import says_blocks
 from xaqueue.message import Message, MessageId, stored_message
 
 FEWEST, MOST = 16, 1000
@@ -62,7 +63,7 @@ def add(
     each. is_given: the queue may have some of these ids already. Raises as ``messages.add``."""
     if len(ids) < FEWEST or queue.definition.blocks != MANY or branch.riders not in ((), (many.TOGETHER,)):
         return 0
-    if len(max(bodies, key=len)) > MOST_BODY_BYTES:
+    if len(max(bodies, key=len)) > MOST_BODY_BYTES or not says_blocks(space):
         return 0
     done = 0
     for piece in _pieces(packed, list(map(len, bodies))):
@@ -88,7 +89,7 @@ def merge(space: Space, branch: Branch) -> None:
         added = [one for one in of_queue if one.kind in ADDS] if name in names else ()
         for says, group in groupby(added, _says):
             run = [*group]
-            if says is None or len(run) < FEWEST:
+            if says is None or len(run) < FEWEST or not says_blocks(space):
                 continue
             heads, bodies = zip(*map(_content, run), strict=True)
             packed = [head[PREFIX_BYTES:] for head in heads]

@@ -186,7 +186,8 @@ def test_files_of_a_branch_are_synced_together(bare: BareSpace, two_phase: bool)
 def test_on_a_full_disk_a_large_branch_in_memory_ends_as_any_other(tmp_path: Path, two_phase: bool) -> None:
     """A prepare is rolled back, and a commit is done again once there is room."""
     bodies = [bytes(100 * KiB)] * 70
-    with bare_space(tmp_path / "space", "JOURNAL", definitions=A_FILE_EACH) as bare, closing(bare.connect()) as connection:
+    opened = bare_space(tmp_path / "space", "JOURNAL", definitions=A_FILE_EACH)
+    with opened as bare, closing(bare.connect()) as connection:
         connection.tpc_begin(Xid(1, b"large", b"b"))
         connection.enqueue_many("q", bodies)
         assert in_files(bare) == 0

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import xaqueue
-from support.bare_space import BareSpace, bare_space, wall_clock
+from support.bare_space import A_FILE_EACH, BareSpace, bare_space, wall_clock
 from support.crash_level import NOON_US
 from support.patience import eventually
 from support.served import ServerThread
@@ -111,7 +111,7 @@ def test_nothing_is_removed_by_a_dequeue_or_with_the_lock_held(
     tmp_path: Path, sync: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, count = Later(), 2 * cleanup.PIECE + 1
-    with bare_space(tmp_path / "s", sync, clock) as bare:
+    with bare_space(tmp_path / "s", sync, clock, A_FILE_EACH) as bare:
         expiring(bare, count)
         bare.space.settle()  # what comes and goes before that has no file
         clock.now_us += 10

@@ -284,7 +284,7 @@ def test_a_wrong_queue_space_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("xaqueue 2 orders 00000000-0000-0000-0000-000000000001\n", "has format 2; this xaqueue reads format 1"),
+        ("xaqueue 3 orders 00000000-0000-0000-0000-000000000001\n", "has format 3; this xaqueue reads formats up to 2"),
         ("xaqueue 10 orders x\n", "has format 10"),
         ("xaqueue one orders x\n", "is damaged"),
         ("otherqueue 1 orders x\n", "is damaged"),

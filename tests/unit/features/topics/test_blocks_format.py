@@ -1,0 +1,108 @@
+"""A version that knows no blocks of many messages refuses a space that may have one, as long as it may."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import xaqueue
+from support.bare_space import DURABLE, BareSpace, bare_space
+from xaqueue.core.model import format, layout
+from xaqueue.core.model.definitions import MANY, ONE, Definitions, QueueDefinition
+from xaqueue.core.model.message_name import parse_any
+from xaqueue.errors import ResourceFailed, SpaceError
+from xaqueue.features.opening import create
+
+BODIES = [b"%d" % number for number in range(20)]
+
+
+@pytest.fixture(params=["NONE", DURABLE, "JOURNAL"])
+def bare(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BareSpace]:
+    with bare_space(tmp_path, request.param, definitions=Definitions(default=QueueDefinition(blocks=MANY))) as made:
+        yield made
+
+
+def version(root: Path) -> int:
+    return format.read_format(root).version
+
+
+def put(bare: BareSpace) -> None:
+    with bare.connect() as connection:
+        connection.enqueue_many("q", BODIES)
+
+
+def blocks(bare: BareSpace) -> int:
+    bare.space.settle()
+    named = [parse_any(path.name) for path in bare.messages("q")]
+    return sum(one is not None and one.is_block for one in named)
+
+
+def test_the_first_block_is_written_once_the_space_says_so(bare: BareSpace) -> None:
+    with bare.connect() as connection:
+        connection.enqueue_many("q", BODIES[:3])
+    assert version(bare.root) == 1
+    calls: list[tuple[str, str]] = []
+    bare.fs.strike = lambda call, path: calls.append((call, path))  # type: ignore[method-assign]
+    put(bare)
+    assert version(bare.root) == 2
+    said = calls.index(("rename", layout.FORMAT))
+    assert not [path for _, path in calls[:said] if path.startswith(("active/", "journal/"))]
+    if bare.sync != "NONE":
+        assert calls[said + 1] == ("sync_dir", "")
+    assert blocks(bare) == 1
+
+
+def test_without_room_to_say_so_each_message_has_a_file(bare: BareSpace) -> None:
+    bare.fs.faults = {("create", f".{layout.FORMAT}"): errno.ENOSPC}
+    put(bare)
+    assert (version(bare.root), blocks(bare), bare.take("q")) == (1, 0, BODIES)
+    bare.fs.faults = {}
+    put(bare)
+    assert (version(bare.root), blocks(bare), bare.take("q")) == (2, 1, BODIES + BODIES)
+
+
+def test_a_disk_that_fails_meanwhile_fences(bare: BareSpace) -> None:
+    bare.fs.faults = {("rename", layout.FORMAT): errno.EIO}
+    with pytest.raises(ResourceFailed):
+        put(bare)
+    assert bare.space.failure is not None
+
+
+def test_a_block_that_came_with_an_older_line_is_said_at_open(bare: BareSpace) -> None:
+    """As of a restore to a moment, or of a promoted replica."""
+    put(bare)
+    line = (bare.root / layout.FORMAT).read_text()
+    (bare.root / layout.FORMAT).write_text(line.replace(" 2 ", " 1 "))
+    bare.reopen()
+    assert (bare.root / layout.FORMAT).read_text() == line
+
+
+def drained(root: Path, left: int) -> int:
+    """What it says after a close with so many messages left, and with a file for each from here on."""
+    with xaqueue.connect(root) as connection:
+        connection.define("q", blocks=ONE)
+        assert len(connection.dequeue_many("q", len(BODIES) - left)) == len(BODIES) - left
+    return version(root)
+
+
+def test_the_way_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "space"
+    create(root)
+    (root / layout.QUEUES).write_text('[queues.q]\nblocks = "many"\n')
+    with xaqueue.connect(root) as connection:
+        connection.enqueue_many("q", BODIES)
+    with monkeypatch.context() as older:
+        older.setattr(format, "VERSIONS", (1,))
+        with pytest.raises(SpaceError, match=r"has format 2; .* use a newer one"):
+            xaqueue.connect(root)
+    assert drained(root, 1) == 2
+    with xaqueue.connect(root) as connection:
+        assert connection.dequeue("q").body == BODIES[-1]  # type: ignore[union-attr]
+    assert version(root) == 1
+    with xaqueue.connect(root) as connection:
+        connection.define("q", blocks=MANY)
+        connection.enqueue_many("q", BODIES)
+    assert drained(root, 0) == 1
