@@ -77,11 +77,13 @@ def expand(space: Space, branch: Branch) -> None:
     with space.lock:
         for written in [*branch.blocks] if TOGETHER in branch.riders else ():
             if written.kind is Kind.DEQUEUE and type(written.entry) is Run:
-                branch.blocks.remove(written)
-                for entry in space.queues[written.queue].index.expand(written.entry):
-                    branch.numbers += 1
-                    one = Written(branch.numbers, Kind.DEQUEUE, written.queue, entry.message_id, 0, entry)
-                    branch.blocks.append(one)
+                name, at = written.queue, branch.blocks.index(written)
+                singles = [
+                    Written(number, Kind.DEQUEUE, name, entry.message_id, 0, entry)
+                    for number, entry in enumerate(space.queues[name].index.expand(written.entry), branch.numbers + 1)
+                ]
+                branch.numbers += len(singles)
+                branch.blocks[at : at + 1] = singles
 
 
 def publish(space: Space, queue: Queue, run: Run, kind: Kind) -> None:

@@ -147,7 +147,6 @@ def _message(message_id: MessageId, queue: str, seq: int, packed: bytes, body: b
 
 def return_taken(space: Space, branch: Branch, name: str, taken: Collection[bytes]) -> None:
     """These messages, which the branch has taken, are back in the queue."""
-    many.expand(space, branch)
     for written in reversed(branch.blocks):  # another session may be at work in the branch
         if written.kind is Kind.DEQUEUE and written.queue == name and written.message_id in taken:
             return_last(space, branch, [written])

@@ -91,7 +91,6 @@ class QueueIndex(DeliveryOrder):
             if taken is not None:
                 taken.locked = False
             self.begin_again()
-            self.locked = sum(one.locked for one in self._entries.values())
             if taken is not None and taken.line is not None:
                 taken.line.come_back(taken.seq)
             raise
@@ -108,10 +107,19 @@ class QueueIndex(DeliveryOrder):
         head = self.next_plain
         if head < 0 or self._delayed or self.lines.by_name:
             return None
-        run = self._runs[head] = Run(self._packed.take_run(last, count), seq=head)
-        run.locked = True
-        self.locked += len(run.ids)
+        try:
+            run = self._runs[head] = Run(self._packed.take_run(last, count), seq=head)
+            run.locked = True
+            self.locked += len(run.ids)
+        except BaseException:  # an interrupt
+            self._runs.pop(head, None)
+            self.begin_again()
+            raise
         return run
+
+    def begin_again(self) -> None:
+        super().begin_again()
+        self.locked = sum(one.locked for one in self._entries.values())
 
     def _lines_are_clear(self, now: int) -> bool:
         """Whether nothing that is to leave stands in a line: it might hold back what comes up before it."""
@@ -180,7 +188,11 @@ class QueueIndex(DeliveryOrder):
         return not entry.locked and self.lock(entry.message_id) is entry
 
     def release(self, entry: Entry) -> None:
-        """A locked message is back where it was."""
+        """A locked message is back where it was, or those of a run are."""
+        if type(entry) is Run:
+            for one in self.expand(entry):
+                self.release(one)
+            return
         if entry.locked:  # else an interrupt came between
             entry.locked = False
             self.locked -= 1
@@ -261,9 +273,10 @@ class QueueIndex(DeliveryOrder):
 
     def remove_run(self, run: Run) -> None:
         """As ``remove`` of all of these."""
-        for entry in run.entries:
-            self.remove(entry)
-        if not run.entries:
+        if run.seq in self._entries:
+            for entry in self.expand(run):
+                self.remove(entry)
+        else:
             del self._runs[run.seq]
             deque(map(self._seqs.pop, run.ids), 0)
             self.locked -= len(run.ids)

@@ -79,6 +79,7 @@ class DeliveryOrder:
 
     def begin_again(self) -> None:
         """Behind an interrupt in the middle of it: it is made anew of who is here by which number."""
+        self.expand_all()
         self._packed = PackedRows(self.order is Order.LIFO)
         for seq, message_id in sorted((seq, one) for one, seq in self._seqs.items() if seq not in self._entries):
             self._packed.add(seq, MessageId(message_id))
@@ -119,11 +120,13 @@ class DeliveryOrder:
 
     def expand(self, run: Run) -> Sequence[Entry]:
         """From here on each of these is one by itself."""
-        if self._runs.pop(run.seq, None) is run:
-            run.entries = [Entry(seq, message_id) for seq, message_id in enumerate(run.ids, run.seq)]
-            for entry in run.entries:
+        if self._runs.get(run.seq) is run:
+            entries = [Entry(seq, message_id) for seq, message_id in enumerate(run.ids, run.seq)]
+            for entry in entries:
                 entry.locked = True
-                self._entries[entry.seq] = entry
+            self._entries.update(zip(range(run.seq, run.seq + len(entries)), entries, strict=True))
+            run.entries = entries  # where an interrupt comes before, it is done once more
+            del self._runs[run.seq]
         return run.entries
 
     def expand_all(self) -> None:

@@ -223,7 +223,7 @@ def take(space: Space, branch: Branch, name: str, count: int, most_bytes: float,
         block = _next(space, branch, queue)
     if block is None or count < FEWEST_TAKEN:
         return []
-    written = Written(0, Kind.DEQUEUE, name, NO_MESSAGE, 0)
+    written, run = Written(0, Kind.DEQUEUE, name, NO_MESSAGE, 0), None
     taken.append(written)
     with suppress(DamagedBlock, OSError):
         table, data = many.opened(space, block)
@@ -231,20 +231,21 @@ def take(space: Space, branch: Branch, name: str, count: int, most_bytes: float,
             if _next(space, branch, queue) is block:
                 at = queue.index.head - block.named.first
                 count = min(count, bisect_left(table.offsets, table.offsets[at] + most_bytes, at + 1) - at)
-                written.entry = queue.index.take_run(block.named.last, count)
-            if isinstance(run := written.entry, Run):
+                written.entry = run = queue.index.take_run(block.named.last, count)
+            if run is not None:
+                if many.TOGETHER not in branch.riders:
+                    branch.riders = (*branch.riders, many.TOGETHER)
                 written.message_id = run.message_id
                 branch.numbers = written.number = branch.numbers + 1
                 branch.blocks.append(written)
-                if many.TOGETHER not in branch.riders:
-                    branch.riders = (*branch.riders, many.TOGETHER)
-        if isinstance(run, Run):
+        if run is not None:
             begin, end = run.seq - block.named.first, run.seq - block.named.first + len(run.ids)
             bodies, seqs = table.bodies(data, begin, end), range(run.seq, run.seq + len(run.ids))
             stored = map(table.stored, range(begin, end)) if table.own else repeat(stored_in(table.packed))
             return [*map(stored_message, run.ids, repeat(name), seqs, bodies, stored)]
+    if run is not None:
+        taking.return_entry(space, branch, written)
     taken.remove(written)
-    taking.return_taken(space, branch, name, written.ids)
     return []
 
 

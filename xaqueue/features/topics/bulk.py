@@ -18,7 +18,7 @@ from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.block import NO_MESSAGE, Kind, head_of, pack_properties
 from xaqueue.core.model.branch import Branch, Written
-from xaqueue.core.model.entry import Entry, Run
+from xaqueue.core.model.entry import Entry
 from xaqueue.core.model.message_name import tags_of
 from xaqueue.core.storage.ids import fresh_id, fresh_ids
 from xaqueue.errors import ConnectionLost, Error, InvalidArgument, RolledBack
@@ -184,11 +184,8 @@ def _take_many(
                 most_bytes -= sum([len(message.body) for message in some])
             space.log.take(branch, taken, space.epoch)
         except BaseException:
-            ids = {message_id for written in taken for message_id in written.ids}
             for written in reversed(taken):
-                if not isinstance(written.entry, Run):
-                    taking.return_last(space, branch, [written])
-            taking.return_taken(space, branch, queue, ids)  # of those that were taken together
+                taking.return_last(space, branch, [written])
             raise
         return found
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 
 from xaqueue.access import NOTHING, TRANSACT_OR_LOCAL
-from xaqueue.core.engine import many, taking
+from xaqueue.core.engine import taking
 from xaqueue.core.engine.log import HELD_BYTES
 from xaqueue.core.engine.session import Session
 from xaqueue.core.model.block import Kind
@@ -124,7 +124,6 @@ def return_unseen(self: Session, xid: Xid) -> None:
     with self._work() as branch:
         if branch.xid != xid:
             raise ProtocolError(f"the session is in branch {branch.xid}: it has nothing of {xid} to be returned")
-        many.expand(self.space, branch)
         for written in branch.blocks[::-1]:
             if written.kind is Kind.DEQUEUE:
                 taking.return_last(self.space, branch, [written])
