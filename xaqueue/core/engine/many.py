@@ -30,17 +30,15 @@ from xaqueue.core.model.block import (
 from xaqueue.core.model.branch import Branch, Call, Rider, Written
 from xaqueue.core.model.change import DROP, PUT, Change, CoreStep, Op
 from xaqueue.core.model.entry import Entry, MessageBlock, Run
-from xaqueue.core.model.message_block import (
-    Table,
-    check_block,
-    decode_table,
-    encode_gone,
-)
+from xaqueue.core.model.message_block import Table, check_block, decode_table, encode_gone
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.model.records import files_of
 from xaqueue.core.storage.fs import discard
 from xaqueue.errors import DamagedBlock
 from xaqueue.message import properties_in
+
+KEPT = 8
+"""Blocks of a space, of 1 MiB at most, that stay in memory because somebody has just read them."""
 
 
 def number(queue: Queue, run: Run, arrivals: list[tuple[str, int]]) -> str:
@@ -106,21 +104,25 @@ def publish(space: Space, queue: Queue, run: Run, kind: Kind) -> None:
     space.log.changed_queues[queue.name] = queue
 
 
+class _Opened(list[MessageBlock]):
+    """The blocks of a space that were read last, or are gone since then."""
+
+
 def opened(space: Space, block: MessageBlock, *, may_wait: bool = True) -> tuple[Table, bytes]:
-    """Its table and all of it; of each queue the block that was read last is kept. Raises DamagedBlock, OSError."""
-    found = block.opened
-    if found is None:
-        data = space.log.read(block.path, may_wait=may_wait)
-        try:
-            table = decode_table(data)
-        except DamagedBlock:
-            table, data = block_files.read_messages(space.fs, block.queue, block.named)  # by the copy of its table
-        check_block(table, block.queue, block.named)
-        queue = space.queues[block.queue]
-        last, queue.opened = queue.opened, block
-        if last is not None and last is not block:
-            last.opened = None
-        found = block.opened = table, data
+    """Its table and all of it. Raises DamagedBlock, OSError."""
+    if (found := block.opened) is not None:
+        return found
+    data = space.log.read(block.path, may_wait=may_wait)
+    try:
+        table = decode_table(data)
+    except DamagedBlock:
+        table, data = block_files.read_messages(space.fs, block.queue, block.named)  # by the copy of its table
+    check_block(table, block.queue, block.named)
+    kept = space.memory_of(_Opened)
+    kept.append(block)
+    if len(kept) > KEPT:
+        kept.pop(0).opened = None
+    block.opened = found = table, data
     return found
 
 
@@ -166,7 +168,6 @@ def set_aside(space: Space, queue: Queue, entry: Entry, reason: str, *, is_whole
         space.log.sync_contents([aside])
         quarantine.move(space.fs, aside, reason, space.now_us(), stood=path)
     space.log.sync_names((layout.QUARANTINE,))
-
     space.log.perform(partial(removal, space, queue, [entry]))
     space.report.quarantined.append(f"{path}: {reason}")
     log.error("[quarantined] message %s of %s: %s", entry.message_id.hex(), block.path, reason)
@@ -175,9 +176,7 @@ def set_aside(space: Space, queue: Queue, entry: Entry, reason: str, *, is_whole
 
 def removal(space: Space, queue: Queue, entries: Sequence[Entry]) -> Change:
     """The plan of a step in which these messages leave, and nobody gets them."""
-    ops: list[Op] = []
-    rest: list[Op] = []
-    taken: dict[MessageBlock, int] = {}
+    ops, rest, taken = list[Op](), list[Op](), dict[MessageBlock, int]()
     for entry in entries:
         paths = files_of(queue.name, entry)
         rest += [(DROP, path) for path in (paths[1:] if queue.blocks and takes(queue, entry, taken) else paths)]

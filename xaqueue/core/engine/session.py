@@ -223,7 +223,8 @@ class Session(Association):
 
     def remove(self, queue: str, message_id: bytes) -> bool:
         with self._work() as branch:
-            return taking.remove(self.space, branch, check_queue_name(queue), id_of(message_id))
+            name, wanted = check_queue_name(queue), id_of(message_id)
+            return taking.dequeue(self.space, branch, name, 0.0, wanted, None, even_early=True) is not None
 
     def restore(self, queue: str, message: Message) -> bool:
         with self._work() as branch:

@@ -16,7 +16,7 @@ from xaqueue.core.engine.state import Space, log
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import NO_MESSAGE, Kind, check_message, decode, split_message, stored_in
 from xaqueue.core.model.branch import Branch, Written
-from xaqueue.core.model.entry import Entry
+from xaqueue.core.model.entry import Entry, Run
 from xaqueue.core.model.message_name import correlation_hash
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.model.records import files_of
@@ -86,11 +86,6 @@ def dequeue(
     return None
 
 
-def remove(space: Space, branch: Branch, name: str, message_id: bytes) -> bool:
-    """Takes a message for good, whatever it waits for; see ``ResourceManager.remove``."""
-    return dequeue(space, branch, name, 0.0, message_id, None, even_early=True) is not None
-
-
 def _bytes_of(correlation_id: bytes | str | None) -> bytes | None:
     if isinstance(correlation_id, str) and is_text(correlation_id):
         return correlation_id.encode()
@@ -143,13 +138,6 @@ def _message(message_id: MessageId, queue: str, seq: int, packed: bytes, body: b
     if tries:
         stored["tries"] = tries
     return stored_message(message_id, queue, seq, body, stored)
-
-
-def return_taken(space: Space, branch: Branch, name: str, taken: Collection[bytes]) -> None:
-    """These messages, which the branch has taken, are back in the queue."""
-    for written in reversed(branch.blocks):  # another session may be at work in the branch
-        if written.kind is Kind.DEQUEUE and written.queue == name and written.message_id in taken:
-            return_last(space, branch, [written])
 
 
 def browse(space: Space, name: str, limit: int | None, id_digits: str = "") -> Iterator[Message]:
@@ -342,7 +330,8 @@ def return_entry(space: Space, branch: Branch, written: Written, *, gone: bool =
             if queue.consumed(entry):
                 space.has_consumed()
         else:
-            queue.index.release(entry)
+            for one in queue.index.expand(entry) if type(entry) is Run else (entry,):
+                queue.index.release(one)
             queue.arrived.notify_all()  # somebody may have passed it over
         written.entry = None
 

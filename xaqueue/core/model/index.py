@@ -188,11 +188,7 @@ class QueueIndex(DeliveryOrder):
         return not entry.locked and self.lock(entry.message_id) is entry
 
     def release(self, entry: Entry) -> None:
-        """A locked message is back where it was, or those of a run are."""
-        if type(entry) is Run:
-            for one in self.expand(entry):
-                self.release(one)
-            return
+        """A locked message is back where it was."""
         if entry.locked:  # else an interrupt came between
             entry.locked = False
             self.locked -= 1

@@ -117,8 +117,6 @@ class Queue:
         """Ranges whose directory is known to be there."""
         self.blocks: dict[int, list[MessageBlock]] = {}
         """By range its blocks of many messages, in the order of their numbers."""
-        self.opened: MessageBlock | None = None
-        """The one that was read last."""
 
     def define(self, definition: QueueDefinition) -> None:
         """It behaves so from here on."""
@@ -320,8 +318,7 @@ class Queue:
     def forget_block(self, block: MessageBlock) -> None:
         """It is gone."""
         number = block.named.first >> RANGE_BITS
-        if self.opened is block:
-            self.opened = None
+        block.opened = None
         self.blocks[number].remove(block)
         if not self.blocks[number]:
             del self.blocks[number]

@@ -16,6 +16,7 @@ import pytest
 
 from support.bare_space import BareSpace, wall_clock
 from support.interruption import interrupt
+from xaqueue.core.engine import many
 from xaqueue.core.model import layout
 from xaqueue.core.model.definitions import MANY, Definitions, QueueDefinition, parse
 from xaqueue.core.model.message_name import parse_any
@@ -378,3 +379,30 @@ def test_the_last_message_takes_the_block_before_its_bitmap(bare: BareSpace, mon
     block, bitmap = (path for path in gone if path.startswith(layout.COMMITTED))
     assert parse_any(block.rpartition("/")[2]) is not None
     assert layout.GONE in bitmap
+
+
+def test_a_few_blocks_of_a_space_stay_in_memory(bare: BareSpace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of however many queues; and who takes of two by turns reads each block once."""
+    queues = [f"q{number}" for number in range(many.KEPT + 3)]
+    for queue in queues:
+        put(bare, bodies_of(20), queue)
+    bare.space.checkpoint()
+    bare.reopen()
+    read, log_read = list[str](), bare.space.log.read
+
+    def noting(path: str, **options: Any) -> bytes:
+        read.append(path)
+        return log_read(path, **options)
+
+    monkeypatch.setattr(bare.space.log, "read", noting)
+    for body in bodies_of(20)[:5]:
+        for queue in queues[:2]:
+            assert take(bare, 1, queue) == [body]
+    assert len(read) == 2
+    for queue in queues:
+        take(bare, 2, queue)
+    blocks = [bare.space.queues[queue].block_of(20) for queue in queues]
+    assert sum(block is not None and block.opened is not None for block in blocks) == many.KEPT
+    for queue in queues:
+        take(bare, 20, queue)
+    assert not any(block is None or block.opened for block in blocks)
