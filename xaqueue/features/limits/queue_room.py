@@ -14,7 +14,7 @@ from time import monotonic
 
 from xaqueue.core.engine import many
 from xaqueue.core.engine.state import Space
-from xaqueue.core.model.block import ADDS, PREFIX_BYTES, Kind
+from xaqueue.core.model.block import ADDS, PREFIX_BYTES, Kind, pack
 from xaqueue.core.model.branch import Branch
 from xaqueue.core.model.entry import Entry, MessageBlock
 from xaqueue.core.model.message_block import Table, decode_table
@@ -159,8 +159,10 @@ def size_of(space: Space, queue: Queue, entry: Entry) -> int:
 
 def each_alone(table: Table) -> dict[bytes, int]:
     """What counts for the messages of a block: the bytes that each had in a file of its own."""
-    own = PREFIX_BYTES + len(table.packed)
-    return {one: own + size for one, size in zip(table.message_ids(), table.sizes, strict=True)}
+    heads = [PREFIX_BYTES + len(table.packed)] * table.count
+    for index in table.own:
+        heads[index] = PREFIX_BYTES + len(pack(table.stored(index)))
+    return {one: head + size for one, head, size in zip(table.message_ids(), heads, table.sizes, strict=True)}
 
 
 def _left(space: Space, branch: Branch, limits: QueueLimits, began: float) -> tuple[float, str]:

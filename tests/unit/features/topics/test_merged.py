@@ -18,6 +18,7 @@ from xaqueue.core.model.definitions import Definitions, parse
 from xaqueue.core.model.message_block import MOST_BYTES
 from xaqueue.core.model.message_name import parse_any
 from xaqueue.errors import QueueFull
+from xaqueue.features.limits.queue_room import room_of
 from xaqueue.features.session import Session
 from xaqueue.features.topics import blocks
 from xaqueue.features.topics.blocks import FEWEST, MOST, MOST_BODY_BYTES
@@ -43,6 +44,7 @@ dedup_window_s = 60
 [queues.small]
 blocks = "{0}"
 max_messages = 30
+max_bytes = 1000000
 [topics.t]
 [queues.a]
 blocks = "{0}"
@@ -275,6 +277,23 @@ def test_a_limit_counts_each(bare: BareSpace) -> None:
     with pytest.raises(QueueFull):
         connection.enqueue("small", b"")
     connection.rollback()
+
+
+def test_a_limit_in_bytes_counts_each_as_alone(bare: BareSpace) -> None:
+    """Whatever properties it has of its own, and after the next open."""
+    connection = bare.connect()
+    for place in range(20):
+        connection.enqueue("small", number_of(place), headers={"a": "x" * place})
+    before = room_of(bare.space.queue("small"))
+    connection.commit()
+    assert files(bare, "small") == [20]
+    bare.reopen()
+    queue = bare.space.queue("small")
+    after = room_of(queue)
+    assert before is not None
+    assert after is not None
+    after.measure(bare.space, queue)
+    assert after.size_bytes == before.size_bytes > 0
 
 
 def publish(connection: Connection, topic: str, **options: Any) -> list[bytes]:
