@@ -18,9 +18,9 @@ from xaqueue.core.engine import heuristics, quarantine
 from xaqueue.core.engine.heuristics import Decision
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import ADDS, Head, Kind, decode, unpack_list
-from xaqueue.core.model.block_files import listed, read_block, read_checked, read_table
+from xaqueue.core.model.block_files import ids_taken, listed, read_block, read_checked
 from xaqueue.core.model.branch import HEURISTICS
-from xaqueue.core.model.message_block import decode_table, read_taken
+from xaqueue.core.model.message_block import decode_table
 from xaqueue.core.recovery import prepared
 from xaqueue.core.recovery.prepared import Holds, PreparedBranch, Verdict
 from xaqueue.core.storage.fs import FileSystem
@@ -134,11 +134,9 @@ def _messages_of(fs: FileSystem, path: str, head: Head) -> list[BranchMessage]:
         if head.kind is Kind.MESSAGES:
             table = decode_table(read_checked(fs, path))
             return list(map(partial(BranchMessage, queue), table.message_ids(), table.sizes))
-        taken = read_taken(head.properties)
-        if taken is not None and taken[1].bit_count() > 1:
-            ids = read_table(fs, queue, taken[0]).message_ids()
-            return [BranchMessage(queue, one) for index, one in enumerate(ids) if taken[1] >> index & 1]
-    return [BranchMessage(queue, head.message_id, None if head.kind is Kind.DEQUEUE else head.size_bytes)]
+    if head.kind is Kind.DEQUEUE:
+        return [BranchMessage(queue, one) for one in ids_taken(fs, head)]
+    return [BranchMessage(queue, head.message_id, head.size_bytes)]
 
 
 def _holds(fs: FileSystem) -> Holds:

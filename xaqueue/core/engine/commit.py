@@ -60,8 +60,6 @@ def prepare(space: Space, branch: Branch, *, performs: bool = True) -> tuple[Cha
     Returns its change and the publication of that, which are the caller's to give to the log where it ``performs`` them
     not. Raises DiskFull without room; then the branch can only be rolled back.
     """
-    if branch.riders:
-        many.expand(space, branch)
     if len(branch.blocks) >= MANY:
         space.features.merge(space, branch)
     blocks, suffix = branch.blocks, FIRST

@@ -27,7 +27,7 @@ from xaqueue.core.model.block import (
     pack_properties,
     split_message,
 )
-from xaqueue.core.model.branch import Branch, Call, Rider, Written
+from xaqueue.core.model.branch import Branch, Rider, Written
 from xaqueue.core.model.change import DROP, PUT, Change, CoreStep, Op
 from xaqueue.core.model.entry import Entry, MessageBlock, Run
 from xaqueue.core.model.message_block import Table, check_block, decode_table, encode_gone
@@ -62,16 +62,12 @@ class _Together(Rider):
 
     acts = False
 
-    def decide(self, space: Space, branch: Branch, call: Call) -> None:
-        if call is not Call.COMMIT:
-            expand(space, branch)
-
 
 TOGETHER = _Together()
 
 
 def expand(space: Space, branch: Branch) -> None:
-    """What it has taken together it has taken one by one from here on: all but a commit in one phase see it so."""
+    """What it has taken together it has taken one by one from here on: whoever undoes it sees it so, or a part."""
     with space.lock:
         for written in [*branch.blocks] if TOGETHER in branch.riders else ():
             if written.kind is Kind.DEQUEUE and type(written.entry) is Run:
@@ -80,6 +76,7 @@ def expand(space: Space, branch: Branch) -> None:
                     Written(number, Kind.DEQUEUE, name, entry.message_id, 0, entry)
                     for number, entry in enumerate(space.queues[name].index.expand(written.entry), branch.numbers + 1)
                 ]
+                singles[0].path, written.path = written.path, ""  # the file of all, where there is one
                 branch.numbers += len(singles)
                 branch.blocks[at : at + 1] = singles
 

@@ -20,6 +20,7 @@ from xaqueue.core.model.block import (
     HEAD_READ_BYTES,
     MESSAGE_BYTES,
     NO_TRY,
+    Head,
     Kind,
     head_of,
     pack_properties,
@@ -34,13 +35,14 @@ from xaqueue.core.model.message_block import (
     decode_copy,
     decode_gone,
     decode_table,
+    read_taken,
 )
 from xaqueue.core.model.message_name import Named
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage.fs import NO_LINK, FileSystem, is_damage
 from xaqueue.core.storage.regular import NO_DIRECTORY, NO_FILE, READ, open_regular, read_up_to
 from xaqueue.errors import DamagedBlock
-from xaqueue.message import Properties
+from xaqueue.message import MessageId, Properties
 
 AHEAD = 128
 """Files a group."""
@@ -156,6 +158,16 @@ def read_table(fs: FileSystem, queue: str, named: Named) -> Table:
         return read_messages(fs, queue, named)[0]
     check_block(table, queue, named)
     return table
+
+
+def ids_taken(fs: FileSystem, head: Head) -> list[MessageId]:
+    """Of the messages that the block of a dequeue names; of a block that is gone or damaged that of the first."""
+    found, taken = [head.message_id], read_taken(head.properties)
+    if taken is not None and taken[1].bit_count() > 1:
+        with suppress(DamagedBlock, FileNotFoundError):
+            table = read_table(fs, head.properties.queue, taken[0])
+            found += [table.message_id(index) for index in table.left(0) if taken[1] >> index & 1]
+    return [*dict.fromkeys(found)]
 
 
 def damage_of(fs: FileSystem, path: str, error: OSError) -> Exception:

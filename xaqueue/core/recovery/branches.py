@@ -19,6 +19,7 @@ from xaqueue.core.engine.directory_log import STAGED
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import ADDS, NO_MESSAGE, NO_TRY, Head, Kind
+from xaqueue.core.model.block_files import ids_taken
 from xaqueue.core.model.branch import Branch, Damaged, State, Written
 from xaqueue.core.model.entry import Entry, MessageBlock, Run
 from xaqueue.core.model.layout import ACTIVE, COMMIT, FIRST, PREPARED, RANGE_BITS
@@ -112,8 +113,12 @@ class Branches:
         return message_id in self._space.queue(queue).index
 
     def _is_done(self, head: Head) -> bool:
-        """Whether its message has come, or gone."""
-        return self._holds(head.properties.queue, head.message_id) is not (head.kind is Kind.DEQUEUE)
+        """Whether its message has come, or all that it takes are gone."""
+        queue, taken = head.properties.queue, head.kind is Kind.DEQUEUE
+        return (
+            any(self._holds(queue, one) for one in (ids_taken(self._fs, head) if taken else [head.message_id]))
+            is not taken
+        )
 
     def _in_doubt(self, found: PreparedBranch) -> Branch:
         """A branch in doubt: what it removes is locked, what is damaged is set aside and noted."""
@@ -137,24 +142,26 @@ class Branches:
 
     def _add(self, branch: Branch, path: str, head: Head) -> None:
         queue = self._space.queue(head.properties.queue)
-        entry: Entry | None
+        entries: list[Entry] = []
         if head.kind is Kind.MESSAGES:
             table = decode_table(self._fs.read(path))
             ids, tags = table.message_ids(), map(table.tags_of, range(table.count))
-            entry = Run(ids, entries=() if table.is_plain else [*map(Entry, repeat(0), ids, tags)])
-            queue.pending.update(entry.ids)
+            entries = [Run(ids, entries=() if table.is_plain else [*map(Entry, repeat(0), ids, tags)])]
+            queue.pending.update(ids)
         elif head.kind is Kind.DEQUEUE:
-            entry = queue.index.lock(head.message_id)
-            if entry is not None:
+            entries = [entry for one in ids_taken(self._fs, head) if (entry := queue.index.lock(one)) is not None]
+            for entry in entries:
                 entry.tries = head.properties.tries  # its rollback, cut off, may have counted it
         else:
-            entry = Entry(0, head.message_id, tags_of(head.properties))
+            entries = [Entry(0, head.message_id, tags_of(head.properties))]
             queue.pending.add(head.message_id)
         number = int(path.rpartition(".")[2]) or 1
-        written = Written(number, head.kind, queue.name, head.message_id, head.checksum, entry)
-        written.path = path
-        written.is_try = NO_TRY not in head.properties.unknown
-        branch.blocks.append(written)
+        for entry in entries or (None,):
+            message_id = entry.message_id if entry is not None else head.message_id
+            written = Written(number, head.kind, queue.name, message_id, head.checksum, entry)
+            written.path, path = path, ""  # of many that were taken together the first has it
+            written.is_try = NO_TRY not in head.properties.unknown
+            branch.blocks.append(written)
 
     def _roll_forward(self, found: PreparedBranch, files: Mapping[str, str]) -> None:
         """What is left to do of a branch that is committed, from wherever each of its blocks is found."""

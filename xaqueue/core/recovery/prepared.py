@@ -7,13 +7,14 @@ moved on, and raises FileNotFoundError out of ``survey`` so that the caller look
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 
 from xaqueue.core.engine import quarantine
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import ADDS, HEAD_READ_BYTES, NOTHING, Head, Kind, Listed, verify
-from xaqueue.core.model.block_files import listed, read_checked
+from xaqueue.core.model.block_files import ids_taken, listed, read_checked
 from xaqueue.core.model.layout import ACTIVE, COMMIT, FIRST, numbered
 from xaqueue.core.model.message_block import read_taken
 from xaqueue.core.model.record_kinds import RecordKinds
@@ -151,12 +152,26 @@ class _Survey:
         status.prepared_at = self.fs.modified_ns(path) // 1000
         status.leftovers.append((path, "its branch is committed: to be rolled forward"))
         for number, row in enumerate(rows, 1):
-            if numbered(number) in self.files and row != NOTHING and not self._is_done(row):
-                self._block(status, numbered(number), row)
+            suffix = numbered(number)
+            if suffix in self.files and row != NOTHING and not self._is_done(row, self.files[suffix]):
+                self._block(status, suffix, row)
 
-    def _is_done(self, row: Listed) -> bool:
-        """Whether the message came or went: then a block of that number may be of a later life of the branch."""
-        return self.holds(row.queue, row.message_id) is not (row.kind is Kind.DEQUEUE)
+    def _is_done(self, row: Listed, path: str) -> bool:
+        """Whether the message came or went, with all that went with it: then a block of that number may be of a later
+        life of the branch."""
+        if row.kind is not Kind.DEQUEUE or self.holds(row.queue, row.message_id):
+            return row.kind is not Kind.DEQUEUE and self.holds(row.queue, row.message_id)
+        with suppress(DamagedBlock):
+            head = read_head(self.fs, path)
+            return head.checksum != row.checksum or not self._taken(head)[0]
+        return True
+
+    def _taken(self, head: Head) -> tuple[list[MessageId], list[MessageId]]:
+        """Of the messages that the block of a dequeue names those that are there, and those that are gone."""
+        there, gone = list[MessageId](), list[MessageId]()
+        for message_id in ids_taken(self.fs, head):
+            (there if self.holds(head.properties.queue, message_id) else gone).append(message_id)
+        return there, gone
 
     def _first(self, status: PreparedBranch) -> None:
         path = self.files[FIRST]
@@ -172,11 +187,11 @@ class _Survey:
             self._only(status, path, first)
 
     def _only(self, status: PreparedBranch, path: str, first: Head) -> None:
-        queue, message_id = first.properties.queue, first.message_id
-        there = self.holds(queue, message_id)
-        if first.kind is Kind.DEQUEUE and not there and quarantine.has_message(self.fs, queue, message_id):
-            status.lost.append(f"message {message_id.hex()}, which {path} dequeues, is in quarantine")
-        elif there is (first.kind is not Kind.DEQUEUE):
+        queue, taken = first.properties.queue, first.kind is Kind.DEQUEUE
+        there, gone = self._taken(first) if taken else ([], [])
+        if gone and (there or self._are_aside(queue, first, gone)):
+            self._lose(status, path, queue, gone, "in quarantine")
+        elif gone or (not taken and self.holds(queue, first.message_id)):
             status.verdict = Verdict.FINISHED
             status.leftovers.append((path, "what it asks for is done: to be removed"))
         for suffix in sorted(set(self.files) - {FIRST}):
@@ -205,9 +220,22 @@ class _Survey:
 
     def _listed_block(self, status: PreparedBranch, suffix: str, row: Listed) -> None:
         head = self._block(status, suffix, row)
-        if head is not None and head.kind is Kind.DEQUEUE and not self.holds(row.queue, row.message_id):
-            gone = f"message {row.message_id.hex()} of queue {row.queue}"
-            status.lost.append(f"{gone}, which {self.files[suffix]} dequeues, is gone")
+        gone = self._taken(head)[1] if head is not None and head.kind is Kind.DEQUEUE else ()
+        if gone:
+            self._lose(status, self.files[suffix], row.queue, gone)
+
+    def _are_aside(self, queue: str, head: Head, gone: Sequence[MessageId]) -> bool:
+        """Whether all of them are in quarantine, each by itself or with the block in which they lay."""
+        taken = read_taken(head.properties)
+        if taken is not None and quarantine.has_block(self.fs, queue, taken[0].first, taken[0].message_id):
+            return True
+        return all(quarantine.has_message(self.fs, queue, one) for one in gone)
+
+    @staticmethod
+    def _lose(status: PreparedBranch, path: str, queue: str, gone: Sequence[MessageId], where: str = "gone") -> None:
+        which, more = f"message {gone[0].hex()} of queue {queue}", len(gone) - 1
+        also = f" with {more:,} others" if more else ""
+        status.lost.append(f"{which}, which {path} dequeues{also}, is {where}")
 
     def _rest(self, status: PreparedBranch) -> None:
         """Without a list: whatever of the branch can be read."""

@@ -136,7 +136,7 @@ class _Recovery:
     def _harden(self) -> None:
         """What was found of branches, and every name, becomes what is on disk."""
         branches = self.space.branches.values()
-        paths = [written.path for branch in branches for written in branch.all_blocks]
+        paths = [one.path for branch in branches for one in branch.all_blocks if one.path]
         paths += [path for kind in self.kinds for path in kind.hardened(self.space)]
         self._harden_contents(paths)
         self._sync_directories()

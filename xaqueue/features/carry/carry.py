@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from xaqueue.batch import is_of_a_batch
 from xaqueue.carried import CarriedChange, CarrierState, CarrierStatus, Pruned, decode
-from xaqueue.core.engine import commit
+from xaqueue.core.engine import commit, many
 from xaqueue.core.engine.state import Busy, Space
 from xaqueue.core.model.block import ADDS, Kind, decode_head
 from xaqueue.core.model.branch import Branch, Call, Rider, State, Written
@@ -112,6 +112,7 @@ def vote(space: Space, branch: Branch, name: str) -> CarriedChange | None:
             rider.decide(space, branch, Call.PREPARE)
     except RolledBack:
         return None  # its prepare will say so
+    many.expand(space, branch)  # the change names each
     size, queues = 0, set()
     for written in branch.blocks:
         if written.kind in ADDS:

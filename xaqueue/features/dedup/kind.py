@@ -39,7 +39,7 @@ class KeyKind(RecordKind):
         """Its list says which keys it claims; where that is lost, it is taken to claim all."""
         heads = dict(found.blocks)
         for written in branch.blocks:
-            if not written.path.endswith(f".{FIRST}"):
+            if written.path and not written.path.endswith(f".{FIRST}"):
                 row = found.rows[written.number - 1] if found.rows else None
                 key = row.key if row is not None else dedup.key_of(heads[written.path])
                 dedup.recover_key(space, branch, written, key)

@@ -8,6 +8,7 @@ from typing import Any
 
 from xaqueue.core.model import layout, records
 from xaqueue.core.model.block import NO_TRY, Head, Kind
+from xaqueue.core.model.block_files import ids_taken
 from xaqueue.core.model.branch import Branch
 from xaqueue.core.model.record_kinds import Looking, Opening, RecordKind
 from xaqueue.core.recovery.prepared import PreparedBranch
@@ -32,8 +33,9 @@ class TriesKind(RecordKind):
         """What it held was tried."""
         held = []
         for head in heads if not moving.is_own(xid) else ():
-            if head.kind is Kind.DEQUEUE and NO_TRY not in head.properties.unknown:
-                entry = space.queue(head.properties.queue).index.find(head.message_id)
+            is_try = head.kind is Kind.DEQUEUE and NO_TRY not in head.properties.unknown
+            for message_id in ids_taken(space.fs, head) if is_try else ():
+                entry = space.queue(head.properties.queue).index.find(message_id)
                 if entry is not None and not entry.locked and entry.tries <= head.properties.tries:
                     entry.tries = head.properties.tries
                     held.append((head.properties.queue, entry))
