@@ -16,7 +16,7 @@ from xaqueue.core.engine.features import Definer, Features, Gate
 from xaqueue.core.model.block import Kind
 from xaqueue.core.model.branch import Branch, State
 from xaqueue.core.model.definitions import UNDEFINED, Definitions
-from xaqueue.core.model.entry import Entry, each_of
+from xaqueue.core.model.entry import Entry
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage.scheduling import Threads
 from xaqueue.errors import Error
@@ -229,16 +229,15 @@ class Memory:
         return sum(size for size, _ in kept), sum(count for _, count in kept)
 
     def held(self) -> list[tuple[str, Entry]]:
-        """Queue and message of all that branches hold which are not prepared."""
+        """Queue and message, or run, of all that branches hold which are not prepared."""
         with self.lock:
             active = [branch for branch in self.branches.values() if branch.base is State.ACTIVE]
-            taken = [
+            return [
                 (written.queue, written.entry)
                 for branch in active
                 for written in branch.blocks
                 if written.kind is Kind.DEQUEUE and written.entry is not None
             ]
-            return [(queue, one) for queue, entry in taken for one in each_of(entry)]
 
     def outcome(self, xid: Xid, begun_by: bytes | None = None) -> Outcome:
         """What became of a branch. UNKNOWN: never started, still active, or finished too long ago.

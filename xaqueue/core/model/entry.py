@@ -74,13 +74,6 @@ class Run(Entry):
         return Named(self.seq, self.seq + len(self.ids) - 1, self.message_id)
 
 
-def each_of(entry: Entry) -> Sequence[Entry]:
-    """Of a run for looking only."""
-    if not isinstance(entry, Run):
-        return (entry,)
-    return entry.entries or [Entry(seq, message_id) for seq, message_id in enumerate(entry.ids, entry.seq)]
-
-
 class MessageBlock:
     """Of a block of many messages in ``committed/``: where they lie. All else of each is its own."""
 

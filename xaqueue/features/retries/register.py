@@ -1,11 +1,12 @@
 """A process that is killed with a message in its hands has tried it: the register of tries outlives the process.
 
 With a journal the block of a dequeue stays in memory for a moment, and goes with its process. So each dequeue adds an
-entry to the register, and one of many messages one for each: one overwrite of a file that has its room already, and no
-sync, before anybody has them. An entry says that a message had so many tries when it was taken, which stays true. It
-is never taken back: an opening that finds the message with no more tries than that, and in no branch in doubt, counts
-one more, unless a later entry says that it was handed back on purpose. Whatever was consumed, rolled back or counted
-since changes nothing then; nor do old pages that a power loss brings back, nor an opening that is itself killed.
+entry to the register, and one of many messages one for each, or for each run of neighbours: one overwrite of a file
+that has its room already, and no sync, before anybody has them. An entry says that a message had so many tries when it
+was taken, which stays true. It is never taken back: an opening that finds the message with no more tries than that, and
+in no branch in doubt, counts one more, unless a later entry says that it was handed back on purpose. Whatever was
+consumed, rolled back or counted since changes nothing then; nor do old pages that a power loss brings back, nor an
+opening that is itself killed.
 
 A full register begins again at its start, with an entry for each message that is held just then; it grows where these
 take more than half of it. Without room for it a try is only a try not counted.
@@ -19,9 +20,9 @@ from struct import Struct
 from zlib import crc32
 
 from xaqueue.core.model.branch import Written
-from xaqueue.core.model.entry import Entry, Run, each_of
+from xaqueue.core.model.entry import Entry, Run
 from xaqueue.core.storage.fs import NO_ROOM, FileSystem, suppress_room
-from xaqueue.message import MessageId
+from xaqueue.message import MessageId, ids_in
 
 TRIES = "tries"
 """Its file, at the top of the space."""
@@ -38,6 +39,10 @@ _FIXED = Struct("<IQ16sB")
 _pack_checksum, _pack_fixed = _CHECKSUM.pack, _FIXED.pack
 RETURNED = 2**32 - 1
 """In the place of the tries."""
+RUN = 2**32 - 2
+"""Likewise: of messages whose numbers follow one another; behind the name stand their tries, and the ids of all."""
+_RUN = Struct("<II")
+"""Tries, bytes of the ids, which follow."""
 _END = bytes(_CHECKSUM.size)
 """Behind the last entry; what follows was written before."""
 
@@ -74,10 +79,7 @@ class Register:
         for written in taken:
             entry = written.entry
             if entry is not None and (written.is_try or returned):
-                if type(entry) is Run:
-                    record += b"".join(encode(written.queue, one, returned=returned) for one in each_of(entry))
-                else:
-                    record += encode(written.queue, entry, returned=returned)
+                record += encode(written.queue, entry, returned=returned)
         if not record:
             return
         try:
@@ -94,16 +96,25 @@ class Register:
 
     def _begin_again(self, record: bytes) -> bytes:
         """What goes to the start: what is held, and this."""
-        kept = b"".join(encode(queue, entry) for queue, entry in self._held())
-        self._end, self._full = 0, min(max(SIZE_BYTES, 2 * len(kept)), LARGEST_BYTES) - len(_END)
-        return kept[: LARGEST_BYTES // 2] + record
+        parts, size = list[bytes](), 0
+        for queue, entry in self._held():
+            parts.append(encode(queue, entry))
+            size += len(parts[-1])
+            if size > LARGEST_BYTES // 2:  # what follows a part of an entry is none
+                size -= len(parts.pop())
+                break
+        self._end, self._full = 0, min(max(SIZE_BYTES, 2 * size), LARGEST_BYTES) - len(_END)
+        return b"".join((*parts, record))
 
 
 def encode(queue: str, entry: Entry, *, returned: bool = False) -> bytes:
-    """The entry of a message that is taken, or handed back."""
+    """The entry of a message that is taken, or handed back; or of a run of them, which have had as many tries."""
     name = queue.encode()
     tries = RETURNED if returned else entry.tries
     content = _pack_fixed(tries, entry.seq, entry.message_id, len(name)) + name
+    if type(entry) is Run:
+        ids = b"".join(entry.ids)
+        content = _pack_fixed(RUN, entry.seq, entry.message_id, len(name)) + name + _RUN.pack(tries, len(ids)) + ids
     return _pack_checksum(crc32(content)) + content
 
 
@@ -115,13 +126,18 @@ def decode(data: bytes) -> dict[Taken, int]:
         (checksum,) = _CHECKSUM.unpack_from(data, start)
         start += _CHECKSUM.size
         had, seq, message_id, length = _FIXED.unpack_from(data, start)
-        end = start + _FIXED.size + length
+        begin, end = start + _FIXED.size, start + _FIXED.size + length
+        name, ids_at = data[begin:end].decode("ascii", "replace"), end
+        if had == RUN and end + _RUN.size <= len(data):
+            had, size = _RUN.unpack_from(data, end)
+            ids_at, end = end + _RUN.size, end + _RUN.size + size
         if end > len(data) or crc32(data[start:end]) != checksum:
             break
-        taken = data[start + _FIXED.size : end].decode("ascii", "replace"), seq, MessageId(message_id)
-        if had == RETURNED:
-            found.pop(taken, None)
-        else:
-            found[taken] = max(had, found.get(taken, 0))
+        for number, one in enumerate(ids_in(data[ids_at:end]) or [MessageId(message_id)], seq):
+            taken = name, number, one
+            if had == RETURNED:
+                found.pop(taken, None)
+            else:
+                found[taken] = max(had, found.get(taken, 0))
         start = end
     return found

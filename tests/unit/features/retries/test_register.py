@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from support.bare_space import DURABLE, BareSpace, bare_space
 from support.crash_level import LAGGING, open_space
 from support.forgetful import Crashed, Tree
-from xaqueue.core.engine import many
+from xaqueue.core.engine import many, taking
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import split_message
-from xaqueue.core.model.definitions import Definitions, QueueDefinition
-from xaqueue.core.model.entry import Entry, Retry
+from xaqueue.core.model.definitions import MANY, Definitions, QueueDefinition
+from xaqueue.core.model.entry import Entry, Retry, Run
 from xaqueue.core.model.layout import ACTIVE
 from xaqueue.errors import QueueFull, ResourceFailed, RetryLater
 from xaqueue.features.retries import register
@@ -41,7 +41,9 @@ FEW = 100
 
 messages = st.integers(1, 3)
 names = st.text("abc", min_size=1, max_size=3)
-taken = st.tuples(names, st.integers(1, 3), messages, st.integers(0, 2**32 - 1))
+tries = st.integers(0, register.RUN - 1) | st.just(register.RETURNED)
+taken = st.tuples(names, st.integers(1, 3), messages, tries)
+runs = st.lists(messages, min_size=2, max_size=4)
 
 
 def identity(number: int) -> MessageId:
@@ -85,6 +87,21 @@ def test_it_is_read_up_to_the_first_bad_entry(entries: list[tuple[str, int, int,
     torn = bytearray(whole)
     torn[place] ^= data.draw(st.integers(1, 255))
     assert register.decode(bytes(torn)) == told(entries[:good])
+
+
+@given(st.lists(taken, max_size=2), names, runs, st.lists(taken, max_size=2), st.data())
+def test_a_run_is_one_entry_that_says_the_same_of_each(
+    before: list[tuple[str, int, int, int]],
+    queue: str,
+    run: list[int],
+    after: list[tuple[str, int, int, int]],
+    data: st.DataObject,
+) -> None:
+    whole = register.encode(queue, Run([identity(number) for number in run], 1))
+    each = [(queue, seq, number, 0) for seq, number in enumerate(run, 1)]
+    assert register.decode(joined(before) + whole + joined(after)) == told([*before, *each, *after])
+    end = data.draw(st.integers(0, len(whole) - 1))
+    assert register.decode(joined(before) + whole[:end] + bytes(len(whole))) == told(before)
 
 
 class Consumer:
@@ -399,3 +416,46 @@ def test_a_dequeue_of_many_that_fails_is_no_try(tmp_path: Path, monkeypatch: pyt
 
 def interrupted(data: bytes) -> Any:
     raise KeyboardInterrupt
+
+
+IN_BLOCKS = Definitions(default=QueueDefinition(blocks=MANY))
+RUN_ENTRY = len(register.encode("q", Run([identity(number) for number in range(10)], 1)))
+
+
+def test_neighbours_are_one_entry_and_a_try_of_each(tmp_path: Path) -> None:
+    """Also where the register begins again while they are held, and of those that were returned none."""
+    with bare_space(tmp_path, "JOURNAL", definitions=IN_BLOCKS) as bare:
+        with bare.connect() as connection:
+            connection.enqueue_many("q", [b"body"] * 40)
+        bare.reopen()
+        session: Any = Session(bare.space)
+        session.start(Xid(1, b"x", b""))
+        before = bare.space.log.register._end  # type: ignore[attr-defined]
+        messages = session.dequeue_many("q", 10)
+        assert bare.space.log.register._end == before + RUN_ENTRY  # type: ignore[attr-defined]
+        assert len(session.dequeue_many("q", 20)) == 20
+        bare.space.log.register._full = 0  # type: ignore[attr-defined]
+        other = bare.connect()
+        assert other.dequeue("q") is not None
+        branch = bare.space.branches[Xid(1, b"x", b"")]
+        taking.return_taken(bare.space, branch, "q", [messages[3].message_id, messages[9].message_id])
+        bare.reopen()
+        assert tries_of(bare) == [0 if number in (3, 9) else 1 for number in range(31)] + [0] * 9
+        bare.reopen()
+        assert tries_of(bare) == [0 if number in (3, 9) else 1 for number in range(31)] + [0] * 9
+
+
+def test_what_is_held_and_finds_no_place_in_it_ends_it_nowhere(
+    journalled: BareSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It begins again with as many as half of the largest takes: the entry behind those is read as well."""
+    monkeypatch.setattr(register, "LARGEST_BYTES", 2 * FEW)
+    monkeypatch.setattr(register, "SIZE_BYTES", 2 * FEW)
+    journalled.put("q", *(b"%d" % number for number in range(3)))
+    connection = journalled.connect()
+    for _ in range(4):
+        assert connection.dequeue("q") is not None
+    journalled.space.log.register._full = 0  # type: ignore[attr-defined]
+    assert connection.dequeue("q") is not None
+    journalled.reopen()
+    assert tries_of(journalled) == [1, 1, 0, 0, 1]
