@@ -10,7 +10,7 @@ import pytest
 
 from support.bare_space import BareSpace
 from support.block_space import MadeBlock
-from xaqueue.core.engine import heuristics, taking
+from xaqueue.core.engine import heuristics, many, taking
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import decode
 from xaqueue.core.model.definitions import MANY, Definitions, QueueDefinition
@@ -277,12 +277,14 @@ def test_a_body_of_them_is_damaged(bare: BareSpace) -> None:
 
 
 def test_a_space_in_which_each_has_a_block_of_its_own_opens(bare: BareSpace) -> None:
-    """As prepares of a former version have left it, and of a branch of which a part was returned."""
+    """As who takes them one by one has it, and a branch of which a part was returned."""
     session: Any = Session(bare.space)
     session.start(X)
     messages = session.dequeue_many("q", TAKEN)
     branch = bare.space.branches[X]
-    taking.return_taken(bare.space, branch, "q", [messages[3].message_id])
+    many.expand(bare.space, branch)
+    (third,) = (written for written in branch.blocks if written.message_id == messages[3].message_id)
+    taking.return_last(bare.space, branch, [third])
     session.end(X)
     session.prepare(X)
     assert len(prepared_files(bare)) == TAKEN
