@@ -434,12 +434,12 @@ def test_neighbours_are_one_entry_and_a_try_of_each(tmp_path: Path) -> None:
         messages = session.dequeue_many("q", 10)
         assert bare.space.log.register._end == before + RUN_ENTRY  # type: ignore[attr-defined]
         assert len(session.dequeue_many("q", 20)) == 20
+        branch = bare.space.branches[Xid(1, b"x", b"")]
+        assert len(session.dequeue_many("q", 10)) == 10
+        taking.return_last(bare.space, branch, branch.blocks)  # as one
         bare.space.log.register._full = 0  # type: ignore[attr-defined]
         other = bare.connect()
         assert other.dequeue("q") is not None
-        branch = bare.space.branches[Xid(1, b"x", b"")]
-        assert len(session.dequeue_many("q", 9)) == 9
-        taking.return_last(bare.space, branch, branch.blocks)  # as one
         many.expand(bare.space, branch)
         for written in [*branch.blocks]:
             if written.message_id in (messages[3].message_id, messages[9].message_id):
