@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from support.crash_cases import AT_THE_EDGE, FULL, KILL, POWER_LOSS, trees_of
+from support.crash_cases import AT_THE_EDGE, EXTREMES, FULL, KILL, POWER_LOSS, trees_of
 from support.crash_jury import Jury
 from support.crash_level import CYCLING, FILLING, JOURNAL, LAGGING, MOVING, Level
 from support.crash_story import EMPTY, Act, End, Put, Sample, Story, Take, crashes, play
+from support.crash_ways import go_on, judge_cut_off
 from support.forgetful import Tree
 from support.interleaving import Play, Scene
 from xaqueue.core.model import layout
@@ -157,3 +158,45 @@ def test_a_kill_amid_many(name: str, level: Level) -> None:
     sitting = Jury(STORIES[name], level)
     for fs, record in crashes(STORIES[name], level, calls(name, level)):
         sitting.judge(fs.tree_after_kill(), record, tries_kept=True)
+
+
+HANDFUL = [
+    *("put: two_phase", "put over the edge: one_phase", "take some: two_phase", "take all: one_phase"),
+    *("both: one_phase", "both: rollback", "both singly: two_phase", "beside one in doubt: two_phase"),
+    *("one after the other: one_phase", "a second life"),
+]
+SURE = [level for level in LEVELS if level.name in KEPT]
+NESTED = [(name, level) for name in (STORIES if FULL else HANDFUL) for level in SURE]
+NESTED = [case for number, case in enumerate(NESTED) if FULL or number // len(SURE) % len(SURE) == number % len(SURE)]
+
+
+def first_calls(name: str, level: Level) -> Sample:
+    """Of the first crash: few, since a second one comes at each call of a recovery from it."""
+    return calls(name, level) if FULL else Sample(15, sum(map(ord, f"{name}{level}")) % 15)
+
+
+@pytest.mark.parametrize(("name", "level"), NESTED, ids=str)
+def test_recovery_amid_many_is_cut_off_and_run_again(name: str, level: Level) -> None:
+    sitting = Jury(STORIES[name], level)
+    for fs, record in crashes(STORIES[name], level, first_calls(name, level)):
+        for tree in trees_of(fs, level, EXTREMES, draw=2):
+            if sitting.is_new(tree, record, "cut off"):
+                judge_cut_off(sitting, tree.open(), record)
+
+
+@pytest.mark.parametrize(("name", "level"), NESTED, ids=str)
+def test_the_power_goes_after_a_kill_amid_many(name: str, level: Level) -> None:
+    """While the next owner recovers, and nothing is synced yet that the first one had written."""
+    sitting = Jury(STORIES[name], level)
+    for killed, record in crashes(STORIES[name], level, first_calls(name, level)):
+        killed.survive_kill()
+        judge_cut_off(sitting, killed, record)
+
+
+@pytest.mark.parametrize(("verb", "end"), [("commit", End.ONE_PHASE), ("rollback", End.TWO_PHASE)])
+@pytest.mark.parametrize(("name", "level"), NESTED, ids=str)
+def test_the_next_owner_goes_on_amid_many(name: str, level: Level, verb: str, end: End) -> None:
+    sitting = Jury(STORIES[name], level)
+    for killed, record in crashes(STORIES[name], level, first_calls(name, level)):
+        killed.survive_kill()
+        go_on(sitting, killed, record, verb, end)
