@@ -53,6 +53,8 @@ class Branch:
     xid: Xid = field(default_factory=lambda: Xid(1, b"", b""))
     is_of_batch: bool = False
     """It is decided with others."""
+    decided: list[Known] = field(default_factory=list)
+    """What it added when it was committed by hand."""
 
 
 class Rules:
@@ -241,12 +243,14 @@ class Model:
 
     def decide(self, number: int, commits: bool) -> None:
         """By hand."""
-        xid = self.branches[number].xid
+        xid, adds = self.branches[number].xid, self.branches[number].adds
         if commits:
             self._carry_out(number)
         else:
             self.rollback(number)
-        self.branches[number] = Branch(xid=xid, state=DONE_BY_HAND if commits else UNDONE_BY_HAND)
+        self.branches[number] = Branch(
+            xid=xid, state=DONE_BY_HAND if commits else UNDONE_BY_HAND, decided=adds * commits
+        )
 
     def forget(self, number: int) -> None:
         del self.branches[number]

@@ -109,7 +109,8 @@ class Replica:
             return [before[-1][1]]
         following = self.noted[len(before) : len(before) + 1]
         # What was copied while the space was opened has nothing before it.
-        return [*(model for _, _, allowed in before[-1:] for model in allowed), *(model for _, model, _ in following)]
+        found = [*(model for _, _, allowed in before[-1:] for model in allowed), *(model for _, model, _ in following)]
+        return [*map(amid_decisions, found)]
 
     def later(self) -> list[Model]:
         """What the space may have been at what it has acknowledged, and behind that."""
@@ -132,6 +133,15 @@ class Replica:
     def is_one(self) -> bool:
         """Whether it was ever a whole copy, or is about to be one."""
         return self.fs.exists(replicated.REPLICATION) or restore.is_cut_off(self.fs)
+
+
+def amid_decisions(model: Model) -> Model:
+    """As it is where of a decision by hand the record had come, and not that of its commit: who opens the space does
+    that, and gives the numbers."""
+    left = model.copy()
+    for one in (one for branch in left.branches.values() for one in branch.decided):
+        one.seq = 0
+    return left
 
 
 class Near:

@@ -55,6 +55,12 @@ def test_messages_that_come_and_go_many_at_once(beside: tuple[type[Rules], ...])
             pytest.fail(run.told(seed, failure, kinds=(Blocks, *beside)))
 
 
+def test_a_decision_whose_commit_was_not_shipped_is_carried_out_by_the_replica() -> None:
+    """Which gives numbers of its own."""
+    failure = run.failure_of(3004, [0, 1, 5, 14, 22, 24, 34, 49], (Blocks, Streams))
+    assert failure is None, failure
+
+
 def test_the_same_seed_is_the_same_run() -> None:
     for seed in range(3):
         first, again = run.play(seed), run.play(seed)
