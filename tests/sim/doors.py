@@ -245,6 +245,12 @@ def end_leases(space: Space, now_s: float) -> int:
     return timeouts.expire(space, now_s, float("inf"))
 
 
+def is_past_commit(space: Space, xid: Xid) -> bool:
+    """It can only go forward: there was no room for what follows its commit point."""
+    branch = space.branches.get(xid)
+    return branch is not None and branch.base is State.COMMITTING
+
+
 def end_idle(space: Space, now_s: float) -> int:
     """Branches in which nothing was done for a while."""
     return timeouts.expire(space, now_s + 2000, 1000)

@@ -16,7 +16,7 @@ from sim.rules.dedup import Dedup
 from sim.rules.limits import Limits
 from sim.world import SECOND_US, World
 from xaqueue.delivery import LONGEST_S
-from xaqueue.errors import RetryLater
+from xaqueue.errors import DiskFull, RetryLater
 from xaqueue.xa import Flag
 
 COUNTS = (16, 16, 17, 24, 40, 3)
@@ -133,13 +133,22 @@ class Blocks(Rules):
             session.end(branch.xid)
 
         def commit() -> None:
-            with doors.full_disk(world.fs, calls), suppress(RetryLater):
+            with doors.full_disk(world.fs, calls), suppress(RetryLater, DiskFull):
                 session.commit(branch.xid, Flag.ONEPHASE if was_active else Flag.NOFLAGS)
 
         def given_up(model: Model) -> None:
             """It is not committed, and may be."""
 
-        world.attempt_one_of(commit, [given_up, lambda model: model.commit(number)])
+        def rolled_back(model: Model) -> None:
+            """There was no room for a block without which it has no commit point."""
+            for one in model.branches[number].takes:
+                one.is_loose = True
+            model.rollback(number)
+
+        world.attempt_one_of(commit, [given_up, lambda model: model.commit(number), rolled_back])
+        if doors.is_past_commit(world.space, branch.xid):
+            end(world, number, "commit", ended=True)
+            return
         if was_active and number in world.model.branches:
             session.start(branch.xid, Flag.JOIN)
         self.between(world)
