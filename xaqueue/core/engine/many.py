@@ -24,7 +24,7 @@ from xaqueue.core.model.block import (
     check_message,
     decode,
     head_of,
-    pack_properties,
+    pack,
     split_message,
 )
 from xaqueue.core.model.branch import Branch, Rider, Written
@@ -35,7 +35,6 @@ from xaqueue.core.model.queue import Queue
 from xaqueue.core.model.records import files_of
 from xaqueue.core.storage.fs import discard
 from xaqueue.errors import DamagedBlock
-from xaqueue.message import properties_in
 
 KEPT = 8
 """Blocks of a space, of 1 MiB at most, that stay in memory because somebody has just read them."""
@@ -139,7 +138,7 @@ def content(space: Space, queue: Queue, entry: Entry, *, may_wait: bool = True) 
 
 
 def _packed(table: Table, index: int) -> bytes:
-    return pack_properties(properties_in(table.stored(index))) if index in table.own else table.packed
+    return pack(table.stored(index)) if index in table.own else table.packed
 
 
 def set_aside(space: Space, queue: Queue, entry: Entry, reason: str, *, is_whole: bool = False) -> bool:
