@@ -354,6 +354,22 @@ def test_other_messages_of_the_same_sizes_are_no_other_name(bare: BareSpace) -> 
         assert bodies_of(take(bare, queue))[1:] == [b"%s%d" % (queue.encode(), place) for place in range(1, COUNT)]
 
 
+def test_a_record_is_no_larger_than_of_files(bare: BareSpace) -> None:
+    """Queues that share some messages with one queue, and some with another, have no block in common."""
+    connection, log = bare.connect(), bare.space.log
+    for place in range(COUNT):
+        connection.enqueue_to(["d", "q"], b"dq%d" % place * 2_000)
+        connection.enqueue_to(["d", "e"], b"de%d" % place * 2_000)
+    branch: Any = connection._manager._current  # type: ignore[attr-defined]
+    kept, before = branch.kept, log.figures()["journal_end"]
+    connection.commit()
+    assert branch.kept == kept
+    assert log.figures()["journal_end"] - before <= kept[0]
+    assert [files(bare, queue) for queue in "deq"] == [[1] * 2 * COUNT, [1] * COUNT, [1] * COUNT]
+    bare.reopen()
+    assert [len(take(bare, queue)) for queue in "deq"] == [2 * COUNT, COUNT, COUNT]
+
+
 def test_a_branch_in_doubt_is_told_by_queue(bare: BareSpace) -> None:
     connection = bare.connect()
     connection.tpc_begin(X)
