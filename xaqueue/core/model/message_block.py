@@ -169,7 +169,7 @@ def decode_table(data: bytes) -> Table:
     tags, own, most, bits = _rest_in(data[end - rest_bytes : end], count)
     if bits is not None:
         ids, sizes, checksums = _widened(head.message_id, most, bits, ids, sizes, checksums)
-    offsets = list(accumulate((0 if size == HOLLOW else size for size in sizes), initial=end))
+    offsets = list(accumulate(sizes if bits is None else [size % HOLLOW for size in sizes], initial=end))
     if offsets[-1] + end + _SIZE.size != head.size_bytes or not most or ids[:16] != head.message_id:
         raise DamagedBlock("its table is not that of a block of this size and id")
     packed = data[PREFIX_BYTES:begin]

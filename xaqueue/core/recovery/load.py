@@ -194,6 +194,8 @@ class _Loading:
         """The first range that a stream has not consumed wholly."""
         self._highest = ""
         """Numbers above that of this name are of messages that are committed while the others are loaded."""
+        self._marked: frozenset[str] | None = None
+        """The names of bitmaps, once a block was found: what others take since is of blocks that are here."""
         self.twins: list[Entry] = []
         """Messages in a block whose ids earlier ones of the queue have: they are gone for whoever takes, and are set
         aside once all is loaded."""
@@ -260,12 +262,15 @@ class _Loading:
     def _add_block(self, path: str, named: Named) -> bool:
         """What is gone of it is read first: it goes after that. Whether it can be read."""
         queue, consumed = self._queue, self._queue.consumed_through
+        gone, bitmap = 0, layout.gone_path(queue.name, named)
+        if self._marked is None:
+            self._marked = frozenset(listed(self._fs, bitmap[: -PLAIN_NAME - 1]))
         try:
-            gone = read_gone(self._fs, queue.name, named)
+            if bitmap[-PLAIN_NAME:] in self._marked:
+                gone = read_gone(self._fs, queue.name, named)
         except DamagedBlock as damage:
-            gone = 0
             why = f"what is gone of a block: {damage}; all of that is back"
-            self._set_aside(layout.gone_path(queue.name, named), why)
+            self._set_aside(bitmap, why)
         try:
             table = read_table(self._fs, queue.name, named)
         except FileNotFoundError:
@@ -278,12 +283,13 @@ class _Loading:
         if len(set(there)) < len(there) or queue.index.has_any(there):
             left = self._without_twins(table, named, left)
         if gone:
-            self._bitmaps.append(layout.gone_path(queue.name, named))
+            self._bitmaps.append(bitmap)
         with self._lock:
-            block = queue.add_block(named, (1 << named.count) - 1 - sum(1 << index for index in left))
+            whole = len(left) == named.count
+            block = queue.add_block(named, 0 if whole else (1 << named.count) - 1 - sum(1 << index for index in left))
             block.held, block.has_bitmap = table.held, bool(gone)
             queue.holds(named.first >> RANGE_BITS, len(left))
-            if len(left) == named.count and table.is_plain and not self._tried:
+            if whole and table.is_plain and not self._tried:
                 queue.index.add_plain(range(named.first, named.last + 1), ids)
                 return True
             for index in left:

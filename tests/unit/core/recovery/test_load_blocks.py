@@ -9,7 +9,9 @@ import pytest
 import xaqueue
 from support.block_space import body_of, id_of, put_block, put_message
 from xaqueue.core.model import layout
+from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.features.opening import create
+from xaqueue.features.session import attach
 from xaqueue.offline.check import check
 from xaqueue.offline.findings import Severity
 from xaqueue.offline.reconstruct import reconstruct
@@ -104,3 +106,20 @@ def test_what_is_gone_of_one_that_is_gone_goes(root: Path) -> None:
     assert shown(root) == []
     assert aside(root) == []
     assert not made.gone_file.exists()
+
+
+def test_each_is_read_once_and_a_bitmap_where_there_is_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a million messages are opened in a second."""
+    read: list[str] = []
+    real = DirectoryFileSystem.read
+
+    def note(self: DirectoryFileSystem, path: str, size: int | None = None, offset: int = 0) -> bytes:
+        read.append(path)
+        return real(self, path, size, offset)
+
+    made = [put_block(root, FIRST + at * COUNT, COUNT, gone=0b1 if at == 1 else 0) for at in range(3)]
+    monkeypatch.setattr(DirectoryFileSystem, "read", note)
+    session = attach(root)
+    found = [path for path in read if "/range=" in path or layout.GONE in path]
+    assert sorted(found) == sorted([*(one.path for one in made), made[1].gone_path])
+    session.close()
