@@ -71,6 +71,15 @@ def id_of(value: bytes | str) -> MessageId:
     return check_message_id(value)  # type: ignore[arg-type]
 
 
+def correlation_id_of(value: bytes | str | None) -> bytes | None:
+    """Of bytes, or of text. Raises InvalidArgument."""
+    if isinstance(value, str) and is_text(value):
+        return value.encode()
+    if value is not None and not isinstance(value, bytes):
+        raise InvalidArgument(f"correlation_id {value!r} is refused: bytes or str are wanted")
+    return value
+
+
 def ids_in(data: bytes) -> list[MessageId]:
     """Those that stand there one behind the other."""
     return [*Struct(f"{MESSAGE_ID_BYTES}s" * (len(data) // MESSAGE_ID_BYTES)).unpack(data)]

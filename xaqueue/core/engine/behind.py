@@ -137,7 +137,7 @@ class Behind:
 
     def _remember(self, path: str, put: Op) -> None:
         size = len(put[2]) + len(put[3])
-        if size > self._cache_bytes or not path.startswith(layout.COMMITTED):
+        if size > self._cache_bytes or not path.startswith(layout.COMMITTED) or "/." in path:
             return
         self.cached[path] = put
         self._cached_bytes += size

@@ -307,7 +307,7 @@ class DirectoryLog(GroupCommit):
         """Messages with these bits leave their blocks."""
         fs = self.fs
         for block, bits in taken.items():
-            path, directory = layout.gone_path(block.queue, block.named), block.path.rpartition("/")[0]
+            path, directory = block.gone_path, block.path.rpartition("/")[0]
             gone = block.gone | bits
             if gone.bit_count() < block.named.count:
                 if not block.has_bitmap:

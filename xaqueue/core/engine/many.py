@@ -50,7 +50,7 @@ def number(queue: Queue, run: Run, arrivals: list[tuple[str, int]]) -> str:
 
 def takes(queue: Queue, entry: Entry, taken: dict[MessageBlock, int]) -> bool:
     """Whether the message lies in a block: then its bit is added to what is taken of that."""
-    block = queue.block_of(entry.seq)
+    block = entry.block or queue.block_of(entry.seq)
     if block is not None:
         taken[block] = taken.get(block, 0) | block.bits(entry)
     return block is not None
@@ -132,8 +132,8 @@ def content(space: Space, queue: Queue, entry: Entry, *, may_wait: bool = True) 
         if found != entry.message_id:
             check_message(decode(data), queue.name, entry.message_id)
         return packed, body
-    table, data = opened(space, block, may_wait=may_wait)
-    index = entry.seq - block.named.first
+    table, data = block.opened or opened(space, block, may_wait=may_wait)
+    entry.block, index = block, entry.seq - block.named.first
     return _packed(table, index), table.body(data, index)
 
 
@@ -185,9 +185,8 @@ def leave(space: Space, taken: Mapping[MessageBlock, int], ops: list[Op], rest: 
     Where the files are the record the log does that, once the step is decided."""
     for block, bits in taken.items() if space.log.is_atomic else ():
         block.gone |= bits
-        path = layout.gone_path(block.queue, block.named)
         if block.gone.bit_count() == block.named.count:
             ops.append((DROP, block.path))
-            rest.append((DROP, path))
+            rest.append((DROP, block.gone_path))
         else:
-            ops.append((PUT, path, *encode_gone(block.queue, block.named, block.gone, space.epoch), 0))
+            ops.append((PUT, block.gone_path, *encode_gone(block.queue, block.named, block.gone, space.epoch), 0))

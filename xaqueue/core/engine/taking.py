@@ -22,8 +22,8 @@ from xaqueue.core.model.queue import Queue
 from xaqueue.core.model.records import files_of
 from xaqueue.core.storage.fs import discard, is_damage
 from xaqueue.core.storage.regular import DAMAGE
-from xaqueue.errors import DamagedBlock, InvalidArgument, RetryLater
-from xaqueue.message import Message, MessageId, check_message_id, is_text, stored_message
+from xaqueue.errors import DamagedBlock, RetryLater
+from xaqueue.message import Message, MessageId, check_message_id, correlation_id_of, stored_message
 
 T = TypeVar("T")
 LOOK_S = 0.5
@@ -54,7 +54,7 @@ def dequeue(
         message = take_plain(space, branch, name, _message)
         if message is not None:
             return message
-    correlation_id = _bytes_of(correlation_id)
+    correlation_id = correlation_id_of(correlation_id)
     if message_id is not None:
         check_message_id(message_id)
     deadline = time.monotonic() + wait_s if wait_s else None
@@ -84,14 +84,6 @@ def dequeue(
         return_last(space, branch, (written,))
         raise
     return None
-
-
-def _bytes_of(correlation_id: bytes | str | None) -> bytes | None:
-    if isinstance(correlation_id, str) and is_text(correlation_id):
-        return correlation_id.encode()
-    if correlation_id is not None and not isinstance(correlation_id, bytes):
-        raise InvalidArgument(f"correlation_id {correlation_id!r} is refused: bytes or str are wanted")
-    return correlation_id
 
 
 def take_plain(

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from xaqueue.core.model.layout import gone_path
 from xaqueue.core.model.message_block import Table
 from xaqueue.core.model.message_name import Named, Tags, read_tags
 from xaqueue.message import MessageId
@@ -40,6 +41,8 @@ class Entry:
     queued = False
     path = ""
     """Of its file, once somebody has read that."""
+    block: MessageBlock | None = None
+    """In which it lies, once somebody has read that."""
 
     def __init__(self, seq: int, message_id: MessageId, tags: str = "", retry: Retry | None = None) -> None:
         """tags: of its file's name; see ``message_name``. retry: where a delivery of it has failed."""
@@ -77,12 +80,13 @@ class Run(Entry):
 class MessageBlock:
     """Of a block of many messages in ``committed/``: where they lie. All else of each is its own."""
 
-    __slots__ = ("gone", "has_bitmap", "held", "left", "named", "opened", "path", "queue")
+    __slots__ = ("gone", "gone_path", "has_bitmap", "held", "left", "named", "opened", "path", "queue")
 
     def __init__(self, queue: str, named: Named, path: str, gone: int = 0) -> None:
         self.queue = queue
         self.named = named
         self.path = path
+        self.gone_path = gone_path(queue, named)
         self.opened: tuple[Table, bytes] | None = None
         """All of it, where somebody has just read that."""
         self.gone = gone

@@ -28,7 +28,9 @@ from zlib import crc32
 import msgpack
 
 from xaqueue.core.model.block import (
+    CHECKSUM_OFFSET,
     COLUMNS,
+    HEAD_CRC,
     HOLLOW,
     NO_MESSAGE,
     PREFIX_BYTES,
@@ -106,7 +108,9 @@ class Table:
 
     def body(self, data: bytes, index: int) -> bytes:
         """Of the whole file. Raises DamagedBlock."""
-        (body,) = self.bodies(data, index, index + 1)
+        body = data[self.offsets[index] : self.offsets[index + 1]]
+        if crc32(body) != self.checksums[index] or self.sizes[index] == HOLLOW:
+            self.bodies(data, index, index + 1)  # says what is wrong
         return body
 
     def bodies(self, data: bytes, begin: int, end: int) -> list[bytes]:
@@ -230,16 +234,20 @@ def _ids(count: int) -> Struct:
     return Struct("16s" * count)
 
 
-@lru_cache(maxsize=1024)
-def _of_queue(queue: str) -> bytes:
-    return pack_properties(Properties(queue))
-
-
 def encode_gone(queue: str, named: Named, gone: int, epoch: int) -> tuple[bytes, bytes]:
     """Head and body of the bitmap of a block."""
-    bits = gone.to_bytes((named.count + 7) // 8, "little")
-    head, _ = head_of(Kind.UPDATE, named.message_id, _of_queue(queue), bits, epoch)
-    return head, bits
+    before, behind, checksum, size_bytes = _around_gone(queue, named.message_id, named.last - named.first + 1, epoch)
+    bits = gone.to_bytes(size_bytes, "little")
+    return b"".join((before, HEAD_CRC.pack(crc32(bits, checksum)), behind)), bits
+
+
+@lru_cache(maxsize=64)
+def _around_gone(queue: str, message_id: MessageId, count: int, epoch: int) -> tuple[bytes, bytes, int, int]:
+    """Of a bitmap what stands before its checksum and behind that, the checksum of these, and the bytes of its bits."""
+    size_bytes = (count + 7) // 8
+    head, _ = head_of(Kind.UPDATE, message_id, pack_properties(Properties(queue)), bytes(size_bytes), epoch)
+    before, behind = head[:CHECKSUM_OFFSET], head[PREFIX_BYTES:]
+    return before, behind, crc32(behind, crc32(before)), size_bytes
 
 
 def read_taken(properties: Properties) -> tuple[Named, int] | None:

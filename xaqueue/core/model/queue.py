@@ -11,6 +11,7 @@ import errno
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 from contextlib import suppress
+from operator import attrgetter
 from typing import Any, Protocol, TypeVar
 
 from xaqueue.core.model import layout, options
@@ -26,8 +27,7 @@ from xaqueue.errors import Error
 T = TypeVar("T")
 
 
-def _last_of(block: MessageBlock) -> int:
-    return block.named.last
+_last_of = attrgetter("named.last")
 
 
 class Room(Protocol):
@@ -294,7 +294,7 @@ class Queue:
         if self.room is not None:
             self._is_less(self.room, entry.message_id)
         number = entry.seq >> RANGE_BITS
-        if self.blocks and (block := self.block_of(entry.seq)) is not None:
+        if self.blocks and (block := entry.block or self.block_of(entry.seq)) is not None:
             block.left -= 1
             if not block.left:
                 self.forget_block(block)
