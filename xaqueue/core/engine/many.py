@@ -75,9 +75,9 @@ def expand(space: Space, branch: Branch) -> None:
                     Written(number, Kind.DEQUEUE, name, entry.message_id, 0, entry)
                     for number, entry in enumerate(space.queues[name].index.expand(written.entry), branch.numbers + 1)
                 ]
-                singles[0].path, written.path = written.path, ""  # the file of all, where there is one
+                singles[0].path = written.path  # the file of all, where there is one
                 branch.numbers += len(singles)
-                branch.blocks[at : at + 1] = singles
+                branch.blocks[at : at + 1], written.path = singles, ""  # no interrupt comes between
 
 
 def publish(space: Space, queue: Queue, run: Run, kind: Kind) -> None:
