@@ -16,7 +16,7 @@ from xaqueue.core.model.block_files import listed, read_gone, read_messages
 from xaqueue.core.model.layout import COMMITTED, RANGE_BITS, RANGE_SIZE, Watermark
 from xaqueue.core.model.message_name import Named
 from xaqueue.core.recovery import prepared
-from xaqueue.core.recovery.load import Progress
+from xaqueue.core.recovery.load import Progress, read_head
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.regular import DAMAGE
 from xaqueue.errors import DamagedBlock
@@ -177,7 +177,8 @@ class CommittedCheck:
                 continue
             if known_tags(table.tags_of(index)) != wanted:
                 yield broken(own, f"its tags in the table of {path} do not say what its properties say: {wanted}")
-            yield from self._place(queue, named.first + index, table.message_id(index), own, block=path)
+            message_id, is_shared = table.message_id(index), table.is_shared
+            yield from self._place(queue, named.first + index, message_id, own, is_shared=is_shared, block=path)
         return True
 
     def _place(
@@ -266,6 +267,16 @@ class CommittedCheck:
 def known_tags(tags: str) -> str:
     """Of the tags in the name of a message those that this version knows."""
     return "".join(f".{tag}" for tag in tags.split(".") if tag[:1] in message_name.TAGS)
+
+
+def is_of_several(fs: FileSystem, queue: str, seq: int, path: str) -> bool:
+    """Whether several queues have the message with this number, which ``find_message`` has found there. Raises
+    DamagedBlock, OSError."""
+    directory = path.rpartition("/")[0]
+    for named in map(message_name.parse_any, filter(is_block, listed(fs, directory))):
+        if named is not None and named.first <= seq <= named.last:
+            return read_names(fs, queue, named).table.is_shared
+    return not read_head(fs, path).properties.queue
 
 
 def find_message(fs: FileSystem, queue: str, seq: int, message_id: bytes) -> str | None:

@@ -21,11 +21,10 @@ from typing import NamedTuple
 from xaqueue.core.model import layout
 from xaqueue.core.model.format import read_format
 from xaqueue.core.owner.open import is_owned
-from xaqueue.core.recovery.load import read_head
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.errors import DamagedBlock, SpaceError
 from xaqueue.offline.check import SpaceCheck
-from xaqueue.offline.check_committed import CommittedCheck, find_message
+from xaqueue.offline.check_committed import CommittedCheck, find_message, is_of_several
 from xaqueue.offline.findings import WRONG, Finding, Prober, Severity
 
 FIRST = 50
@@ -149,7 +148,7 @@ def _is_shared(first: MessagePlace, place: MessagePlace, path: str) -> bool:
     if place.space != first.space or place.queue == first.queue:
         return False
     with closing(DirectoryFileSystem(place.space, keep_unsynced=False)) as fs, suppress(DamagedBlock, OSError):
-        return not read_head(fs, path).properties.queue
+        return is_of_several(fs, place.queue, place.seq, path)
     return False
 
 

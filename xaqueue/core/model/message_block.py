@@ -76,6 +76,8 @@ class Table:
     """By index the tags and properties of those that differ."""
     epoch: int
     checksum: int
+    is_shared: bool = False
+    """Several queues have these messages."""
 
     @property
     def count(self) -> int:
@@ -224,7 +226,7 @@ def check_block(table: Table, queue: str, named: Named) -> None:
         raise DamagedBlock(f"holds {table.count:,} messages from {table.ids[:16].hex()} on, not those of its name")
     stored = stored_in(table.packed)
     if (owner := stored.get("queue")) == "":  # several queues have it: none is named
-        table.packed = msgpack.packb(stored | {"queue": queue})
+        table.packed, table.is_shared = msgpack.packb(stored | {"queue": queue}), True
     elif owner != queue:
         raise DamagedBlock(f"belongs to queue {owner!r}, not {queue!r}")
 

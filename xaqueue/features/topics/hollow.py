@@ -71,6 +71,7 @@ def hollow(space: Space, queue: Queue, block: MessageBlock) -> None:
             return  # what a stream consumes of it may go to the archive, with its body
         data = space.read_record(block.path)
         table = decode_table(data)
+        packed = table.packed
         check_block(table, queue.name, named)
         left = table.left(gone)
         bodies = {index: table.body(data, index) for index in left}
@@ -82,7 +83,7 @@ def hollow(space: Space, queue: Queue, block: MessageBlock) -> None:
     if space.fs.room().free_bytes < len(data):
         raise RetryLater(f"no room to make {block.path} smaller")
     head, body, _ = encode(
-        table.packed,
+        packed,
         table.message_ids(),
         [bodies.get(index, b"") for index in range(named.count)],
         space.epoch,

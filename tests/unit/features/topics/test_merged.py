@@ -20,12 +20,13 @@ from xaqueue.core.model.message_name import parse_any
 from xaqueue.errors import QueueFull
 from xaqueue.features.limits.queue_room import room_of
 from xaqueue.features.session import Session
-from xaqueue.features.topics import blocks
+from xaqueue.features.topics import blocks, hollow
 from xaqueue.features.topics.blocks import FEWEST, MOST, MOST_BODY_BYTES
 from xaqueue.message import Message
 from xaqueue.offline.check import check
 from xaqueue.offline.findings import Severity
 from xaqueue.offline.inspect_branches import in_doubt, traffic_of
+from xaqueue.offline.verify import verify
 from xaqueue.times import EARLIEST_US, LATEST_US
 from xaqueue.xid import Xid
 
@@ -352,6 +353,28 @@ def test_other_messages_of_the_same_sizes_are_no_other_name(bare: BareSpace) -> 
     bare.reopen()
     for queue in "de":
         assert bodies_of(take(bare, queue))[1:] == [b"%s%d" % (queue.encode(), place) for place in range(1, COUNT)]
+
+
+@pytest.mark.parametrize("hollows", [False, True])
+def test_one_message_of_several_queues_is_no_duplicate(tmp_path: Path, hollows: bool) -> None:
+    """To those who check a space: also of a block that was made smaller."""
+    now = count(2**50, 1_000)
+    bare = BareSpace(tmp_path / "space", "JOURNAL", definitions=definitions(), now_us=now.__next__)
+    connection = bare.connect()
+    publish(connection, "u")
+    connection.commit()
+    take(bare, "d", COUNT - 3)
+    if hollows:
+        now = count(2**51, 1_000)
+        bare.now_us = now.__next__
+        (found,) = hollow.sparse(bare.space)
+        hollow.hollow(bare.space, *found)
+        assert found[1].held == 3
+    bare.space.settle()
+    bare.crash()
+    assert [one.problem for one in check(bare.root) if "message id" in one.problem] == []
+    _, findings = verify([str(bare.root)], 1)
+    assert [one for one in findings if one.severity is Severity.DUPLICATE] == []
 
 
 def test_a_record_is_no_larger_than_of_files(bare: BareSpace) -> None:
