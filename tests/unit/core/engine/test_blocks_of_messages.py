@@ -406,3 +406,16 @@ def test_a_few_blocks_of_a_space_stay_in_memory(bare: BareSpace, monkeypatch: py
     for queue in queues:
         take(bare, 20, queue)
     assert not any(block is None or block.opened for block in blocks)
+
+
+@pytest.mark.parametrize("count", [10, 40])
+def test_what_goes_back_for_its_size_was_not_tried(bare: BareSpace, count: int) -> None:
+    """In files and in a block: only what was handed out counts a try where its process is killed."""
+    put(bare, bodies_of(count, size=100))
+    session = Session(bare.space)
+    session.start(X)
+    found = session.do(bulk.dequeue_many, "q", count, most_bytes=300)  # type: ignore[call-arg]
+    assert [message.body for message in found] == bodies_of(count, size=100)[:3]
+    bare.reopen()
+    with bare.connect() as connection:
+        assert [message.tries for message in connection.browse("q")] == [1] * 3 + [0] * (count - 3)
