@@ -5,7 +5,7 @@ recovers, and a check with repair do the rest.
     queues.toml  from its last good copy, else from the queues that have a directory
     messages     what stands in quarantine and is a whole message comes back into the queue in whose directory it stood,
                  by an ordinary transaction; its id and properties are those of its block, its number is a new one.
-                 Of a block of many all come that are not there, with those that were gone of it
+                 Of a block of many all whole ones come that are not there, but for those that were gone of it
 
 Of what is made again the damaged file is set aside first, and each is written new and renamed. A message comes back
 before its file in quarantine is marked; so whatever a crash cuts off, the same command goes on, and finds by the id
@@ -154,13 +154,14 @@ def bring_back(session: Session, plan: Plan, queue: str = "") -> None:
         wanted = layout.parse_queue_directory(directory) if stood.startswith(f"{COMMITTED}/") else None
         if wanted is None or queue not in ("", wanted) or f"/{GONE}/" in stood:
             continue
-        path = f"{QUARANTINE}/{name}"
+        path, damaged = f"{QUARANTINE}/{name}", list[str]()
         try:
             if path in kept:
                 raise DamagedBlock(kept[path])
             named = parse_any(stood.rpartition("/")[2])
             if named is not None and named.is_block:
-                many = _restore(connection, _in_block(fs, wanted, named, path))
+                found, damaged = _in_block(fs, wanted, named, path)
+                many = _restore(connection, found)
             elif quarantine.TWICE in reason:
                 raise DamagedBlock(f"not brought back, for it {quarantine.TWICE}")
             else:
@@ -171,12 +172,13 @@ def bring_back(session: Session, plan: Plan, queue: str = "") -> None:
             plan.items.append(Item(path, reason, LEFT, str(error)))
             continue
         plan.back[wanted] = plan.back.get(wanted, 0) + many
-        plan.items.append(Item(path, reason, BROUGHT_BACK, f"into queue {wanted}"))
+        plan.items.append(Item(path, reason, BROUGHT_BACK, f"into queue {wanted}", "; ".join(damaged)))
         quarantine.mark(fs, name, partial(fs.sync_dir, QUARANTINE))
 
 
-def _in_block(fs: FileSystem, queue: str, named: Named, path: str) -> list[Message]:
-    """Those that a block of many has, as far as it is known what of it is gone. Raises DamagedBlock, OSError."""
+def _in_block(fs: FileSystem, queue: str, named: Named, path: str) -> tuple[list[Message], list[str]]:
+    """Those that a block of many has, as far as it is known what of it is gone; and which of them are damaged. Raises
+    DamagedBlock, OSError."""
     try:
         data = fs.read(path)
     except OSError as error:
@@ -186,7 +188,16 @@ def _in_block(fs: FileSystem, queue: str, named: Named, path: str) -> list[Messa
         with suppress(DamagedBlock, OSError):
             gone |= decode_gone(fs.read(f"{QUARANTINE}/{name}"), queue, named)
     block = Block(named, whole_table(data), data, gone)
-    return [message_of(queue, 0, block.table.message_id(index), block.file(index)) for index in block.left(0)]
+    found, damaged = list[Message](), list[str]()
+    for index in block.left(0):
+        message_id = block.table.message_id(index)
+        try:
+            found.append(message_of(queue, 0, message_id, block.file(index)))
+        except DamagedBlock as damage:
+            damaged.append(f"message {message_id.hex()}: {damage}")
+    if damaged and not found:
+        raise DamagedBlock(damaged[0])
+    return found, damaged
 
 
 def _restore(connection: Connection, messages: Sequence[Message]) -> int:

@@ -18,7 +18,7 @@ from xaqueue.core.model.format import read_format
 from xaqueue.errors import SpaceError, SpaceInUse
 from xaqueue.features.opening import create
 from xaqueue.offline.check import check
-from xaqueue.offline.plan import LEFT, MADE_AGAIN
+from xaqueue.offline.plan import BROUGHT_BACK, LEFT, MADE_AGAIN
 from xaqueue.offline.reconstruct import make_definitions, make_format, reconstruct, remake
 
 TOML = '[queues.orders]\norder = "lifo"\n[queues.more]\n'
@@ -225,14 +225,32 @@ def test_messages_of_a_block_come_back_each_by_itself(tmp_path: Path) -> None:
     assert reconstruct(root).back == {}
 
 
-def test_a_block_with_a_damaged_message_stays_where_it_was_set_aside(tmp_path: Path) -> None:
+def test_a_damaged_message_of_a_block_takes_none_along(tmp_path: Path) -> None:
     create(root := tmp_path / "space")
     (root / layout.QUEUES).write_text("[queues.orders]\n")
     made = put_block(root, 10, 20)
     made.harm_body(3)
     made.file.rename(made.file.with_name(f"{10:016x}+010.{id_of(10).hex()}"))
     plan = reconstruct(root)
+    assert plan.back == {"orders": 19}
+    (item,) = (item for item in plan.items if item.action == BROUGHT_BACK)
+    assert item.lost == f"message {id_of(13).hex()}: checksum does not match"
+    with xaqueue.connect(root) as connection:
+        found = {message.message_id for message in connection.browse("orders")}
+    assert found == {id_of(seq) for seq in range(10, 30) if seq != 13}
+    assert (root / item.path.replace("quarantine/", "quarantine/resolved.")).exists()
+    assert reconstruct(root).back == {}
+
+
+def test_a_block_of_which_all_is_damaged_stays_where_it_was_set_aside(tmp_path: Path) -> None:
+    create(root := tmp_path / "space")
+    (root / layout.QUEUES).write_text("[queues.orders]\n")
+    made = put_block(root, 10, 20)
+    for index in range(20):
+        made.harm_body(index)
+    made.file.rename(made.file.with_name(f"{10:016x}+010.{id_of(10).hex()}"))
+    plan = reconstruct(root)
     assert plan.back == {}
     assert [(item.action, item.how) for item in plan.items if item.action == LEFT] == [
-        (LEFT, "checksum does not match")
+        (LEFT, f"message {id_of(10).hex()}: checksum does not match")
     ]
