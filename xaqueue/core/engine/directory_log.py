@@ -385,7 +385,7 @@ class DirectoryLog(GroupCommit):
                 except FileNotFoundError:
                     pass
         except OSError as error:
-            if error.errno in NO_ROOM and not (change.ops or change.point):
+            if error.errno in NO_ROOM and not (change.ops or change.point or change.taken):
                 raise no_room_error(change, error, is_decided=False) from error
             self.fail(error)
             raise self._failed() from error
