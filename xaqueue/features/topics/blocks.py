@@ -248,8 +248,6 @@ def take(space: Space, branch: Branch, name: str, count: int, most_bytes: float,
 
 def _next(space: Space, branch: Branch, queue: Queue) -> MessageBlock | None:
     """In which the next message lies, where that is plain and nobody else has a say. Called with the lock held."""
-    if not space.log.is_atomic:
-        return None
     if queue.record is not None or queue.index.clock is not None or space.gates or branch.rollback_reason is not None:
         return None
     return queue.block_of(queue.index.head) if space.log.failure is None else None

@@ -17,7 +17,7 @@ from xaqueue.core.model.block_files import read_gone
 from xaqueue.core.model.definitions import MANY, Definitions, QueueDefinition
 from xaqueue.core.model.message_block import encode_gone
 from xaqueue.core.model.message_name import Named
-from xaqueue.errors import DamagedBlock, RetryLater
+from xaqueue.errors import DamagedBlock, ResourceFailed, RetryLater
 from xaqueue.message import MessageId
 
 MANY_EACH = Definitions(default=QueueDefinition(blocks=MANY))
@@ -91,6 +91,20 @@ def test_what_is_past_its_commit_point_is_gone_once_there_is_room(bare: BareSpac
     assert take(bare, 99) == []
 
 
+def test_a_take_is_done_whatever_finds_no_room_behind_it(bare: BareSpace) -> None:
+    """Its file is all that is left to remove: that is never "nothing was done"."""
+    connection = bare.connect()
+    connection.tpc_begin(connection.xid(1, "run", ""))
+    connection.dequeue_many("q", 3)
+    connection.tpc_prepare()
+    bare.fs.faults["unlink", layout.PREPARED] = errno.ENOSPC
+    with pytest.raises(ResourceFailed):
+        connection.tpc_commit()
+    bare.fs.faults.clear()
+    bare.reopen()
+    assert take(bare, 99) == BODIES[3:]
+
+
 def test_nothing_is_left_of_a_block_that_went(bare: BareSpace) -> None:
     take(bare, 5)
     take(bare, 15)
@@ -130,3 +144,33 @@ def test_half_a_write_is_no_damage() -> None:
     with suppress(DamagedBlock):
         read_gone(Changing(half, other, other), "q", NAMED)
         raise AssertionError("what stays so is damage")
+
+
+def test_neighbours_are_one_file_until_they_are_gone(bare: BareSpace) -> None:
+    """Of a branch that is active, in doubt and committed; and given back they count a try each."""
+    connection = bare.connect()
+    connection.tpc_begin(xid := connection.xid(1, "run", ""))
+    assert [message.body for message in connection.dequeue_many("q", 7)] == BODIES[:7]
+    assert len([*bare.root.glob("active/*")]) == 1
+    connection.tpc_prepare()
+    assert [path.name.rpartition(".")[2] for path in bare.root.glob("prepared/*")] == [layout.FIRST]
+    bare.reopen()
+    bare.connect().tpc_rollback(xid)
+    with bare.connect() as connection:
+        assert [message.tries for message in connection.dequeue_many("q", 8)] == [1] * 7 + [0]
+    bare.reopen()
+    assert take(bare, 99) == BODIES[8:]
+
+
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_neighbours_count_a_try_each_where_their_process_is_killed(bare: BareSpace, is_prepared: bool) -> None:
+    connection = bare.connect()
+    connection.tpc_begin(xid := connection.xid(1, "run", ""))
+    connection.dequeue_many("q", 7)
+    if is_prepared:
+        connection.tpc_prepare()
+    bare.reopen()
+    if is_prepared:
+        bare.connect().tpc_rollback(xid)
+    with bare.connect() as connection:
+        assert [message.tries for message in connection.dequeue_many("q", 20)] == [1] * 7 + [0] * 13

@@ -319,7 +319,6 @@ def test_many_are_taken_from_blocks_and_files_in_one_pass(bare: BareSpace) -> No
     assert take(bare, 999) == sorted(left[:9] + held)
 
 
-@only_at_journal
 def test_who_takes_one_by_one_does_not_keep_others_from_taking_neighbours(bare: BareSpace) -> None:
     """Rows of the index that were looked at one by one are used up, and no more of them are."""
     for _ in range(4):
