@@ -307,7 +307,7 @@ class Queue:
         if (room := self.room) is not None:
             for message_id in run.ids:
                 self._is_less(room, message_id)
-        block, number, count = self.block_of(run.seq), run.seq >> RANGE_BITS, len(run.ids)
+        block, number, count = run.block or self.block_of(run.seq), run.seq >> RANGE_BITS, len(run.ids)
         if block is not None:
             block.left -= count
             if not block.left:

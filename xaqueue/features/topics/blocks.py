@@ -223,13 +223,14 @@ def take(space: Space, branch: Branch, name: str, count: int, most_bytes: float,
     written, run = Written(0, Kind.DEQUEUE, name, NO_MESSAGE, 0), None
     taken.append(written)
     with suppress(DamagedBlock, OSError):
-        table, data = many.opened(space, block)
+        table, data = block.opened or many.opened(space, block)
         with space.lock:
             if _next(space, branch, queue) is block:
                 at = queue.index.head - block.named.first
                 count = min(count, bisect_left(table.offsets, table.offsets[at] + most_bytes, at + 1) - at)
                 written.entry = run = queue.index.take_run(block.named.last, count)
             if run is not None:
+                run.block = block
                 if many.TOGETHER not in branch.riders:
                     branch.riders = (*branch.riders, many.TOGETHER)
                 written.message_id = run.message_id
