@@ -20,6 +20,7 @@ from itertools import chain
 
 from xaqueue.core.engine.log import HELD_BYTES, Owner
 from xaqueue.core.model import layout
+from xaqueue.core.model.block import Kind
 from xaqueue.core.model.branch import Branch
 from xaqueue.core.model.change import DROP, MOVE, PUT, Change, Moved, Op, final_states
 from xaqueue.core.model.queue import Queue
@@ -179,6 +180,13 @@ class DeferringCommit(JournalCommit):
             return True
         definitions = [self._owner.definitions.of(written.queue) for written in branch.blocks]
         return any(one is None or one.sync != NOTHING for one in definitions)
+
+    def _is_amid(self, of: Branch | None) -> bool:
+        """Not where another step takes from a block that this takes from: what it says is gone may be back."""
+        taken = [one for one in of.blocks if one.kind is Kind.DEQUEUE and one.entry is not None] if of else ()
+        queues = self._owner.queues
+        blocks = [queues[one.queue].block_of(one.entry.seq) for one in taken if one.entry and queues[one.queue].blocks]
+        return any(block is not None and not block.is_settled for block in blocks)
 
     def _defers(self, planned: Change) -> None:
         """Its record is what is followed, and what watermarks tell of, so both wait for that."""

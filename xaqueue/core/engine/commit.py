@@ -122,7 +122,7 @@ def commit(space: Space, branch: Branch, *, late: bool = False) -> None:
     publish = partial(publish_commit, space, branch, ends=ends)
     try:
         for rider in branch.riders:
-            if rider.acts and rider.performs(space, plan, publish):
+            if rider.acts and rider.performs(space, branch, plan, publish):
                 break
         else:
             space.log.perform(plan, publish, branch, late=late)

@@ -201,7 +201,9 @@ class Log(Protocol):
     def run_rounds(self, step: Step) -> None:
         """For this one, which leads the next round. Raises ResourceFailed, and then everybody was told."""
 
-    def perform_late(self, plan: Plan, publish: Publish = ..., *, is_limited: bool = True) -> object:
+    def perform_late(
+        self, plan: Plan, publish: Publish = ..., of: Branch | None = None, *, is_limited: bool = True
+    ) -> object:
         """As ``perform``; where the level allows it, it is shown first and durable a moment later, before whatever
         follows from it. Then there is no RetryLater. is_limited: not where too many wait already."""
 

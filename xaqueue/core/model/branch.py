@@ -441,7 +441,7 @@ class Rider:
         as what follows."""
         return ()
 
-    def performs(self, space: Any, plan: Callable[[], Any], publish: Callable[[], None]) -> bool:
+    def performs(self, space: Any, branch: Branch, plan: Callable[[], Any], publish: Callable[[], None]) -> bool:
         """The step that commits is this one's to give to the log. Raises as ``Log.perform``."""
         return False
 

@@ -99,6 +99,11 @@ class MessageBlock:
         self.held = named.count
         """How many it has a body of."""
 
+    @property
+    def is_settled(self) -> bool:
+        """No step takes from it that is planned, and not published yet: such a one may come to nothing."""
+        return self.gone.bit_count() == self.named.count - self.left
+
     def bits(self, entry: Entry) -> int:
         """Of this message, or of these."""
         return ((1 << len(entry.ids)) - 1 if isinstance(entry, Run) else 1) << entry.seq - self.named.first

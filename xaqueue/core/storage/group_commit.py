@@ -121,7 +121,7 @@ class GroupCommit:
         Raises what plan raises of Error, RetryLater where there was no room, and ResourceFailed for all else.
         """
         if (late or self.defers) and self._is_late(of, late):
-            return self.perform_late(plan, publish)
+            return self.perform_late(plan, publish, of)
         step = Step()
         step.plan, step.publish = plan, publish
         try:
@@ -146,7 +146,7 @@ class GroupCommit:
             raise self._failed() from self.failure
         return step.planned
 
-    def perform_late(self, plan: Plan, publish: Publish = nothing, *, is_limited: bool = True) -> Any:
+    def perform_late(self, plan: Plan, publish: Publish = nothing, of: Any = None, *, is_limited: bool = True) -> Any:
         """As ``perform``, where nothing is published before it is hardened."""
         return self.perform(plan, publish)
 
@@ -382,7 +382,7 @@ class JournalCommit(GroupCommit):
         self.deferred: list[Step] = []
         """Published, and not hardened: their records go before all others of the next round, or of this one."""
 
-    def perform_late(self, plan: Plan, publish: Publish = nothing, *, is_limited: bool = True) -> Any:
+    def perform_late(self, plan: Plan, publish: Publish = nothing, of: Any = None, *, is_limited: bool = True) -> Any:
         """As ``perform``, but the step is published at once, and its record comes with the next round; is_limited:
         not where too many are deferred already.
 
@@ -392,13 +392,21 @@ class JournalCommit(GroupCommit):
             return self.perform(plan, publish)
         step = Step()
         step.done, step.publish = True, nothing
-        with self._lock:
-            self.check()
-            step.plan = step.planned = plan() if callable(plan) else plan
-            publish()
-            self.deferred.append(step)
-            self._defers(step.planned)
-        return step.planned
+        while True:
+            with self._lock:
+                self.check()
+                if not self._is_amid(of):
+                    step.plan = step.planned = plan() if callable(plan) else plan
+                    publish()
+                    self.deferred.append(step)
+                    self._defers(step.planned)
+                    return step.planned
+            self.perform(lambda: None)  # the round is over then
+
+    def _is_amid(self, of: Any) -> bool:
+        """Whether the round that is under way has to be over before a step of this is planned: what is planned in it
+        may come to nothing. Called with the lock held."""
+        return False
 
     def _defers(self, planned: Any) -> None:
         """A step is published, and not hardened yet. Called with the lock held."""

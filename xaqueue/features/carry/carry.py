@@ -81,8 +81,8 @@ class Carried(Rider):
         carrier.count += 1
         return (note_of(carrier, space.epoch),)
 
-    def performs(self, space: Space, plan: Callable[[], Change], publish: Callable[[], None]) -> bool:
-        space.log.perform_late(plan, publish, is_limited=False)  # it cannot fail alone: those behind it say it is done
+    def performs(self, space: Space, branch: Branch, plan: Callable[[], Change], publish: Callable[[], None]) -> bool:
+        space.log.perform_late(plan, publish, branch, is_limited=False)  # it cannot fail alone: see above
         return True
 
     def release_locked(self, space: Space, branch: Branch) -> None:

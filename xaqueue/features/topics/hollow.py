@@ -65,9 +65,8 @@ def hollow(space: Space, queue: Queue, block: MessageBlock) -> None:
     named = block.named
     try:
         with space.lock:
-            gone, when_us = block.gone, space.log.modified_us(block.path)
-            is_over = gone.bit_count() == named.count - block.left
-        if not is_over or space.now_us() - when_us < AGE_US or queue.consumed_through >= named.first:
+            gone, is_settled, when_us = block.gone, block.is_settled, space.log.modified_us(block.path)
+        if not is_settled or space.now_us() - when_us < AGE_US or queue.consumed_through >= named.first:
             return  # what a stream consumes of it may go to the archive, with its body
         data = space.read_record(block.path)
         table = decode_table(data)

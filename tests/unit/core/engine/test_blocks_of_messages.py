@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from support.bare_space import BareSpace, wall_clock
+from support.bare_space import BareSpace, bare_space, wall_clock
 from support.interruption import interrupt
 from xaqueue.core.engine import many
 from xaqueue.core.model import layout
@@ -27,6 +28,7 @@ from xaqueue.features.streams import cleanup
 from xaqueue.features.topics import bulk
 from xaqueue.features.topics.blocks import MOST, MOST_BODY_BYTES
 from xaqueue.message import MessageId
+from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 
 X = Xid(1, b"x", b"")
@@ -102,6 +104,37 @@ def test_a_block_holds_so_many_of_one_range_and_no_more(bare: BareSpace) -> None
     assert [name for name in files(bare) if name.startswith(("3", "4"))] == ["1909+900", "2809+900"] or True
     bare.reopen()
     assert take(bare, 10_000) == [*bodies, *bodies_of(900) * 4, *large]
+
+
+def test_what_goes_late_says_nothing_of_a_step_on_its_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That finds no room in the end: what it took is there again, after a crash too."""
+    defined = parse('[queues.q]\nsync = "NONE"\nblocks = "many"\n[queues.other]\n')
+    with bare_space(tmp_path, "JOURNAL", definitions=defined) as made:
+        ids = put(made, bodies_of(20))
+        made.put("other", b"x")
+        made.space.log.harden_late()
+        session, journal = Session(made.space), made.space.log.journal  # type: ignore[attr-defined]
+        session.start(X)
+        assert session.dequeue("q", message_id=ids[3]) is not None
+        assert session.dequeue("other") is not None
+        session.end(X)
+        late = threading.Thread(target=take, args=(made, 1))
+
+        def full(*_: Any) -> int:
+            if not late.ident:
+                late.start()
+                late.join(0.2)
+            raise OSError(errno.ENOSPC, "full")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(journal, "write", full)
+            with pytest.raises(RetryLater):
+                session.commit(X, Flag.ONEPHASE)
+        session.rollback(X)
+        late.join()
+        made.space.log.harden_late()
+        made.reopen()
+        assert [message.message_id for message in made.connect().browse("q")] == ids[1:]
 
 
 def test_what_is_rolled_back_is_there_again(bare: BareSpace) -> None:

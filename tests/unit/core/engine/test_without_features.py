@@ -132,7 +132,7 @@ class Performs(Rider):
     def __init__(self) -> None:
         self.heard = list[object]()
 
-    def performs(self, space: Space, plan: Callable[[], Any], publish: Callable[[], None]) -> bool:
+    def performs(self, space: Space, branch: Branch, plan: Callable[[], Any], publish: Callable[[], None]) -> bool:
         space.log.perform(plan, publish)
         self.heard.append("performed")
         return True
