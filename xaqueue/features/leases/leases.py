@@ -19,15 +19,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import repeat
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from xaqueue.access import CONSUME
 from xaqueue.core.engine import commit, taking
 from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import leave
-from xaqueue.core.model.branch import Branch, Rider, State
-from xaqueue.core.storage.ids import fresh_id
+from xaqueue.core.model.block import Kind
+from xaqueue.core.model.branch import Branch, Rider, State, Written
+from xaqueue.core.model.entry import Entry, Run
+from xaqueue.core.storage.ids import fresh_id, fresh_ids
 from xaqueue.delivery import ACK, LEASE_S, NACK, REJECT, Detail, checked_count, checked_lease_s
 from xaqueue.errors import (
     ConnectionLost,
@@ -39,6 +44,7 @@ from xaqueue.errors import (
     RetryLater,
 )
 from xaqueue.features.retries import moving, tries
+from xaqueue.features.topics import bulk
 from xaqueue.message import Message, checked_reason, ids_in
 from xaqueue.rpc import wire
 from xaqueue.rpc.verb import verb, verb_of
@@ -85,20 +91,10 @@ def _receive(
     self._check_open()
     if not self.space.loaded:
         self.space.wait_until_loaded()
-    found: list[tuple[Branch, Message]] = []
-    size = 0
-    try:
-        while len(found) < count and (most_bytes is None or size < most_bytes):
-            one = _lend(self, queue, lease_s, 0.0 if found else limit_s)
-            if one is None:
-                break
-            found.append(one)
-            size += len(one[1].body)
-    except BaseException as error:  # or interrupted: nobody gets those
-        if not found or not isinstance(error, RetryLater):
-            _return_all(self, [branch for branch, _ in found])
-            raise
-    return [(branch.xid.gtrid, message) for branch, message in found]
+    if count > 1:
+        return _lend_many(self, queue, count, lease_s, limit_s, inf if most_bytes is None else most_bytes)
+    one = _lend(self, queue, lease_s, limit_s)
+    return [one] if one is not None else []
 
 
 @verb_of(CONSUME, _receive)
@@ -214,16 +210,10 @@ def adopt(self: Session, lost: bytes) -> None:
 # Within
 
 
-def _lend(self: Session, queue: str, lease_s: float, wait_s: float) -> tuple[Branch, Message] | None:
+def _lend(self: Session, queue: str, lease_s: float, wait_s: float) -> tuple[bytes, Message] | None:
     space, xid, message = self.space, Xid.local(fresh_id(), BQUAL), None
     try:
-        with space.lock:
-            if space.log.failure is not None:
-                space.check()
-            branch = self._begin_locked(xid, None)
-            branch.riders = (Lent(self.identity),)
-        self._receiving, self._awaits = branch, queue if wait_s else ""
-        self._waits_since = time.monotonic()
+        branch = _begin(self, xid, queue, wait_s)
         message = taking.dequeue(space, branch, queue, wait_s, None, None)
     finally:
         with space.lock:
@@ -232,14 +222,89 @@ def _lend(self: Session, queue: str, lease_s: float, wait_s: float) -> tuple[Bra
             else:
                 branch.deadline = time.monotonic() + lease_s
                 space.look_by(branch.deadline)
-    return None if message is None else (branch, message)
+    return None if message is None else (xid.gtrid, message)
 
 
-def _return_all(self: Session, branches: Sequence[Branch]) -> None:
-    for branch in branches:
-        taking.return_last(self.space, branch, branch.blocks)
-        with self.space.lock:
-            self.space.branches.pop(branch.xid, None)
+def _begin(self: Session, xid: Xid, queue: str, wait_s: float) -> Branch:
+    space = self.space
+    with space.lock:
+        if space.log.failure is not None:
+            space.check()
+        branch = self._begin_locked(xid, None)
+        branch.riders = (Lent(self.identity),)
+    self._receiving, self._awaits = branch, queue if wait_s else ""
+    self._waits_since = time.monotonic()
+    return branch
+
+
+def _lend_many(
+    self: Session, queue: str, count: int, lease_s: float, wait_s: float, most_bytes: float
+) -> list[tuple[bytes, Message]]:
+    """The same of up to so many: one branch takes them in few passes, and each is given one of its own."""
+    space, taken, found = self.space, list[Written](), list[Message]()
+    xids, lent = [Xid.local(fresh_id(), BQUAL)], list[Branch]()
+    try:
+        taker = _begin(self, xids[0], queue, wait_s)
+        if (limit := self.branch_limit) is not None:
+            with space.lock, suppress(RetryLater):
+                if len(self._begun) + count > limit:
+                    self._make_room_locked(taker.xid, limit)
+            count = min(count, 1 + limit - len(self._begun))
+        try:
+            bulk.take_each(space, taker, queue, count, wait_s, most_bytes, taken, found, alone=True)
+        except RetryLater:
+            if not found:
+                raise
+        xids += [Xid.local(lease, BQUAL) for lease in fresh_ids(max(len(found) - 1, 0))]
+        with space.lock:
+            index = space.queue(queue).index
+            entries = [
+                one
+                for written in taken
+                if (entry := written.entry)
+                for one in (index.expand(entry) if type(entry) is Run else (entry,))
+            ]
+        lent += map(_lent, repeat(taker), repeat(queue), xids, entries)
+        if space.log.is_atomic:
+            space.log.take(taker, taken, space.epoch)
+        else:  # each has its block in active/
+            for branch in lent:
+                space.log.take(branch, branch.blocks, space.epoch)
+        with space.lock:
+            _lend_locked(self, taker, lent, time.monotonic() + lease_s)
+    except BaseException:  # or interrupted: nobody gets those
+        with space.lock:
+            for xid in xids:
+                space.branches.pop(xid, None)
+        space.discard([written.path for branch in lent for written in branch.blocks if written.path])
+        for written in reversed(taken):
+            taking.return_last(space, taker, [written])
+        raise
+    return [(xid.gtrid, message) for xid, message in zip(xids, found, strict=False)]
+
+
+def _lent(taker: Branch, queue: str, xid: Xid, entry: Entry) -> Branch:
+    written = Written(1, Kind.DEQUEUE, queue, entry.message_id, 0, entry)
+    branch = Branch(xid, str(xid), [written], riders=taker.riders[:1])
+    branch.begun, branch.progress, branch.numbers = taker.begun, taker.progress, 1
+    return branch
+
+
+def _lend_locked(self: Session, taker: Branch, lent: Sequence[Branch], deadline: float) -> None:
+    """From here on each is on lease. Raises where the session was lost meanwhile."""
+    space = self.space
+    if taker.rollback_reason is not None:
+        raise taker.rollback_reason
+    del space.branches[taker.xid]
+    for branch in lent:
+        branch.deadline, space.branches[branch.xid] = deadline, branch
+        entry = branch.blocks[0].entry
+        if entry is not None and entry.line is not None:
+            entry.line.hold(entry.seq, branch)
+    if self.branch_limit is not None:
+        self._begun += [branch.xid for branch in lent[1:]]
+    if lent:
+        space.look_by(deadline)
 
 
 def _held_locked(self: Session, queue: str, xid: Xid, how: str = "") -> Branch:

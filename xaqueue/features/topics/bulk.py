@@ -169,25 +169,47 @@ def _take_many(
             self._waits_since = time.monotonic()
         self._awaits = queue if limit_s else ""
         space, found, taken = self.space, list[Message](), list[Written]()
-        has_blocks = queue in space.queues and bool(space.queues[queue].blocks)
         try:
-            while len(found) < count and most_bytes > 0:
-                some = blocks.take(space, branch, queue, count - len(found), most_bytes, taken) if has_blocks else []
-                some = some or runs.take_run(space, branch, queue, count - len(found), most_bytes, taken)
-                if not some:
-                    waits_s = 0.0 if found else limit_s
-                    message = taking.dequeue(space, branch, queue, waits_s, None, None, together=taken)
-                    if message is None:
-                        break
-                    some = [message]
-                found += some
-                most_bytes -= sum([len(message.body) for message in some])
+            take_each(space, branch, queue, count, limit_s, most_bytes, taken, found)
             space.log.take(branch, taken, space.epoch)
         except BaseException:
             for written in reversed(taken):
                 taking.return_last(space, branch, [written])
             raise
         return found
+
+
+def take_each(
+    space: Space,
+    branch: Branch,
+    queue: str,
+    count: int,
+    wait_s: float,
+    most_bytes: float,
+    taken: list[Written],
+    found: list[Message],
+    *,
+    alone: bool = False,
+) -> None:
+    """Adds the next messages to ``found``, and what is written of them to ``taken``, in as few passes as can be. alone:
+    each is going to somebody by itself, so that of a group the next one does not come with it.
+
+    The caller returns what is in ``taken`` where this raises; after RetryLater both are whole."""
+    has_blocks = queue in space.queues and bool(space.queues[queue].blocks)
+    while len(found) < count and most_bytes > 0:
+        some = blocks.take(space, branch, queue, count - len(found), most_bytes, taken) if has_blocks else []
+        some = some or runs.take_run(space, branch, queue, count - len(found), most_bytes, taken, alone=alone)
+        if not some:
+            waits_s = 0.0 if found else wait_s
+            message = taking.dequeue(space, branch, queue, waits_s, None, None, together=taken)
+            if message is None:
+                break
+            some, entry = [message], taken[-1].entry
+            if alone and entry is not None:
+                with space.lock:
+                    space.queues[queue].index.pass_on(entry, None)
+        found += some
+        most_bytes -= sum([len(message.body) for message in some])
 
 
 @verb_of(CONSUME, _take_many)

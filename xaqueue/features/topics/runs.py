@@ -21,16 +21,24 @@ RUN = 64
 
 
 def take_run(
-    space: Space, branch: Branch, name: str, count: int, most_bytes: float, taken: list[Written]
+    space: Space,
+    branch: Branch,
+    name: str,
+    count: int,
+    most_bytes: float,
+    taken: list[Written],
+    *,
+    alone: bool = False,
 ) -> list[Message]:
     """The messages that come next, up to so many, and up to the one with which their bodies reach so many bytes: as by
-    ``dequeue`` with ``together``, in one pass. They end before one that ``dequeue`` has to look at.
+    ``dequeue`` with ``together``, in one pass. They end before one that ``dequeue`` has to look at. alone: none comes
+    with one that is in its group.
 
     The caller returns what is in ``taken`` where this raises."""
     before, found = len(taken), list[Message]()
     if name not in space.definitions.known:
         space.definitions.find(name)
-    _lock_run(space, branch, name, min(count, RUN), taken)
+    _lock_run(space, branch, name, min(count, RUN), taken, None if alone else branch)
     with suppress(DamagedBlock, OSError):
         _read_run(space, name, taken[before:], most_bytes, found)
     while len(taken) > before + len(found):
@@ -39,7 +47,7 @@ def take_run(
     return found
 
 
-def _lock_run(space: Space, branch: Branch, name: str, count: int, taken: list[Written]) -> None:
+def _lock_run(space: Space, branch: Branch, name: str, count: int, taken: list[Written], holder: Branch | None) -> None:
     """Adds those that come next, each before it is locked: an interrupt never leaves it to nobody."""
     with space.lock:
         queue, now = space.queues.get(name) or space.queue(name), space.now_ns() // 1000
@@ -51,7 +59,7 @@ def _lock_run(space: Space, branch: Branch, name: str, count: int, taken: list[W
                 break  # with its neighbours
             written = Written(0, Kind.DEQUEUE, name, NO_MESSAGE, 0)
             taken.append(written)
-            written.entry = entry = index.take(now, holder=branch)
+            written.entry = entry = index.take(now, holder=holder)
             if entry is None:
                 taken.pop()
                 break
