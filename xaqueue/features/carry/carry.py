@@ -167,9 +167,16 @@ def _follows_prepared(space: Space, branch: Branch) -> bool:
     }
     if not taken:
         return False
-    return any(
-        step.planned.kind is CoreStep.COMMIT and not taken.isdisjoint(step.planned.arrivals) for step in deferred
-    )
+    return any(step.planned.kind is CoreStep.COMMIT and _has_added(step.planned.arrivals, taken) for step in deferred)
+
+
+def _has_added(arrivals: Iterable[tuple[str, int]], taken: Iterable[tuple[str, int]]) -> bool:
+    """Whether one of what is taken may be among these: of those in a block they have the first and the last number."""
+    spans: dict[str, tuple[int, int]] = {}
+    for name, seq in arrivals:
+        first, last = spans.get(name, (seq, seq))
+        spans[name] = min(first, seq), max(last, seq)
+    return any(first <= seq <= last for name, seq in taken for first, last in [spans.get(name, (1, 0))])
 
 
 def _note(space: Space, carrier: Carrier, state: CarrierState, queues: Iterable[str] = ()) -> None:
