@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from xaqueue.core.model.layout import gone_path
 from xaqueue.core.model.message_block import Table
 from xaqueue.core.model.message_name import Named, Tags, read_tags
 from xaqueue.message import MessageId
@@ -82,11 +81,11 @@ class MessageBlock:
 
     __slots__ = ("gone", "gone_path", "has_bitmap", "held", "left", "named", "opened", "path", "queue")
 
-    def __init__(self, queue: str, named: Named, path: str, gone: int = 0) -> None:
+    def __init__(self, queue: str, named: Named, path: str, gone_path: str, gone: int = 0) -> None:
         self.queue = queue
         self.named = named
         self.path = path
-        self.gone_path = gone_path(queue, named)
+        self.gone_path = gone_path
         self.opened: tuple[Table, bytes] | None = None
         """All of it, where somebody has just read that."""
         self.gone = gone

@@ -249,7 +249,8 @@ class Queue:
 
     def add_block(self, named: Named, gone: int = 0) -> MessageBlock:
         """Many of its messages lie in this block."""
-        block = MessageBlock(self.name, named, layout.messages_path(self.name, named), gone)
+        path, gone_path = layout.messages_path(self.name, named), layout.gone_path(self.name, named)
+        block = MessageBlock(self.name, named, path, gone_path, gone)
         insort(self.blocks.setdefault(named.first >> RANGE_BITS, []), block, key=_last_of)
         return block
 
