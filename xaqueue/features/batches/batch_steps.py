@@ -15,6 +15,7 @@ from xaqueue.core.engine import commit
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.branch import Branch, State
 from xaqueue.core.model.change import DROP, Change, Op
+from xaqueue.core.model.entry import MessageBlock
 from xaqueue.errors import RetryLater, RolledBack
 from xaqueue.features.batches import record
 from xaqueue.features.batches.record import BatchStep
@@ -99,7 +100,10 @@ def _commit(space: Space, gtrid: bytes, branches: Sequence[Branch]) -> None:
         ops.sort(key=lambda op: op[0] == DROP)  # where there is no room, moves are taken back
         rest = [op for change in changes for op in change.rest]
         arrivals = [one for change in changes for one in change.arrivals]
-        return Change(BatchStep.BATCH, _name(gtrid), ops, rest=rest, arrivals=arrivals, commits=True)
+        taken: dict[MessageBlock, int] = {}
+        for block, bits in (one for change in changes for one in change.taken.items()):
+            taken[block] = taken.get(block, 0) | bits
+        return Change(BatchStep.BATCH, _name(gtrid), ops, rest=rest, arrivals=arrivals, commits=True, taken=taken)
 
     def publish() -> None:
         for branch in branches:

@@ -14,6 +14,7 @@ from support.batch_scene import MOVES, flushed, reopened, three
 from support.contract_batches import SCAN, batch, bodies, prepared
 from xaqueue.batch import ONE_SPACE, Batch
 from xaqueue.core.engine import heuristics, memory
+from xaqueue.core.model.definitions import MANY, Definitions, QueueDefinition
 from xaqueue.core.recovery.prepared import Verdict
 from xaqueue.errors import (
     InvalidArgument,
@@ -252,3 +253,24 @@ def test_a_batch_that_no_record_takes_is_decided_first_and_follows_in_groups(
         assert len(bodies(session)) == 10
         assert session.recover(10, SCAN) == []
         assert len(bodies(Session(bare.reopen()))) == 10
+
+
+@pytest.mark.parametrize("sync", ["JOURNAL", DURABLE, "NONE"])
+def test_what_a_batch_takes_of_a_block_of_many_is_gone(tmp_path: Path, sync: str) -> None:
+    """Of two branches that are committed in one step, over a kill."""
+    bodies_put = [b"%d" % place for place in range(20)]
+    many_each = Definitions(default=QueueDefinition(blocks=MANY))
+    with bare_space(tmp_path / "space", sync, definitions=many_each) as bare:
+        connection = bare.connect()
+        connection.enqueue_many("orders", bodies_put)
+        connection.commit()
+        session = Session(bare.space)
+        xids = [Xid(ONE_SPACE, batch().gtrid, name) for name in (b"0", b"1")]
+        for xid in xids:
+            session.start(xid)
+            assert [session.dequeue("orders") is not None for _ in range(3)] == [True] * 3
+            session.enqueue("others", xid.bqual)
+            session.end(xid)
+            session.prepare(xid)
+        session.commit_all(batch(), xids)
+        assert bodies(reopened(bare)) == bodies_put[6:]
