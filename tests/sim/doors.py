@@ -19,7 +19,7 @@ from support.failing_disk import FailingFileSystem
 from support.forgetful import ForgetfulFileSystem, Tree
 from xaqueue.core.engine import commit, directory_log, heuristics, journal_log, timeouts
 from xaqueue.core.engine.state import Space
-from xaqueue.core.model import definitions, layout
+from xaqueue.core.model import definitions, layout, message_block
 from xaqueue.core.model.branch import State
 from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.storage.ids import _fresh as fresh
@@ -137,12 +137,21 @@ def unhardened(space: Space) -> dict[str, int]:
     return space.log.unhardened()
 
 
-def files(fs: FailingFileSystem, queue: str) -> Iterator[MessageId]:
-    """The ids of all messages that the queue has a file of, or the archive."""
-    places = tuple(f"{place}/queue={queue}/range=" for place in (layout.COMMITTED, layout.ARCHIVE))
-    for path in fs.tree_after_kill().nodes:
-        if path.startswith(places) and (message_id := message_of(path)) is not None:
-            yield message_id
+def files(fs: FailingFileSystem, queue: str, place: str) -> Iterator[MessageId]:
+    """The ids of all messages that the queue has there, in files of their own or in blocks."""
+    nodes = fs.tree_after_kill().nodes
+    for path, data in nodes.items():
+        found = layout.parse_path(path.replace(place, layout.COMMITTED, 1)) if path.startswith(f"{place}/") else None
+        if found is None or found[0] != queue:
+            continue
+        named = found[1]
+        if not named.is_block:
+            yield named.message_id
+            continue
+        gone = nodes.get(layout.gone_path(queue, named).replace(layout.COMMITTED, place, 1))
+        table = message_block.decode_table(data or b"")
+        left = table.left(message_block.decode_gone(gone, queue, named) if gone else 0)
+        yield from map(table.message_id, left)
 
 
 def message_of(path: str) -> MessageId | None:

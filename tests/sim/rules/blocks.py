@@ -14,6 +14,7 @@ from sim.opened import id_of
 from sim.rules.core import add, drawn_options, end, in_the_background, refuse, then
 from sim.rules.dedup import Dedup
 from sim.rules.limits import Limits
+from sim.rules.streams import Streams
 from sim.world import SECOND_US, World
 from xaqueue.delivery import LONGEST_S
 from xaqueue.errors import DiskFull, RetryLater
@@ -195,7 +196,8 @@ class Blocks(Rules):
 def batch_queue(world: World) -> str:
     """``work`` where what it is put with, or its limits, are none of each message's own."""
     is_plain = not world.model.has(Dedup) and not any(isinstance(each, Limits) for each in world.model.rules)
-    return world.dice.choice(("bulk", "bulk", "plain", "work" if is_plain else "bulk"))
+    read = "feed" if world.model.has(Streams) else "bulk"
+    return world.dice.choice(("bulk", read, "plain", "work" if is_plain else "bulk"))
 
 
 def put_many(world: World, number: int, queue: str, count: int) -> None:

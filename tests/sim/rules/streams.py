@@ -10,6 +10,7 @@ from sim.model import Branch, Model, Rules
 from sim.opened import number_of
 from sim.rules.core import in_the_background
 from sim.world import World
+from xaqueue.core.model import layout
 from xaqueue.errors import QueueReserved
 
 
@@ -21,6 +22,8 @@ class Streams(Rules):
     def __init__(self) -> None:
         self.archived: list[int] = []
         """Messages that were to be kept."""
+        self.taken: list[int] = []
+        """Messages that sessions took."""
         self.stream = ""
         """That has the queue."""
 
@@ -28,7 +31,14 @@ class Streams(Rules):
         return QueueReserved if verb == "take" and queue == "feed" and self.stream else None
 
     def opened(self, world: World) -> None:
-        assert set(self.archived) <= set(map(number_of, doors.files(world.fs, "feed"))), "what was to be kept is gone"
+        kept = set(map(number_of, doors.files(world.fs, "feed", layout.ARCHIVE)))
+        there = set(map(number_of, doors.files(world.fs, "feed", layout.COMMITTED)))
+        assert set(self.archived) <= kept | there, "what was to be kept is gone"
+        lost = set(self.taken).difference(self.archived, (one.number for one in world.model.queue("feed")))
+        assert not kept & lost, "what somebody else took is kept"
+
+    def committed(self, model: Model, branch: Branch) -> None:
+        self.taken += [one.number for one in branch.takes if one.queue == "feed"]
 
     def reserve(self, world: World) -> None:
         world.numbers += 1
