@@ -247,6 +247,30 @@ def test_a_new_queue_is_synced_into_its_parents_with_its_first_message(tmp_path:
     assert trace.is_synced("committed/queue=even/range=0000000000000", arrived.ended, first.ended)
 
 
+def test_many_messages_come_by_a_rename_and_go_by_a_bit(tmp_path: Path) -> None:
+    """The bits are on disk before the file of the branch goes, and the block before its bitmap."""
+    trace = run_traced(tmp_path, "FSYNC;DSYNC", threads=0)
+    verbs = {verb.name: verb for verb in verbs_of(trace.calls)}
+    source, block, arrived = trace.moves(verbs["put"])[0]
+    ranges = block.rpartition("/")[0]
+    assert "+014." in block
+    assert trace.is_synced(source, verbs["put"].begun, arrived.begun), "content before name"
+    assert trace.is_synced(ranges, arrived.ended, verbs["put"].ended)
+    for name in ("first", "again"):
+        verb, ((of_branch, _, gone),) = verbs[name], trace.moves(verbs[name])
+        (written,) = (call for call in verb.own if "write" in call.name and "/.gone/" in call.file)
+        bitmap = trace.inside(written.file)
+        assert of_branch.startswith("active/")
+        assert trace.is_synced(bitmap, written.ended, gone.begun)
+        names = [trace.inside(call.file) for call in verb.own if call in trace.syncs]
+        parents = [layout.queue_path("many"), bitmap.rpartition("/")[0]] if name == "first" else []
+        assert sorted(names) == sorted([bitmap, *parents]), name
+    first, second, third = trace.moves(verbs["rest"])
+    assert (first[0], second[0]) == (block, bitmap)
+    assert trace.is_synced(ranges, first[2].ended, second[2].begun)
+    assert third[0].startswith("active/")
+
+
 def test_eight_threads_share_their_directory_syncs(tmp_path: Path) -> None:
     """Slowed directory syncs, as on a real disk, make the grouping certain. Alone, a transaction needs four of them."""
     threads, rounds = 8, 6

@@ -1,6 +1,7 @@
 """The process that test_strace watches marks begin and end of every verb by a look at a path that is not there.
 
-Arguments: space, flags, threads, rounds. One thread shows each kind of step; several do many small transactions.
+Arguments: space, flags, threads, rounds. One thread shows each kind of step; several do many small transactions; none
+shows those of a block of many messages.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import xaqueue
+from xaqueue.core.model import definitions
 from xaqueue.xid import Xid
 
 MARK = "/xaqueue-mark"
@@ -58,6 +60,19 @@ def show_all(space: str, sync: str) -> None:
                 step(connection, f"{step.__name__}-move-{turn}", add=2, take=1)
 
 
+def show_many(space: str, sync: str) -> None:
+    """A block of many comes, some are taken of it, some more, and the rest."""
+    definitions.BLOCKS = definitions.MANY
+    with xaqueue.connect(space, sync=sync) as connection:
+        connection.enqueue_many("many", [b"x" * 100] * 20)
+        with marked("put"):
+            connection.commit()
+        for name, count in (("first", 3), ("again", 4), ("rest", 13)):
+            assert len(connection.dequeue_many("many", 99 if name == "rest" else count)) == count
+            with marked(name):
+                connection.commit()
+
+
 def crowd(space: str, sync: str, threads: int, rounds: int) -> None:
     """Many threads, each with transactions of one message."""
     keeper = xaqueue.connect(space, sync=sync)
@@ -79,7 +94,7 @@ def crowd(space: str, sync: str, threads: int, rounds: int) -> None:
 
 
 if __name__ == "__main__":
-    if int(sys.argv[3]) == 1:
-        show_all(sys.argv[1], sys.argv[2])
+    if int(sys.argv[3]) <= 1:
+        (show_all if int(sys.argv[3]) else show_many)(sys.argv[1], sys.argv[2])
     else:
         crowd(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
