@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from support.bare_space import BareSpace
+from support.bare_space import DURABLE, BareSpace
 from support.block_space import MadeBlock
 from xaqueue.core.engine import heuristics, many, taking
 from xaqueue.core.model import layout
@@ -17,6 +17,7 @@ from xaqueue.core.model.definitions import MANY, Definitions, QueueDefinition
 from xaqueue.core.model.message_block import read_taken
 from xaqueue.core.model.message_name import parse_any
 from xaqueue.errors import RetryLater
+from xaqueue.features.retries.register import TRIES
 from xaqueue.features.session import Session
 from xaqueue.offline.check import check
 from xaqueue.offline.findings import WRONG
@@ -143,12 +144,15 @@ def test_who_looks_counts_each(bare: BareSpace) -> None:
     bare.reopen()
 
 
-def test_a_kill_between_the_files_of_a_prepare_counts_a_try_of_each(bare: BareSpace) -> None:
-    """Its list is not there: promised to nobody."""
+@pytest.mark.parametrize("register", [True, False])
+def test_a_kill_between_the_files_of_a_prepare_counts_a_try_of_each(bare: BareSpace, register: bool) -> None:
+    """Its list is not there: promised to nobody. Once, by its file and by the register of tries, or by the file."""
     prepare(bare, adds=True)
     bare.space.settle()
     bare.space.checkpoint()
     bare.block("prepared", X, "000").unlink()
+    if not register:
+        (bare.root / TRIES).unlink()
     bare.reopen()
     assert bare.in_doubt() == []
     with bare.connect() as connection:
@@ -315,3 +319,19 @@ def test_without_room_for_its_rollback_it_is_held_still(bare: BareSpace) -> None
 
 def _full(*_: object) -> int:
     raise OSError(28, "full")
+
+
+@pytest.mark.parametrize("level", ["NONE", DURABLE])
+def test_a_kill_with_neighbours_in_hand_counts_a_try_of_each(tmp_path: Path, level: str) -> None:
+    """Where the files are the record."""
+    bare = BareSpace(tmp_path / "space", level, definitions=MANY_EACH)
+    put(bare, BODIES)
+    session = Session(bare.space)
+    session.start(X)
+    assert len(session.dequeue_many("q", TAKEN)) == TAKEN
+    for _ in range(2):
+        bare.reopen()
+    with bare.connect() as connection:
+        found = connection.dequeue_many("q", 1000)
+    assert [message.tries for message in found] == [1] * TAKEN + [0] * (COUNT - TAKEN)
+    bare.crash()
