@@ -24,6 +24,8 @@ from support.patience import eventually
 from support.served import STRICT, EmbeddedHost
 from xaqueue.connection import Connection
 from xaqueue.core.engine.state import Space
+from xaqueue.core.model import definitions
+from xaqueue.core.model.definitions import MANY, ONE
 from xaqueue.core.model.layout import COMMITTED, RANGE_SIZE
 from xaqueue.errors import DiskFull, OperationalError, ProtocolError, ResourceFailed, RetryLater, RolledBack
 from xaqueue.offline.reader import QueueReader
@@ -37,9 +39,15 @@ def host(tmp_path: Path) -> Iterator[EmbeddedHost]:
 
 
 class TestConnection(WholeContract):
-    @pytest.fixture(params=[STRICT, "JOURNAL"])
-    def host(self, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[EmbeddedHost]:
-        made = EmbeddedHost(tmp_path / "space", request.param)
+    """At either kind of log, with a file for each message and with many in one."""
+
+    @pytest.fixture(params=[(sync, blocks) for sync in (STRICT, "JOURNAL") for blocks in (ONE, MANY)], ids=" ".join)
+    def host(
+        self, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    ) -> Iterator[EmbeddedHost]:
+        sync, blocks = request.param
+        monkeypatch.setattr(definitions, "BLOCKS", blocks)
+        made = EmbeddedHost(tmp_path / "space", sync)
         yield made
         made.restart()
 
