@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby, repeat
+from math import inf
 from operator import attrgetter
 from struct import unpack
 from typing import Any
@@ -215,29 +216,31 @@ def take(space: Space, branch: Branch, name: str, count: int, most_bytes: float,
     """Takes neighbours that lie in one block, and adds to ``taken`` what is written of them, before they are locked.
     None where there are none, or each is to be asked for by itself. They end with the one with which their bodies
     reach so many bytes."""
-    queue = space.queues[name]
-    with space.lock:
-        block = _next(space, branch, queue)
-    if block is None or count < FEWEST_TAKEN:
-        return []
-    written, run = Written(0, Kind.DEQUEUE, name, NO_MESSAGE, 0), None
+    queue, written = space.queues[name], Written(0, Kind.DEQUEUE, name, NO_MESSAGE, 0)
     taken.append(written)
+    run: Run | None = None
     with suppress(DamagedBlock, OSError):
-        table, data = block.opened or many.opened(space, block)
-        with space.lock:
-            if _next(space, branch, queue) is block:
-                at = queue.index.head - block.named.first
-                count = min(count, bisect_left(table.offsets, table.offsets[at] + most_bytes, at + 1) - at)
-                written.entry = run = queue.index.take_run(block.named.last, count)
-            if run is not None:
-                run.block = block
-                if many.TOGETHER not in branch.riders:
-                    branch.riders = (*branch.riders, many.TOGETHER)
-                written.message_id = run.message_id
-                branch.numbers = written.number = branch.numbers + 1
-                branch.blocks.append(written)
+        while run is None:
+            with space.lock:
+                block = _next(space, branch, queue) if count >= FEWEST_TAKEN else None
+                if block is None:
+                    break
+                if block.opened is not None:
+                    offsets, at = block.opened[0].offsets, queue.index.head - block.named.first
+                    count = min(count, bisect_left(offsets, offsets[at] + most_bytes, at + 1) - at)
+                if block.opened is not None or most_bytes == inf:  # others find those behind it, and not it
+                    written.entry = run = queue.index.take_run(block.named.last, count)
+                    if run is None:
+                        break
+                    run.block, begin = block, run.seq - block.named.first
+                    if many.TOGETHER not in branch.riders:
+                        branch.riders = (*branch.riders, many.TOGETHER)
+                    written.message_id = run.message_id
+                    branch.numbers = written.number = branch.numbers + 1
+                    branch.blocks.append(written)
+            table, data = block.opened or many.opened(space, block)
         if run is not None:
-            begin, end = run.seq - block.named.first, run.seq - block.named.first + len(run.ids)
+            end = begin + len(run.ids)
             bodies, seqs = table.bodies(data, begin, end), range(run.seq, run.seq + len(run.ids))
             stored = map(table.stored, range(begin, end)) if table.own else repeat(stored_in(table.packed))
             return [*map(stored_message, run.ids, repeat(name), seqs, bodies, stored)]
