@@ -46,7 +46,7 @@ from xaqueue.message import check_queue_name
 TEXT_LIMIT_BYTES = 4 * 1024 * 1024
 
 ONE, MANY = "one", "many"
-BLOCKS = ONE
+BLOCKS = MANY
 """Of a queue that does not say."""
 
 
@@ -57,7 +57,7 @@ class QueueDefinition:
     order: Order = Order.FIFO
     description: str = ""
     blocks: str = field(default_factory=lambda: BLOCKS)
-    """MANY: messages of one call come in one file, where they are enough."""
+    """MANY: messages of one branch come in one file, where they are enough."""
     sync: Hardening | None = None
     """NONE in a space with JOURNAL: who commits waits for no sync. None: as the space."""
     options: Mapping[str, Any] = field(default_factory=dict)
