@@ -21,19 +21,20 @@ from support.served import EmbeddedHost
 KILLED_IN_PREPARE = """
 import os, signal, sys
 import xaqueue
-from xaqueue.core.storage.directory_fs import DirectoryFileSystem
+from xaqueue.core.owner import open as attaching
 
-renames, rename = int(sys.argv[2]), DirectoryFileSystem.rename
+renames = int(sys.argv[2])
 
-def counted(self, source, target):
-    global renames
-    if target.startswith("prepared/"):
-        if renames == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        renames -= 1
-    rename(self, source, target)
+class Mortal(attaching.DirectoryFileSystem):
+    def rename(self, source, target):
+        global renames
+        if target.startswith("prepared/"):
+            if renames == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            renames -= 1
+        super().rename(source, target)
 
-DirectoryFileSystem.rename = counted
+attaching.DirectoryFileSystem = Mortal
 connection = xaqueue.connect(sys.argv[1], sync="FDATASYNC;DSYNC")
 connection.tpc_begin(connection.xid(42, "gtrid", "bqual"))
 assert connection.dequeue("orders").body == b"there"
