@@ -247,6 +247,7 @@ def test_every_block_of_readme_is_run() -> None:
 
 
 SCENES: dict[str, tuple[str, ...]] = {
+    "batching": ("init data/shop", "define readings"),
     "limits": ("init data/shop", "define orders", "define readings"),
     "requests": ("init data/shop",),
     "retries": ("init data/shop",),

@@ -35,7 +35,7 @@ def test_who_is_there_is_measured_and_the_others_are_named(
     printed = "\n".join(peers.lines(result))
     assert "Redis: no-redis-server is not installed" in printed
     for queue in queues:
-        assert printed.count(f"\n{queue}") == 3  # in both tables, and what it promises
+        assert printed.count(f"\n{queue}") == 5  # in two tables of rates and two of CPU, and what it promises
     section = page.section(result)
     assert section.count(" not measured |") == 2 * 4 * 4  # each cell of two tables
     assert "*NATS JetStream* was not measured: no-nats-server is not installed" in section
