@@ -322,7 +322,15 @@ class DirectoryLog(GroupCommit):
                 touched.emptied.append(path)
             block.gone = gone
         if self._never_syncs:
-            remove_all(fs, touched.emptied)
+            self._remove(touched.emptied)
+
+    def _remove(self, bitmaps: Iterable[str]) -> None:
+        """Their blocks went: without room they stay until the next open, and that undoes nothing."""
+        try:
+            remove_all(self.fs, bitmaps)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
 
     def _name_bitmap(self, directory: str, touched: _Touched) -> None:
         """The first one of a block comes there."""
@@ -374,7 +382,7 @@ class DirectoryLog(GroupCommit):
             with self._lock:
                 self._move_back(touched.to_move_back)
             self._sync_names(reversed(names))
-        remove_all(self.fs, touched.emptied)
+        self._remove(touched.emptied)
 
     def _tidy(self, change: Change) -> None:
         """What may go at any time. Where that is all that the change does, it may find no room."""

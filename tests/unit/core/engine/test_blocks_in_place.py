@@ -105,6 +105,19 @@ def test_a_take_is_done_whatever_finds_no_room_behind_it(bare: BareSpace) -> Non
     assert take(bare, 99) == BODIES[3:]
 
 
+def test_the_last_take_is_done_though_the_bitmap_finds_no_room_to_go(bare: BareSpace) -> None:
+    """Its block went before: the message is nowhere any more. The next open removes what is left."""
+    take(bare, 19)
+    bare.fs.faults["unlink", GONE] = errno.ENOSPC
+    assert take(bare, 1) == BODIES[19:]
+    assert bare.fs.struck
+    bare.fs.faults.clear()
+    bare.reopen()
+    assert bare.space.report.quarantined == []
+    assert take(bare, 99) == []
+    assert [*(bare.root / GONE).iterdir()] == []
+
+
 def test_nothing_is_left_of_a_block_that_went(bare: BareSpace) -> None:
     take(bare, 5)
     take(bare, 15)
