@@ -61,6 +61,19 @@ def test_a_decision_whose_commit_was_not_shipped_is_carried_out_by_the_replica()
     assert failure is None, failure
 
 
+@pytest.mark.parametrize(
+    ("seed", "steps", "beside"),
+    [(3087, [21, 23, 25, 26, 38], (Delays,)), (202, [33, 43], (Retries, Restores))],
+    ids=["behind the take", "behind the point"],
+)
+def test_a_take_without_room_is_told_as_what_it_is(
+    seed: int, steps: list[int], beside: tuple[type[Rules], ...]
+) -> None:
+    """Done, although what goes behind it finds none; or past its commit point."""
+    failure = run.failure_of(seed, steps, (Blocks, *beside))
+    assert failure is None, failure
+
+
 def test_the_same_seed_is_the_same_run() -> None:
     for seed in range(3):
         first, again = run.play(seed), run.play(seed)
