@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.bare_space import BareSpace, bare_space
+from support.bare_space import A_FILE_EACH, BareSpace, bare_space
 from support.crash_cases import EXTREMES, STORIES, sample, trees_of
 from support.crash_jury import Jury
 from support.crash_level import CHECKPOINTS, JOURNAL, LAGGING, NOON_US, STRICT, Level
@@ -108,7 +108,7 @@ def test_a_rollback_removes_few_files_with_the_lock_held(
 
 
 def test_the_directories_follow_a_journal_without_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with bare_space(tmp_path / "s", "JOURNAL") as bare:
+    with bare_space(tmp_path / "s", "JOURNAL", definitions=A_FILE_EACH) as bare:
         session = filled(bare)
         made, removed = Witness(bare, monkeypatch, "rename"), Witness(bare, monkeypatch, "unlink")
         session.prepare(X)

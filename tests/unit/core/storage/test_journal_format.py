@@ -15,8 +15,8 @@ import pytest
 
 from support import SUPPORT
 from support.redo_story import Made
-from xaqueue.core.model import change
-from xaqueue.core.model.block import decode_head
+from xaqueue.core.model import change, message_block
+from xaqueue.core.model.block import decode_head, pack_properties
 from xaqueue.core.storage import journal_format
 from xaqueue.core.storage.journal_format import (
     CHECKPOINT,
@@ -36,6 +36,7 @@ from xaqueue.core.storage.journal_format import (
     record_of,
 )
 from xaqueue.features.kinds import KINDS
+from xaqueue.message import Properties
 
 BLOCKS = SUPPORT / "vectors"
 HERE = BLOCKS / "journal"
@@ -51,6 +52,10 @@ def path(vector: dict[str, Any]) -> Path:
 
 
 def block(name: str) -> tuple[bytes, bytes]:
+    if name == "hollow":
+        ids = [number.to_bytes(16, "big") for number in range(20)]
+        packed = pack_properties(Properties("q", enqueued_at=1_700_000_000_000_000))
+        return message_block.encode(packed, ids, [b"%d" % number for number in range(20)], 7, hollow=range(1, 19))[:2]
     data = (BLOCKS / f"{name}.bin").read_bytes()
     offset = decode_head(data).body_offset
     return data[:offset], data[offset:]
