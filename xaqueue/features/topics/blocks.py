@@ -57,24 +57,24 @@ def add(
     tags: str,
     ids: Sequence[MessageId],
     bodies: Sequence[bytes],
+    found: list[MessageId],
     *,
     is_given: bool = False,
-) -> int:
-    """Adds messages with these properties in blocks, from the first on. Returns how many: what is left wants a file
-    each. is_given: the queue may have some of these ids already. Raises as ``messages.add``."""
+) -> None:
+    """Adds messages with these properties in blocks, from the first on, and the ids of each block to ``found`` once the
+    branch has it: what is left wants a file each. is_given: the queue may have some of these ids already. Raises as
+    ``messages.add``."""
     if len(ids) < FEWEST or queue.definition.blocks != MANY or branch.riders not in ((), (many.TOGETHER,)):
-        return 0
+        return
     if len(max(bodies, key=len)) > MOST_BODY_BYTES or not says_blocks(space):
-        return 0
-    done = 0
+        return
     for piece in _pieces(packed, list(map(len, bodies))):
         some = ids[piece]
         head, body, checksum = encode(packed, some, bodies[piece], space.epoch, tags=tags)
         run = Run(some, entries=[Entry(0, one, tags) for one in some] if tags else ())
         written = Written(0, Kind.MESSAGES, queue.name, some[0], checksum, run)
         _add(space, branch, queue, written, head, body, is_given=is_given)
-        done = piece.stop
-    return done
+        found += some
 
 
 def merge(space: Space, branch: Branch) -> None:

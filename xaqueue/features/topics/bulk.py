@@ -313,8 +313,7 @@ def _enqueue_many(
     found: list[MessageId] = []
     try:
         if properties.dedup_key is None:
-            done = blocks.add(space, branch, queue, packed, tags, given, bodies, is_given=ids is not None)
-            found += given[:done]
+            blocks.add(space, branch, queue, packed, tags, given, bodies, found, is_given=ids is not None)
         for message_id, body in zip(given[len(found) :], bodies[len(found) :], strict=True):
             there = space.features.admit(space, branch, name, message_id, properties) if options else None
             if there is None:

@@ -16,6 +16,7 @@ from xaqueue.core.engine.messages import add
 from xaqueue.core.model.block import split_message
 from xaqueue.errors import DiskFull, RolledBack
 from xaqueue.features.session import Session
+from xaqueue.features.topics.blocks import FEWEST, MOST
 from xaqueue.features.topics.runs import RUN
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
@@ -118,6 +119,34 @@ def test_an_enqueue_many_that_is_interrupted_is_not_committed_in_part(
             with pytest.raises(KeyboardInterrupt):
                 connection.enqueue_many("q", [b"1", b"2", b"3"])
         with pytest.raises(RolledBack, match="1 of 3 messages were added: KeyboardInterrupt"):
+            connection.commit()
+        connection.rollback()
+        assert connection.dequeue("q") is None
+
+
+@pytest.mark.parametrize("sync", LEVELS)
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_one_that_is_interrupted_between_two_blocks_is_not_committed_in_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: str, at: int
+) -> None:
+    """The last of its messages have a file each."""
+    wanted = 2 * MOST + FEWEST - 1
+    with bare_space(tmp_path, sync) as made, made.connect() as connection:
+        left, add = at, made.space.log.add
+
+        def interrupted(*arguments: Any, **options: Any) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+            add(*arguments, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(made.space.log, "add", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                connection.enqueue_many("q", [b"%d" % number for number in range(wanted)])
+        added = min(at, 2) * MOST + max(at - 2, 0)
+        with pytest.raises(RolledBack, match=f"{added} of {wanted} messages were added: KeyboardInterrupt"):
             connection.commit()
         connection.rollback()
         assert connection.dequeue("q") is None
