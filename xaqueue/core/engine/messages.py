@@ -141,8 +141,14 @@ def _admit_locked(space: Space, branch: Branch, queue: Queue, written: Written, 
         raise there_is(queue, message_id)
     if queue.room is not None:  # by now
         queue.room.hold(message_id, size_bytes)
-    if terms.is_given and space.log.hardens_names and _REUSED not in branch.riders:
-        branch.riders = (*branch.riders, _REUSED)
+    if terms.is_given:
+        reuses_locked(space, branch)
+
+
+def reuses_locked(space: Space, branch: Branch) -> None:
+    """Ids that it adds may be those of earlier messages."""
+    if space.log.hardens_names and REUSED not in branch.riders:
+        branch.riders = (*branch.riders, REUSED)
 
 
 def there_is(queue: Queue, message_id: MessageId) -> InvalidArgument:
@@ -159,7 +165,7 @@ class _Reused(Rider):
             space.log.sync_names((layout.PREPARED,))
 
 
-_REUSED = _Reused()
+REUSED = _Reused()
 
 
 def check_room(space: Space, branch: Branch, size_bytes: int) -> None:

@@ -11,7 +11,7 @@ from operator import attrgetter
 from struct import unpack
 from typing import Any
 
-from xaqueue.core.engine import blocks, many, taking
+from xaqueue.core.engine import blocks, many, messages, taking
 from xaqueue.core.engine.log import BLOCK_BYTES
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.block import (
@@ -47,6 +47,8 @@ LONG = b"\xcf"
 _queue, _number, _content = attrgetter("queue"), attrgetter("number"), attrgetter("content")
 _message_id, _entry, _tags = attrgetter("message_id"), attrgetter("entry"), attrgetter("tags")
 _ENQUEUE = Kind.ENQUEUE
+_SILENT = many.TOGETHER, messages.REUSED
+"""Riders that ask nothing of a message that is added."""
 
 
 def add(
@@ -64,7 +66,7 @@ def add(
     """Adds messages with these properties in blocks, from the first on, and the ids of each block to ``found`` once the
     branch has it: what is left wants a file each. is_given: the queue may have some of these ids already. Raises as
     ``messages.add``."""
-    if len(ids) < FEWEST or queue.definition.blocks != MANY or branch.riders not in ((), (many.TOGETHER,)):
+    if len(ids) < FEWEST or queue.definition.blocks != MANY or any(one not in _SILENT for one in branch.riders):
         return
     if len(max(bodies, key=len)) > MOST_BODY_BYTES or not says_blocks(space):
         return
@@ -185,6 +187,7 @@ def _add(
                 space.definitions.find(queue.name)  # raises where it was undefined since the caller has looked
             if is_given:
                 _check_new(queue, ids)
+                messages.reuses_locked(space, branch)
             branch.numbers = written.number = branch.numbers + 1
             queue.pending.update(ids)
             if (room := queue.room) is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from support.bare_space import BareSpace
@@ -11,6 +13,8 @@ from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import before_time, pack, pack_properties
 from xaqueue.features.session import Session
+from xaqueue.features.topics import bulk
+from xaqueue.features.topics.blocks import FEWEST, MOST
 from xaqueue.message import MessageId, properties_of
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
@@ -56,6 +60,27 @@ def test_a_given_id_used_again_syncs_the_end_of_its_earlier_life(
     assert layout.PREPARED not in synced
     put(session, "in", b"again", message_id(1))
     assert layout.PREPARED in synced
+
+
+def test_many_of_given_ids_sync_it_as_well(strict: BareSpace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one block or in several, as in a file each."""
+    session = Session(strict.space)
+    for count, files in ((FEWEST - 1, FEWEST - 1), (FEWEST, 1), (2 * MOST, 2)):
+        synced: list[str] = []
+        real = strict.fs.sync_dir
+
+        def sync_dir(path: str, synced: list[str] = synced, real: Callable[[str], None] = real) -> None:
+            synced.append(path)
+            real(path)
+
+        session.start(X)
+        bulk._add_many(session, f"of {count}".replace(" ", "_"), [b"x"] * count, [*map(message_id, range(count))])
+        session.end(X)
+        with monkeypatch.context() as patch:
+            patch.setattr(strict.fs, "sync_dir", sync_dir)
+            session.commit(X, Flag.ONEPHASE)
+        assert len(strict.messages(f"of_{count}")) == files
+        assert layout.PREPARED in synced
 
 
 def test_no_crash_loses_a_message_whose_given_id_was_used_before() -> None:
