@@ -162,6 +162,8 @@ def _read_each(space: Space, name: str, entries: Iterator[Entry], limit: int | N
         except FileNotFoundError:
             continue  # consumed meanwhile
         except (DamagedBlock, OSError) as error:
+            if entry.message_id not in queue.index:
+                continue  # likewise, and its block was made smaller
             if not isinstance(error, DamagedBlock) and error.errno not in DAMAGE:
                 raise space.unread(queue.path_of(entry), error) from error
             log.warning(

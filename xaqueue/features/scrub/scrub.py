@@ -113,7 +113,8 @@ def _damaged(space: Space, name: str, piece: Sequence[Entry]) -> list[tuple[Entr
             else:
                 taking.message_of(name, entry.seq, entry.message_id, read_checked(space.fs, path))
         except DamagedBlock as damage:
-            found.append((entry, str(damage)))
+            if entry.message_id in queue.index:  # else it was consumed meanwhile, and its block made smaller
+                found.append((entry, str(damage)))
         except FileNotFoundError:
             continue  # consumed meanwhile, or in the journal yet
         except OSError as error:

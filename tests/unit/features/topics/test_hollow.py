@@ -20,6 +20,7 @@ from xaqueue.core.owner.chores import Chores
 from xaqueue.core.storage.fs import Room
 from xaqueue.errors import RetryLater
 from xaqueue.features import opening
+from xaqueue.features.scrub import scrub
 from xaqueue.features.session import Session, attach
 from xaqueue.features.topics import hollow
 from xaqueue.features.topics.hollow import AGE_US, Hollow
@@ -234,6 +235,30 @@ def test_one_that_goes_right_behind_is_gone(bare: BareSpace, clock: Clock) -> No
     assert bare.messages("q") == []
     bare.reopen()
     assert bodies(bare) == []
+
+
+def test_what_was_listed_and_has_gone_since_is_not_damaged(
+    bare: BareSpace, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever looks through a queue goes on behind it, as where each message has a file."""
+    ids = put(bare, 20)
+    bare.space.settle()
+    listed = bare.connect().browse("q")
+    assert int(next(listed).body) == 0
+    damaged = scrub._damaged
+
+    def late(*arguments: Any) -> Any:
+        take(bare, *ids[:17])
+        clock.ahead_us += AGE_US
+        look(bare)
+        assert held(bare) == [3]
+        return damaged(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(scrub, "_damaged", late)
+        assert scrub.scrub_queue(bare.space, "q") == scrub.Scrubbed(20, [], [])
+    assert [int(one.body) for one in listed] == [17, 18, 19]
+    assert caplog.messages == []
 
 
 def test_a_journal_with_nothing_newer_is_whole(bare: BareSpace, clock: Clock) -> None:
