@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from xaqueue.core.model import layout, records
-from xaqueue.core.model.block import NO_TRY, Head, Kind
+from xaqueue.core.model.block import ADDS, NO_TRY, Head, Kind
 from xaqueue.core.model.block_files import ids_taken
 from xaqueue.core.model.branch import Branch
 from xaqueue.core.model.record_kinds import Looking, Opening, RecordKind
@@ -24,7 +24,8 @@ class TriesKind(RecordKind):
 
     def adopt(self, space: Any, branch: Branch, found: PreparedBranch) -> None:
         """What a branch takes from one queue and adds to another was moved, as far as its blocks tell."""
-        added = {row.message_id for row in found.rows if row.kind is Kind.ENQUEUE}
+        added = {row.message_id for row in found.rows if row.kind in ADDS}
+        added.update(one for written in branch.blocks if written.kind in ADDS for one in written.ids)
         for written in branch.blocks:
             if written.kind is Kind.DEQUEUE and written.message_id in added:
                 moving.leaves(branch, written, moving.MOVED)

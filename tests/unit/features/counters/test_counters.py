@@ -24,6 +24,7 @@ from xaqueue.features.counters.values import Counters, Counting, decode, encode
 from xaqueue.features.retries import moving
 from xaqueue.features.session import Session
 from xaqueue.features.streams import cleanup
+from xaqueue.features.topics.blocks import FEWEST
 from xaqueue.offline import inspect
 from xaqueue.offline.check import check
 from xaqueue.rpc.client.manager import remote_manager
@@ -131,6 +132,22 @@ def test_what_is_in_doubt_is_counted_when_it_is_decided(bare: BareSpace) -> None
     counter_files.write(bare.space)
     bare.reopen()
     assert of(bare, "other") == Counters(enqueued=2), "what is replayed was counted"
+
+
+def test_many_that_are_moved_at_once_are_counted_when_that_is_decided(bare: BareSpace) -> None:
+    """What they are in the other queue is one block, where their queue is defined so."""
+    with bare.connect() as connection:
+        ids = connection.enqueue_many("plain", [b"%d" % number for number in range(FEWEST + 1)])
+        connection.commit()
+        moved = connection.xid(1, b"moved", b"b")
+        connection.tpc_begin(moved)
+        for message_id in ids:
+            assert connection.move("plain", message_id, "other") == message_id
+        connection.tpc_prepare()
+    counter_files.write(bare.space)
+    bare.reopen()
+    Session(bare.space).commit(moved)
+    assert of(bare, "plain") == Counters(enqueued=FEWEST + 1, moved=FEWEST + 1)
 
 
 def work(root: Path, sync: str | None = None) -> None:
