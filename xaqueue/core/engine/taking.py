@@ -321,6 +321,9 @@ def return_entry(space: Space, branch: Branch, written: Written, *, gone: bool =
         queue, entry = space.queue(written.queue), written.entry
         assert entry is not None
         if gone:
+            block = queue.block_of(entry.seq) if queue.blocks else None
+            if block is not None and not block.gone & block.bits(entry):
+                block.left += 1  # it has not left that, but gone with it: no step is on its way
             if queue.consumed(entry):
                 space.has_consumed()
         else:

@@ -137,6 +137,33 @@ def test_what_goes_late_says_nothing_of_a_step_on_its_way(tmp_path: Path, monkey
         assert [message.message_id for message in made.connect().browse("q")] == ids[1:]
 
 
+@only_at_journal
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_of_a_block_that_is_lost_what_others_hold_is_consumed_late(bare: BareSpace, is_removed: bool) -> None:
+    """No step is on its way that takes from it: whoever goes late would wait for that for ever."""
+    put(bare, bodies_of(20))
+    bare.reopen()
+    bare.space.serving = True
+    session, other = Session(bare.space), bare.connect()
+    session.start(X)
+    assert len(session.dequeue_many("q", 5)) == 5
+    session.end(X)
+    session.prepare(X)
+    (block,) = bare.space.queues["q"].blocks[0]
+    block.opened = None  # others were read since
+    (file,) = bare.messages("q")
+    file.unlink() if is_removed else file.write_bytes(bytes(file.stat().st_size))
+    assert other.dequeue("q") is None
+    other.rollback()
+    assert len(bare.space.report.quarantined) == (not is_removed)
+    assert block.is_settled
+    session.commit(X, Flag.LATE)
+    assert block.is_settled
+    session.harden()
+    bare.reopen()
+    assert take(bare, 99) == []
+
+
 def test_what_is_rolled_back_is_there_again(bare: BareSpace) -> None:
     put(bare, bodies_of(20))
     connection = bare.connect()
