@@ -136,14 +136,19 @@ class Load:
         self._bitmaps.clear()
 
     def _set_aside_twins(self, twins: Sequence[tuple[Queue, Entry]]) -> None:
-        """Each leaves its block, which stays; without room the next open does it."""
+        """Each leaves its block, which stays; without room the next open does it. Not where a stream has consumed some
+        of that: its bitmap would say so, and what is consumed may be kept."""
         for queue, entry in twins:
+            block = queue.block_of(entry.seq)
+            if block is None or (queue.keeper is not None and block.named.first <= queue.consumed_through):
+                continue
             why = f"message {entry.message_id.hex()} {TWICE}; the earlier one is kept"
             with suppress(RetryLater):
-                many.set_aside(self._space, queue, entry, why, is_whole=True)
-            with self._space.lock:
-                if (block := queue.block_of(entry.seq)) is not None and not block.left:
-                    queue.forget_block(block)
+                if many.set_aside(self._space, queue, entry, why, is_whole=True):
+                    with self._space.lock:
+                        block.left -= 1
+                        if not block.left:
+                            queue.forget_block(block)
 
     def _clear_gone(self, queue: Queue) -> None:
         """Bitmaps of blocks that are gone go; of what a stream has consumed they are cleared with the blocks. That of a
@@ -197,8 +202,8 @@ class _Loading:
         self._marked: frozenset[str] | None = None
         """The names of bitmaps, once a block was found: what others take since is of blocks that are here."""
         self.twins: list[Entry] = []
-        """Messages in a block whose ids earlier ones of the queue have: they are gone for whoever takes, and are set
-        aside once all is loaded."""
+        """Messages in a block whose ids earlier ones of the queue have: nobody gets them, and they are set aside once
+        all is loaded. Until then they are there, and no bitmap says otherwise."""
 
     def place(self, ranges: Sequence[int], wanted: Collection[str]) -> None:
         """Adds the messages of these ids, in hex, as far as they are whole."""
@@ -280,13 +285,13 @@ class _Loading:
             return False
         ids, left = table.message_ids(), table.left(gone, max(consumed + 1 - named.first, 0))
         there = ids if len(left) == len(ids) else [ids[index] for index in left]
+        known = 0 if there is ids else (1 << named.count) - 1 - sum(1 << index for index in left)
         if len(set(there)) < len(there) or queue.index.has_any(there):
             left = self._without_twins(table, named, left)
         if gone:
             self._bitmaps.append(bitmap)
         with self._lock:
-            whole = len(left) == named.count
-            block = queue.add_block(named, 0 if whole else (1 << named.count) - 1 - sum(1 << index for index in left))
+            block, whole = queue.add_block(named, known), len(left) == named.count
             block.held, block.has_bitmap = table.held, bool(gone)
             queue.holds(named.first >> RANGE_BITS, len(left))
             if whole and table.is_plain and not self._tried:

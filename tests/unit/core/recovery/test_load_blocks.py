@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import xaqueue
+from support.bare_space import BareSpace
 from support.block_space import body_of, id_of, put_block, put_message
+from xaqueue.core.engine import many
 from xaqueue.core.model import layout
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
+from xaqueue.errors import RetryLater
 from xaqueue.features.opening import create
 from xaqueue.features.session import attach
 from xaqueue.offline.check import check
@@ -80,6 +84,38 @@ def test_of_one_id_that_is_there_twice_one_message_goes(root: Path, gone: int) -
     assert shown(root) == [(seq, body_of(seq)) for seq in left]
     assert len(aside(root)) == 3
     assert taken(root) == [body_of(seq) for seq in left]
+
+
+@pytest.mark.parametrize("sync", ["JOURNAL", "NONE", "FDATASYNC;DSYNC"])
+@pytest.mark.parametrize("is_planned", [False, True])
+def test_one_that_is_there_twice_stays_until_there_is_room(
+    root: Path, monkeypatch: pytest.MonkeyPatch, sync: str, is_planned: bool
+) -> None:
+    """Who takes others from its block meanwhile does not take it along, and waits for nobody."""
+    put_block(root, FIRST, COUNT)
+    put_block(root, 100, COUNT, ids=[*(id_of(seq) for seq in range(100, 119)), id_of(FIRST)])
+    left = [body_of(seq) for seq in (*range(FIRST, FIRST + COUNT), *range(100, 119))]
+    removal = many.removal
+
+    def full(*arguments: Any) -> Any:
+        if is_planned:
+            removal(*arguments).take_back()
+        raise RetryLater("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(many, "removal", full)
+        made = BareSpace(root, sync)
+    (first, second) = made.space.queues["orders"].blocks[0]
+    assert (first.is_settled, second.is_settled) == (True, True)
+    with made.connect() as connection:
+        taken = connection.dequeue_many("orders", COUNT + 10)
+    assert [message.body for message in taken] == left[: COUNT + 10]
+    assert second.is_settled
+    made.reopen()
+    with made.connect() as connection:
+        rest = [message.body for message in connection.dequeue_many("orders", 99)]
+    assert rest == [*left[COUNT + 10 :], body_of(119)]
+    made.crash()
 
 
 def test_one_that_is_set_aside_takes_along_what_is_gone_of_it(root: Path) -> None:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from support.bare_space import BareSpace
+from support.block_space import body_of, id_of, put_block
+from xaqueue.core.engine import many
 from xaqueue.core.model import layout
 from xaqueue.core.model.definitions import MANY, Definitions, QueueDefinition
 from xaqueue.core.model.message_block import decode_gone, decode_table
 from xaqueue.core.model.message_name import parse_any
+from xaqueue.errors import RetryLater
+from xaqueue.features.opening import create
 from xaqueue.features.session import Session
 from xaqueue.features.streams import cleanup
 from xaqueue.features.streams.record import archived_path
@@ -79,6 +84,30 @@ def test_what_was_consumed_before_is_not_kept(bare: BareSpace) -> None:
     consume(bare, (3, False), (20, True))
     cleanup.clear(bare.space)
     assert kept(bare.root) == [body for number, body in enumerate(BODIES) if number > 2 and number != 7]
+
+
+@pytest.mark.parametrize("sync", ["JOURNAL", "NONE"])
+def test_what_was_consumed_of_one_with_an_id_twice_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: str
+) -> None:
+    """No bitmap says that it is gone while the stream has the rest to consume."""
+    create(root := tmp_path / "space", sync=sync, any_queue=True)
+    ids = [id_of(seq) for seq in range(1, 21)]
+    put_block(root, 1, 20, queue="q", ids=[*ids[:10], ids[8], *ids[11:]])
+
+    def full(*_: Any) -> Any:
+        raise RetryLater("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(many, "removal", full)
+        bare = BareSpace(root, sync, definitions=MANY_EACH)
+    consume(bare, (5, True))
+    bare.reopen()
+    consume(bare, (20, True))
+    cleanup.clear(bare.space)
+    assert kept(root) == [body_of(seq) for seq in range(1, 21)]
+    assert nothing_left(root)
+    bare.crash()
 
 
 def test_all_of_a_whole_one_is_kept(bare: BareSpace) -> None:
