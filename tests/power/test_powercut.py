@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from support.powercut import DURABLE, KINDS, MIXED, Disk, Lives, disk, seeded
+from support import SUPPORT
+from support.many_moments import DEFINED, WatchingLedger
+from support.powercut import DURABLE, KINDS, MIXED, SMALL_JOURNAL, Disk, Lives, disk, seeded
+from xaqueue.core.owner import definitions_file
 
 FULL = os.environ.get("XAQUEUE_CRASH_FULL") == "1"
 CALLS = ("sync", "sync", "sync", "write_at", "create", "rename", "unlink", "decide", "consume", "sync_all")
 CUTS = 40 if FULL else 10
+CUTS_AMID_MANY = 50 if FULL else 6
 LONGEST_LIFE_S = 2.0
 EACH_SYNC = 70
 """Syncs of one life that are cut before and after, each in turn."""
@@ -92,6 +97,28 @@ def test_power_cuts_at_random_moments_lose_and_double_nothing(drive: Disk, sync:
         lives.live(fault, delay_s)
     lives.judge()
     assert lives.ledger.heard["acked"] > CUTS
+
+
+def test_power_cuts_amid_many_lose_and_double_nothing(drive: Disk, tmp_path: Path) -> None:
+    """Blocks of messages, some of them taken, given back or acknowledged, and snapshots amid it, as in
+    test_kill_many."""
+    seed, looked_at, ledger = seeded(), 0, WatchingLedger()
+    dice = random.Random(f"{seed}/{drive.kind}/many")
+    lives = Lives(drive, seed, MIXED, small_journal=False, ledger=ledger)
+    lives.child = SUPPORT / "many_child.py"
+    definitions_file.write_definitions(lives.space, DEFINED + SMALL_JOURNAL * (dice.random() < 0.7))
+    os.sync()
+    for number in range(CUTS_AMID_MANY):
+        is_quiet = number % 3 == 2  # long enough for a snapshot
+        fault = "" if is_quiet else fault_of(dice)
+        lives.live(fault, LONGEST_LIFE_S if fault else dice.uniform(0.4 if is_quiet else 0.0, 0.9))
+        faults = ledger.judge_newest(lives.space, tmp_path / "restored", times=lives.times)
+        assert not faults
+        looked_at += faults is not None
+    lives.judge()
+    sys.stdout.write(f"{looked_at} snapshots\n")
+    assert ledger.heard["acked"] > CUTS_AMID_MANY
+    assert looked_at
 
 
 @pytest.mark.parametrize("sync", DURABLE)

@@ -1,7 +1,7 @@
 """The process that test_kill_many kills: what ``kill_child`` does, with leases that are given back or acknowledged, and
 snapshots that are taken amid it.
 
-Arguments: as of ``kill_child``.
+Arguments: as of ``kill_child``; or of ``powercut_child``, whose standstill it has then.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from support import kill_child
 from support.kill_child import Doom, MortalFileSystem, settled
+from support.powercut_child import Standstill
 from xaqueue.connection import Connection
 from xaqueue.core.owner import open as attaching
 from xaqueue.features.session import attach
@@ -52,9 +53,9 @@ def take_snapshots(connection: Connection, life: str) -> None:
         say(Statement("snapshot", f"{life}.{number}", [], [], [("", taken.number, "")]))
 
 
-def main(space: Path, flags: str, life: str, seed: str, threads: int) -> None:
+def main(space: Path, flags: str, life: str, seed: str, threads: int, *, times: bool) -> None:
     recover(attach(space, sync=flags, watch=False), set(json.load(sys.stdin)), say)
-    for problem in settled(space):
+    for problem in settled(space, times=times):
         say(Statement("fault", f"after recovery: {problem}"))
     say(Statement("ready"))
     workers = [LeasingClient(attach(space, sync=flags, watch=False), f"{life}.{i}", seed, say) for i in range(threads)]
@@ -69,6 +70,6 @@ def main(space: Path, flags: str, life: str, seed: str, threads: int) -> None:
 
 if __name__ == "__main__":
     attaching.DirectoryFileSystem = MortalFileSystem  # type: ignore[attr-defined]
-    flags, life, seed, threads, fault = sys.argv[2:]
-    kill_child.rollback_reason = Doom(fault)
-    main(Path(sys.argv[1]), flags, life, seed, int(threads))
+    flags, life, seed, threads, fault, *times = sys.argv[2:]
+    kill_child.rollback_reason = Standstill(fault) if times else Doom(fault)
+    main(Path(sys.argv[1]), flags, life, seed, int(threads), times=times != ["False"])

@@ -140,14 +140,18 @@ SMALL_JOURNAL = "\n[space]\njournal_segment_bytes = 262144\ncheckpoint_s = 1\n"
 class Lives:
     """A space on a disk, and all that its lives said."""
 
-    def __init__(self, drive: Disk, seed: str, sync: str, *, small_journal: bool) -> None:
+    child = CHILD
+
+    def __init__(
+        self, drive: Disk, seed: str, sync: str, *, small_journal: bool, ledger: LateLedger | None = None
+    ) -> None:
         self.drive = drive
         self.sync = sync
         self.times = drive.kind != "btrfs" or sync == "JOURNAL"
         """Whether commit times outlive a power cut: btrfs hardens a directory without the times of its files."""
         self.seed = seed
         self.space = drive.place / "space"
-        self.ledger = LateLedger()
+        self.ledger = LateLedger() if ledger is None else ledger
         self.count = 0
         xaqueue.connect(self.space, create=True).close()
         if small_journal:
@@ -162,7 +166,7 @@ class Lives:
         arguments = [str(self.space), sync, str(self.count), self.seed, str(threads), fault, str(self.times)]
         sys.stdout.write(f"life {self.count}: {sync}, {threads} threads, cut at {fault or f'{work_s:.3f} s'}\n")
         self.count += 1
-        command = [sys.executable, str(CHILD), *arguments]
+        command = [sys.executable, str(self.child), *arguments]
         before = self.ledger.heard["stopped"]
         with self.ledger.late(self.drive.cut) as cut_late:
             ChildRun(command, cut_late if self.drive.races else self.drive.cut, work_s).run(self.ledger)
