@@ -157,7 +157,7 @@ def replay(
         make_dirs(fs, directory)
     for move in moves:
         if move.source != move.target:
-            _clear(fs, move.target)
+            make_way(fs, move.target)
             fs.rename(move.source, move.target)
         if move.when_us:
             fs.set_modified_ns(move.target, move.when_us * 1000)
@@ -235,7 +235,7 @@ def make_dirs(fs: FileSystem, directory: str) -> None:
             fs.make_dir(directory)
 
 
-def _clear(fs: FileSystem, path: str) -> None:
+def make_way(fs: FileSystem, path: str) -> None:
     """A directory that stands where a file is made, or was, is set aside."""
     if fs.is_dir(path):
         _set_aside(fs, path, "a directory where a file should be")
@@ -251,7 +251,7 @@ def _remove(fs: FileSystem, path: str) -> None:
         try:
             fs.unlink(path)
         except IsADirectoryError:
-            _clear(fs, path)
+            make_way(fs, path)
 
 
 def _make(fs: FileSystem, path: str, content: Content, rewrites: bool, first: str) -> None:
@@ -259,7 +259,7 @@ def _make(fs: FileSystem, path: str, content: Content, rewrites: bool, first: st
     data = read(fs, path)
     stands = len(data) == len(content.head) + len(content.body) and data == content.head + bytes(content.body)
     if not stands:
-        _clear(fs, path)
+        make_way(fs, path)
     if (rewrites or not stands) and not (first is not path and _relink(fs, first, path)):
         rewrite(fs, path, [data] if stands else [content.head, bytes(content.body)], stands)
     if content.when_us:
