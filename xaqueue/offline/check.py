@@ -37,6 +37,7 @@ from xaqueue.core.storage.journal_format import parse_name
 from xaqueue.core.storage.journal_reader import Found, look
 from xaqueue.errors import DamagedBlock, InvalidArgument, JournalDamaged, SpaceError
 from xaqueue.features.kinds import KINDS
+from xaqueue.features.streams.cleanup import keep_cut
 from xaqueue.features.streams.message_files import read_whole
 from xaqueue.offline.check_committed import CommittedCheck
 from xaqueue.offline.findings import Finding, Prober, Severity, broken, damaged, leftover, note
@@ -108,6 +109,7 @@ def _mend_block(space: Space, finding: Finding, plan: Plan) -> None:
         with space.lock:
             queue = space.queue(queue_name)
             entry = queue.index.find(named.message_id)
+        keep_cut(space, queue)  # the bitmap that the block gets says of what a stream has consumed that it is gone
         if entry is not None and entry.seq == named.first and many.set_aside(space, queue, entry, finding.problem):
             _forget(space, finding.path)
             plan.set_aside([f"{finding.path}: {finding.problem}"])

@@ -322,7 +322,7 @@ class JournalCopy:
                 path = f"{directory}/{name}"
                 if record.archives(named.last):
                     if named.is_block:
-                        keep_gone(self._fs, record, named)
+                        keep_gone(self._fs, record, [named])
                     archived = archived_path(path)
                     redo.make_dirs(self._fs, archived.rpartition("/")[0])
                     self._fs.rename(path, archived)

@@ -13,12 +13,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 
 from xaqueue.core.engine import many
-from xaqueue.core.engine.redo import make_dirs
+from xaqueue.core.engine.redo import is_that, make_dirs, make_way
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.model.change import DROP, MOVE, Change
@@ -230,29 +230,33 @@ def _clear_files(space: Space, record: StreamRecord, number: int, names: Sequenc
     gone = sorted({*names}.difference(kept))
     space.waiting.run(partial(remove_all, fs, [f"{directory}/{name}" for name in gone]))
     if kept:
-        for name in filter(is_block, kept):
-            keep_gone(fs, record, parse_any(name))
+        keep_gone(fs, record, [named for name in filter(is_block, kept) if (named := parse_any(name)) is not None])
         _archive(space, fs, directory, kept)
 
 
-def keep_gone(fs: FileSystem, record: StreamRecord, named: Named | None) -> None:
-    """What is gone of a block is in the archive, durably, before the block comes there. Raises OSError."""
-    found = archived_gone(fs, record, named) if named is not None else None
-    if named is None or found is None:
-        return
-    directory, _, name = archived_path(layout.gone_path(record.queue, named)).rpartition("/")
-    with _making:
-        make_dirs(fs, directory)
-        discard(fs, f"{directory}/.new")
-        fs.create(f"{directory}/.new", found)
-        fs.sync_file(f"{directory}/.new")
-        fs.rename(f"{directory}/.new", f"{directory}/{name}")
-    fs.sync_dir(directory)
+def keep_gone(fs: FileSystem, record: StreamRecord, blocks: Iterable[Named]) -> None:
+    """What is gone of blocks is in the archive, durably, before they come there. Raises OSError."""
+    directory = f"{layout.queue_path(record.queue)}/{layout.GONE}"
+    archived = archived_path(directory)
+    found = [(named, gone) for named in blocks if (gone := archived_gone(fs, record, named)) is not None]
+    for named, gone in found:
+        path, new = archived_path(layout.gone_path(record.queue, named)), f"{archived}/.new"
+        with _making:
+            make_dirs(fs, archived)
+            for place in (new, path):
+                make_way(fs, place)
+            discard(fs, new)
+            fs.create(new, gone)
+            fs.sync_file(new)
+            fs.rename(new, path)
+    for place in archive_directories(directory) if found else ():
+        fs.sync_dir(place)
 
 
 def keep_cut(space: Space, queue: Queue) -> None:
-    """Of a block that a stream has consumed in part, that is in the archive, each message in a file of its own: the
-    rest is everybody's, and the block goes with it. Raises as ``clear`` does.
+    """Of a block that a stream has consumed in part, that is in the archive, durably, each message in a file of its
+    own: before the rest is everybody's, and the block goes with it, or one of the rest is set aside. Raises as
+    ``clear`` does.
     """
     record = record_of(queue)
     with space.lock:
@@ -275,14 +279,17 @@ def _keep_some(space: Space, block: Block, indexes: Sequence[int], path: str) ->
     fs, directory, when_ns = space.fs, archived_path(path.rpartition("/")[0]), space.fs.modified_ns(path)
     with _making:
         make_dirs(fs, directory)
-    there = frozenset(fs.list(directory))
-    wanted = {name: index for index in indexes if (name := block.name(index)) not in there}
+    names = {block.name(index): index for index in indexes}
+    there = _kept(fs, directory, names)
+    wanted = {name: index for name, index in names.items() if name not in there}
     for name, index in wanted.items():
+        make_way(fs, f"{directory}/.{name}")
         discard(fs, f"{directory}/.{name}")  # of a try that was cut off
         fs.create(f"{directory}/.{name}", [block.file(index)], when_ns)
     space.sync_all()
     for name in wanted:
         fs.rename(f"{directory}/.{name}", f"{directory}/{name}")
+    space.sync_all()
 
 
 def _archive(space: Space, fs: FileSystem, directory: str, names: Sequence[str]) -> None:
@@ -292,7 +299,7 @@ def _archive(space: Space, fs: FileSystem, directory: str, names: Sequence[str])
         make_dirs(fs, target)
     if not space.log.is_atomic:
         space.log.sync_names(archive_directories(directory)[1:])
-    there = frozenset(fs.list(target))
+    there = _kept(fs, target, names)
 
     def plan() -> Change:
         paths = [(f"{directory}/{name}", name) for name in names if fs.exists(f"{directory}/{name}")]
@@ -300,6 +307,14 @@ def _archive(space: Space, fs: FileSystem, directory: str, names: Sequence[str])
         return Change(StreamStep.STREAM, directory, ops)
 
     space.log.perform_unrecorded(plan)
+
+
+def _kept(fs: FileSystem, directory: str, names: Collection[str]) -> frozenset[str]:
+    """Which of these are there; a directory of such a name makes way, and what is not whole is replaced."""
+    found = [name for name in fs.list(directory) if name in names]
+    for name in found:
+        make_way(fs, f"{directory}/{name}")
+    return frozenset(name for name in found if is_that(fs, f"{directory}/{name}", f"{directory}/{name}"))
 
 
 def filled_archives(space: Space) -> list[str]:

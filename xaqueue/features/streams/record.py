@@ -15,12 +15,13 @@ from datetime import UTC, datetime
 from enum import IntEnum
 from typing import cast
 
+from xaqueue.core.engine.redo import is_that
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import Kind, decode
 from xaqueue.core.model.block_files import damage_of, listed, read_block, read_checked
 from xaqueue.core.model.layout import ARCHIVE, COMMITTED, RANGE_BITS
 from xaqueue.core.model.message_block import decode_gone, encode_gone
-from xaqueue.core.model.message_name import Named, parse_any
+from xaqueue.core.model.message_name import Named, parse
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.errors import DamagedBlock, QueueReserved
@@ -53,10 +54,11 @@ def archived_gone(fs: FileSystem, record: StreamRecord, named: Named, given: byt
         with suppress(DamagedBlock, FileNotFoundError):
             data = given if given and place == path else read_checked(fs, place)
             gone |= decode_gone(data, queue, named)
-    for name in listed(fs, archived_path(layout.range_path(queue, named.first))):
-        one = parse_any(name)
-        if one is not None and not one.is_block and named.first <= one.first <= named.last:
-            gone |= 1 << one.first - named.first
+    directory = archived_path(layout.range_path(queue, named.first))
+    for name in listed(fs, directory):
+        one, place = parse(name), f"{directory}/{name}"
+        if one is not None and named.first <= one[0] <= named.last and is_that(fs, place, place):
+            gone |= 1 << one[0] - named.first
     return encode_gone(queue, named, gone, 0) if gone else None
 
 

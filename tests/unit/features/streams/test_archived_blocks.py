@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from support.bare_space import BareSpace
+from support.bare_space import DURABLE, BareSpace
 from support.block_space import body_of, id_of, put_block
 from xaqueue.core.engine import many
 from xaqueue.core.model import layout
+from xaqueue.core.model.block import decode_message
 from xaqueue.core.model.definitions import MANY, Definitions, QueueDefinition
 from xaqueue.core.model.message_block import decode_gone, decode_table
 from xaqueue.core.model.message_name import parse_any
@@ -56,6 +57,9 @@ def kept(root: Path) -> list[bytes]:
         for path in sorted(directory.iterdir()):
             named = parse_any(path.name)
             assert named is not None
+            if not named.is_block:
+                found.append(decode_message(path.read_bytes())[2])
+                continue
             bitmap = root / archived_path(layout.gone_path("q", named))
             gone = decode_gone(bitmap.read_bytes(), "q", named) if bitmap.exists() else 0
             data = path.read_bytes()
@@ -108,6 +112,38 @@ def test_what_was_consumed_of_one_with_an_id_twice_is_kept(
     assert kept(root) == [body_of(seq) for seq in range(1, 21)]
     assert nothing_left(root)
     bare.crash()
+
+
+BLOCK, SECOND = "0000000000000001+014.", "0000000000000002."
+IN_THE_WAY = {
+    **dict.fromkeys([".gone", ".gone/.new", f".gone/{BLOCK[:16]}.{id_of(1).hex()}"], 20),
+    f"range=0000000000000/{BLOCK}{id_of(1).hex()}": 20,
+    **dict.fromkeys([f"range=0000000000000/{dot}{SECOND}{id_of(2).hex()}" for dot in (".", "")], 5),
+}
+"""What may stand in the archive where something is to be kept, and through which number a stream consumes then."""
+
+
+@pytest.mark.parametrize("what", ["file", "directory", "full directory"])
+@pytest.mark.parametrize("place", IN_THE_WAY)
+@pytest.mark.parametrize("sync", ["JOURNAL", DURABLE])
+def test_whatever_is_in_the_way_is_no_message(tmp_path: Path, sync: str, place: str, what: str) -> None:
+    """It neither ends the space nor keeps a message out of the archive."""
+    create(root := tmp_path / "space", sync=sync, any_queue=True)
+    put_block(root, 1, 20, queue="q", gone=0b1)
+    path = root / "archive/queue=q" / place
+    path.parent.mkdir(parents=True)
+    if what == "file":
+        path.write_bytes(b"content")
+    else:
+        path.mkdir()
+    if what == "full directory":
+        (path / "file").write_bytes(b"content")
+    bare = BareSpace(root, sync, definitions=MANY_EACH)
+    consume(bare, (upto := IN_THE_WAY[place], True))
+    cleanup.clear(bare.space)
+    Session(bare.space).release("q")
+    assert kept(root) == [body_of(seq) for seq in range(2, upto + 1)]
+    bare.space.close()
 
 
 def test_all_of_a_whole_one_is_kept(bare: BareSpace) -> None:

@@ -9,18 +9,21 @@ from typing import Any
 
 import pytest
 
-from support.bare_space import BareSpace
+from support.bare_space import DURABLE, BareSpace
+from support.block_space import body_of, put_block
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import decode_message
 from xaqueue.core.model.definitions import MANY, Definitions, QueueDefinition
 from xaqueue.core.model.message_block import decode_gone, decode_table
 from xaqueue.core.model.message_name import parse_any
+from xaqueue.features.opening import create
 from xaqueue.features.session import Session
 from xaqueue.features.streams import cleanup
 from xaqueue.features.streams.record import archived_path
+from xaqueue.offline.check import repair
 
 MANY_EACH = Definitions(default=QueueDefinition(blocks=MANY))
-BODIES = [b"%d" % number for number in range(20)]
+BODIES = [b"%02d" % number for number in range(20)]
 STREAM = "query#1"
 
 
@@ -50,7 +53,7 @@ def in_archive(bare: BareSpace) -> list[bytes]:
             found += [table.body(data, index) for index in table.left(gone)]
         else:
             found.append(decode_message(data)[2])
-    return sorted(found, key=int)
+    return sorted(found)
 
 
 @pytest.mark.parametrize("archives", [False, True])
@@ -123,6 +126,28 @@ def test_each_is_in_the_archive_once(bare: BareSpace, monkeypatch: pytest.Monkey
     assert in_archive(bare) == BODIES
     assert files(bare) == []
     assert stream == (STREAM if calls < 10 else "query#2")
+
+
+@pytest.mark.parametrize(("through", "damaged"), [(5, 12), (19, 19)], ids=["one of the rest", "all of the rest"])
+@pytest.mark.parametrize("sync", ["JOURNAL", "NONE", DURABLE])
+def test_a_damaged_one_that_is_set_aside_takes_nothing_out_of_the_archive(
+    tmp_path: Path, sync: str, through: int, damaged: int
+) -> None:
+    """Its bit, or the end of its block, says nothing of those that the stream has consumed before."""
+    create(root := tmp_path / "space", sync=sync, any_queue=True)
+    made = put_block(root, 1, 20, queue="q")
+    made.harm_body(damaged)
+    for upto in (through, 20):
+        bare = BareSpace(root, sync, definitions=MANY_EACH)
+        session = Session(bare.space)
+        session.reserve("q", STREAM, 0, 20)
+        session.consume("q", STREAM, upto, True)
+        if upto == 20:
+            cleanup.clear(bare.space)
+        bare.space.close()
+        repair(root)
+    assert in_archive(bare) == sorted(body_of(seq) for seq in range(1, 21) if seq != damaged + 1)
+    assert files(bare) == []
 
 
 def before(patch: pytest.MonkeyPatch, bare: BareSpace, name: str, call: Callable[..., None]) -> None:
