@@ -112,24 +112,29 @@ class Blocks(Rules):
     def make_smaller(self, world: World) -> None:
         """Most of it goes; a minute later what is gone has no body any more."""
         number, queue = world.at_work(), batch_queue(world)
+        if len(free_in(world, queue)) < COUNTS[0]:
+            put_many(world, number, queue, COUNTS[0])
+            end(world, number, world.dice.choice(("commit", "commit", "prepare")))
+            number = world.begin(Branch(xid=world.next_xid()))
         take_many(world, number, queue, max(len(free_in(world, queue)) - world.dice.choice((1, 2, 3)), 1))
         end(world, number, world.dice.choice(("commit", "commit", "prepare")))
         if world.dice.random() < 0.7:  # and else it is young
             world.model.now_us += YOUNG_S * SECOND_US
             world.monotonic_s += YOUNG_S
+        world.strike()
         world.attempt(lambda: in_the_background(world, doors.make_smaller), lambda _: None)
         world.look()
 
     def no_room(self, world: World) -> None:
         """A commit finds none; others go on, and then it is given up, or comes again."""
         number = world.at_work()
-        take_many(world, number, "bulk", world.dice.choice((1, 3, 7)))
+        take_many(world, number, "bulk", world.dice.choice((1, 3, 7, 2 * MOST)))
         if world.dice.random() < 0.5:
             end(world, number, "prepare")
         branch, is_near = world.model.branches.get(number), number not in world.seats or world.seats[number].is_near
         if branch is None or not branch.takes or not is_near:
             raise Over  # nothing would tell what became of it; who is far may be lost with his branch
-        session, calls, was_active = world.seat(number), world.dice.randrange(3), branch.state == ACTIVE
+        session, calls, was_active = world.seat(number), world.dice.randrange(6), branch.state == ACTIVE
         if was_active:
             session.end(branch.xid)
 
