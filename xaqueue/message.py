@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timedelta
+from itertools import chain
 from struct import Struct
 from typing import Any, NewType, TypedDict, cast
 
@@ -20,6 +21,8 @@ from xaqueue.times import check_instant, instant_us, said, span_us
 MessageId = NewType("MessageId", bytes)
 """16 bytes, made by the client, unique for ever; 32 hex digits in file names."""
 
+Body = bytes | bytearray | memoryview
+"""What a body may come as."""
 MESSAGE_ID_BYTES = 16
 DEFAULT_PRIORITY = 4
 HIGHEST_PRIORITY = 9
@@ -96,7 +99,7 @@ def id_digits_of(value: bytes | str | None) -> str:
 
 def body_of(value: Any) -> bytes:
     """Of bytes, or of what has them. Raises InvalidArgument."""
-    if isinstance(value, bytes | bytearray | memoryview):
+    if isinstance(value, Body):
         return bytes(value)
     what = f"body is a {type(value).__name__}: bytes are wanted"
     raise InvalidArgument(f"{what}, so encode it: body.encode()" if isinstance(value, str) else what)
@@ -184,6 +187,8 @@ class EnqueueOptions(TypedDict, total=False):
 
 SPANS = (("delay", "not_before"), ("ttl", "expires_at"))
 """Options that say from now on what others say by the calendar."""
+_SAID_OTHERWISE = {*chain(*SPANS), "message_id"}
+"""Options that a resource manager takes in one form only."""
 PLAIN_OPTIONS = tuple(name for name in EnqueueOptions.__annotations__ if name not in dict(SPANS))
 
 
@@ -208,6 +213,22 @@ def options_of(options: EnqueueOptions, now_us: int) -> EnqueueOptions:
     if plain.get("message_id") is not None:
         plain["message_id"] = id_of(plain["message_id"])
     return cast(EnqueueOptions, plain)
+
+
+def each_of(
+    given: Sequence[Any], options: EnqueueOptions, now_us: int
+) -> tuple[list[bytes], list[Any], list[EnqueueOptions]]:
+    """Bodies, ids and plain options of messages, some of which are ``(body, options)``: these go over what all have."""
+    bodies, ids, own, plain = list[bytes](), list[Any](), list[EnqueueOptions](), options_of(options, now_us)
+    for one in given:
+        body, more = one if type(one) is tuple and len(one) == 2 else (one, {})
+        if not isinstance(more, Mapping):
+            raise InvalidArgument(f"options {said(more)} are refused: a body, or (body, {{...}}), is wanted")
+        each: Any = {**plain, **more} if _SAID_OTHERWISE.isdisjoint(more) else options_of({**options, **more}, now_us)
+        bodies.append(body if type(body) is bytes else body_of(body))
+        ids.append(each.pop("message_id", None))
+        own.append(each)
+    return bodies, ids, own
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,10 +345,26 @@ def properties_of(queue: str, enqueued_at: int, options: Mapping[str, Any]) -> P
     """The properties of a new message; InvalidArgument names the option that is wrong and what it takes."""
     if not options:
         return Properties(queue, enqueued_at=enqueued_at)
+    return Properties(queue, enqueued_at=enqueued_at, **_given(options))
+
+
+def stored_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What the map of a command block says of these options: no default. Raises as ``properties_of``."""
+    given = _given(options)
+    if given.get("priority") == DEFAULT_PRIORITY:
+        del given["priority"]
+    if "headers" in given:
+        given["headers"] = dict(given["headers"])
+        if not given["headers"]:
+            del given["headers"]
+    return given
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in options.items() if value is not None and name != "message_id"}
     for name, value in given.items():
         given[name] = _checked(name, value)
-    return Properties(queue, enqueued_at=enqueued_at, **given)
+    return given
 
 
 def restored(queue: str, stored: Mapping[str, Any]) -> Properties:
@@ -365,7 +402,7 @@ def _checked(name: str, value: Any) -> Any:
         wanted, right = f"int 0 to {HIGHEST_PRIORITY}", is_int and 0 <= value <= HIGHEST_PRIORITY
     elif name == "headers":
         wanted = "a mapping of str to str"
-        right = isinstance(value, Mapping) and all(is_text(part) for pair in value.items() for part in pair)
+        right = isinstance(value, Mapping) and all(map(is_text, chain.from_iterable(value.items())))
     else:
         raise InvalidArgument(f"{said(name)} is not an option of enqueue: {', '.join(EnqueueOptions.__annotations__)}")
     if not right:

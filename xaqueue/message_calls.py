@@ -12,12 +12,14 @@ from typing import Any, Unpack
 from xaqueue.delivery import LEASE_S, Delivery, Detail, checked_lease_s
 from xaqueue.errors import InterfaceError, InvalidArgument, ResourceFailed
 from xaqueue.message import (
+    Body,
     EnqueueOptions,
     Message,
     MessageId,
     body_of,
     check_queue_name,
     check_queues,
+    each_of,
     id_digits_of,
     id_of,
     options_of,
@@ -132,25 +134,37 @@ class MessageCalls(OneCall):
 
     @alone
     def enqueue_many(
-        self, queue: str, bodies: Iterable[bytes | bytearray | memoryview], **options: Unpack[EnqueueOptions]
+        self, queue: str, bodies: Iterable[Body | tuple[Body, EnqueueOptions]], **options: Unpack[EnqueueOptions]
     ) -> list[MessageId]:
         """Adds a message for each of these bodies, in one call. Returns their ids, in the same order.
 
-        The options are those of ``enqueue``, and hold for every one; ``message_id`` is none of them. Raises as
-        ``enqueue``: what one can be refused for by itself is found before the first is added, and nothing has changed.
-        Where the disk becomes full among them, the transaction can only be rolled back.
+        The options are those of ``enqueue``, and hold for every one. A message with options of its own is given as
+        ``(body, options)``: they go before those of the call, of which None takes one away, and only there is a
+        ``message_id``. Raises as ``enqueue``: what one can be refused for by itself is found before the first is added,
+        and nothing has changed. Where the disk becomes full among them, the transaction can only be rolled back.
         """
         if "message_id" in options:
-            raise InvalidArgument("message_id names one message: enqueue_many makes the ids, or enqueue each by itself")
+            raise InvalidArgument(
+                'message_id names one message: enqueue_many makes the ids, or is given (body, {"message_id": ...})'
+            )
         check_queue_name(queue)
         if isinstance(bodies, str | bytes | bytearray | memoryview):
             raise InvalidArgument(
                 f"bodies is a {type(bodies).__name__}: a list, or another iterable, of bytes is wanted"
             )
-        checked = [body if type(body) is bytes else body_of(body) for body in bodies]
-        plain = options_of(options, time.time_ns() // 1000) if options else options
+        given: list[Any] = [*bodies]
+        ids: list[Any] | None = None
+        own: list[EnqueueOptions] | None = None
+        if tuple in {*map(type, given)}:
+            given, ids, own = each_of(given, options, time.time_ns() // 1000)
+            options = own[0]
+            own = own if own.count(options) < len(own) else None
+            ids = ids if any(ids) else None
+        else:
+            given = [body if type(body) is bytes else body_of(body) for body in given]
+            options = options_of(options, time.time_ns() // 1000) if options else options
         self._transaction.work()
-        found = self._manager.enqueue_many(queue, checked, **plain)
+        found = self._manager.enqueue_many(queue, given, ids, own, **({} if own else options))
         self._transaction.uncommitted += len(found)
         return found
 

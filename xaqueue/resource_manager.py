@@ -81,8 +81,17 @@ class ResourceManager(Protocol):
         Where that is None or infinite it waits until there is one.
         """
 
-    def enqueue_many(self, queue: str, bodies: Sequence[bytes], **options: Unpack[EnqueueOptions]) -> list[MessageId]:
-        """Adds several messages with these options; see ``Connection.enqueue_many``."""
+    def enqueue_many(
+        self,
+        queue: str,
+        bodies: Sequence[bytes],
+        ids: Sequence[MessageId | None] | None = None,
+        own: Sequence[EnqueueOptions] | None = None,
+        /,
+        **options: Unpack[EnqueueOptions],
+    ) -> list[MessageId]:
+        """Adds several messages with these options; see ``Connection.enqueue_many``. ids: None where one is to be made.
+        own: the options of each, where they are not the same; then there are no others."""
 
     def enqueue_to(self, queues: Sequence[str], body: bytes, **options: Unpack[EnqueueOptions]) -> MessageId:
         """Adds one message to several queues, its content once; see ``Connection.enqueue_to``."""

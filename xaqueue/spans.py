@@ -291,7 +291,8 @@ class TracedConnection(Connection):
     def enqueue_many(self, queue: str, bodies: Any, **options: Unpack[EnqueueOptions]) -> list[MessageId]:
         bodies = list(bodies) if not isinstance(bodies, str | bytes | bytearray | memoryview) else bodies
         span = self._tracing.send(queue, options, len(bodies) if isinstance(bodies, list) else 1)
-        return self._send(span, partial(super().enqueue_many, queue, bodies, **options), bodies)
+        sent = [one[0] if isinstance(one, tuple) and one else one for one in bodies]
+        return self._send(span, partial(super().enqueue_many, queue, bodies, **options), sent)
 
     def _send(self, span: Span | None, call: Callable[[], T], bodies: Sequence[Any]) -> T:
         try:

@@ -21,6 +21,7 @@ from bench.served import run
 from xaqueue.connection import Connection
 from xaqueue.core.engine.state import Space
 from xaqueue.features.session import Session
+from xaqueue.message import EnqueueOptions
 from xaqueue.rpc.server.listeners import ListenConfig
 from xaqueue.rpc.server.server import Server
 
@@ -167,9 +168,10 @@ def one_phase(connection: Connection) -> Iterator[Verb]:
     yield Verb("consume, commit", partial(through, lambda: next(consumer)))
     yield Verb("receive, ack", partial(lease, 1))
     yield Verb("publish to 2 queues, commit", partial(through, lambda: connection.publish("events", BODY)))
-    bodies = [BODY] * BATCH
+    bodies, own = [BODY] * BATCH, [(BODY, EnqueueOptions(headers={"k": str(number)})) for number in range(BATCH)]
     for name, act in {
         "enqueue_many, commit": partial(through, lambda: connection.enqueue_many("put", bodies)),
+        "enqueue_many with headers each, commit": partial(through, lambda: connection.enqueue_many("put", own)),
         "dequeue_many, commit": partial(through, lambda: connection.dequeue_many("taken", BATCH)),
         "receive, ack": partial(lease, BATCH),
     }.items():

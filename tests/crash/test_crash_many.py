@@ -31,6 +31,8 @@ DRAWN = 4
 ENDS = (End.ONE_PHASE, End.ROLLBACK, End.PREPARED, End.TWO_PHASE, End.LATE, End.UNDONE, End.DECIDED_COMMIT)
 FIRST, SECOND = range(200, 232, 2), range(300, 332, 2)
 """Sixteen messages each, none of which has properties."""
+WITH_OWN = range(400, 416)
+"""Every other one has some."""
 EVERY = 8
 
 
@@ -69,6 +71,7 @@ def stories() -> dict[str, Story]:
             f"both singly: {end.name.lower()}": Story((singly(end, *takes(0, 5), *puts(SECOND)),), given)
             for end in ENDS[::3]
         },
+        **{f"put with own: {end.name.lower()}": Story((act(end, *puts(WITH_OWN)),), EMPTY) for end in ENDS},
         **{f"put over the edge: {end.name.lower()}": Story((act(end, *puts(FIRST)),), edge) for end in ENDS[::3]},
         **{f"take some: {end.name.lower()}": Story((act(end, *takes(0, 3)),), given) for end in ENDS},
         **{f"take all: {end.name.lower()}": Story((act(end, *takes(0, 16)),), given) for end in ENDS},

@@ -1033,6 +1033,49 @@ class MessagesContract(Contract):
         again.rollback()
         assert [message.tries for message in again.dequeue_many("orders", 2)] == [1, 1]
 
+    def test_many_with_options_of_their_own_in_one_call(self, host: Host, connect: Connect) -> None:
+        connection, last = connect(), bytes(range(16))
+        sent: list[Any] = [
+            *((b"%d" % number, {"headers": {"n": str(number)}, "group": f"g{number % 3}"}) for number in range(1_200)),
+            *(b"plain", (bytearray(b"again"), {}), (memoryview(b"none"), {"priority": None, "reply_queue": None})),
+            (b"key", {"correlation_id": "c", "ttl": 3_600, "message_id": last.hex()}),
+        ]
+        ids = connection.enqueue_many("orders", sent, priority=7, reply_queue="replies")
+        assert len(set(ids)) == len(sent)
+        assert ids[-1] == last
+        connection.commit()
+        host.restart()
+        other = host.connect()
+        found = [*other.browse("orders")]
+        assert [message.message_id for message in found] == ids
+        assert [message.body for message in found] == [one if type(one) is bytes else bytes(one[0]) for one in sent]
+        assert [message.headers for message in found] == [{"n": str(number)} for number in range(1_200)] + [{}] * 4
+        assert [message.properties.group for message in found[:4]] == ["g0", "g1", "g2", "g0"]
+        assert [message.priority for message in found] == [7] * 1_202 + [4, 7]
+        assert {message.properties.reply_queue for message in found} == {"replies", None}
+        keyed = other.dequeue("orders", correlation_id="c")
+        assert keyed is not None
+        assert abs((keyed.properties.expires_at or 0) - keyed.enqueued_at - 3_600_000_000) < 60_000_000
+        assert [message.body for message in other.dequeue_many("orders", 2)] == [b"0", b"1"]
+        other.commit()
+
+    def test_of_many_some_have_a_dedup_key(self, host: Host, connect: Connect) -> None:
+        one, two = connect(), connect()
+        one.define("once", dedup_window_s=600)
+        sent: list[Any] = [(b"%d" % number, {"headers": {"n": str(number)}}) for number in range(40)]
+        sent[20] = b"20", {"dedup_key": "k"}
+        sent[30] = b"30", {"dedup_key": "k"}
+        sent[35] = b"35", {"dedup_key": "other", "message_id": bytes(16)}
+        ids = one.enqueue_many("once", sent)
+        assert ids[30] == ids[20] != ids[35] == bytes(16)
+        one.commit()
+        assert two.enqueue_many("once", [(b"x", {"dedup_key": "k"}), (b"40", {})])[0] == ids[20]
+        two.commit()
+        host.restart()
+        three = host.connect()
+        assert drain(three, "once") == [b"%d" % number for number in range(41) if number != 30]
+        assert three.enqueue("once", b"y", dedup_key="other") == bytes(16)
+
     def test_many_are_refused_as_one_is_and_nothing_has_changed(self, connection: Connection) -> None:
         connection.enqueue("orders", b"before")
         limit = 100_000
@@ -1045,6 +1088,28 @@ class MessagesContract(Contract):
                 connection.enqueue_many("orders", wrong)  # type: ignore[arg-type]
         with pytest.raises(ProgrammingError, match="makes the ids"):
             connection.enqueue_many("orders", [b"a"], message_id=bytes(16))
+        connection.commit()
+        assert drain(connection) == [b"before"]
+
+    def test_many_of_which_one_is_refused_for_its_options_are_none(self, connection: Connection) -> None:
+        connection.enqueue("orders", b"before", message_id=bytes(16))
+        many: list[Any] = [(b"%d" % number, {"group": str(number)}) for number in range(20)]
+        wrong: list[tuple[Any, str]] = [
+            ({"priority": 10}, "int 0 to 9"),
+            ({"colour": "red"}, "is not an option of enqueue"),
+            ({"ttl": 1, "expires_at": 2**60}, "ttl and expires_at say the same"),
+            ({"headers": {"k": "x" * 70_000}}, "64 KiB|properties of"),
+            ({"message_id": b"short"}, "16 bytes"),
+            ({"message_id": bytes(16)}, "ids are unique"),
+            ("text", "options 'text' are refused"),
+        ]
+        for own, told in wrong:
+            with pytest.raises((DataError, ProgrammingError), match=told):
+                connection.enqueue_many("orders", [*many, (b"wrong", own)])
+        pairs: list[Any] = [(), (b"one",), (b"a", {}, {}), ("text", {})]
+        for pair in pairs:
+            with pytest.raises(ProgrammingError, match="bytes are wanted"):
+                connection.enqueue_many("orders", [*many, (b"x", {}), pair])
         with pytest.raises(ProgrammingError, match="did you mean 'orders'"):
             connection.enqueue_many("ordres", [b"a"])
         with pytest.raises(ProgrammingError, match="did you mean 'orders'"):

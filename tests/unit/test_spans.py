@@ -88,7 +88,7 @@ def test_a_message_carries_its_trace_and_its_reader_links_to_it(
 
 def test_many_at_once_are_one_span(space: MemorySpace, exporter: InMemorySpanExporter) -> None:
     with space.connect() as connection:
-        connection.enqueue_many("orders", [b"a", b"bc", b"d"])
+        connection.enqueue_many("orders", [b"a", (b"bc", {"priority": 7}), (b"d", {})])
         connection.enqueue_to(["orders", "parcels"], b"both")
         connection.commit()
         assert len(connection.dequeue_many("orders", 9)) == 4

@@ -33,9 +33,9 @@ from xaqueue.message import MESSAGE_ID_BYTES, Message, check_message_id, ids_in,
 from xaqueue.xa import Code, Flag
 from xaqueue.xid import Xid
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Version of the methods and values; ``hello`` settles it. Version 1 has neither ``work`` nor ``return``, version 2 no
-messages in columns."""
+messages in columns, version 3 no options of each of many."""
 REQUEST, RESPONSE, NOTIFICATION = 0, 1, 2
 ID_LIMIT = 2**32
 CHUNK_BYTES = 256 * 1024

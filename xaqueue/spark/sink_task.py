@@ -5,8 +5,8 @@ the time of the commit...) is passed over by name, so that a copy from queue to 
 id is among that, since a copy is another message, and a task that is tried again writes it again. Any other column that
 says nothing of a message is refused.
 
-Neighbours to one queue with the same options go to the server in one call, and so into one file where that is how their
-queue is defined. Rows to other queues do not part them: what is in order is each queue.
+Those to one queue go to the server in one call, and so into one file where that is how their queue is defined. Rows to
+other queues do not part them: what is in order is each queue.
 
 A branch is begun once its rows are there, so that it is at work for moments, however slowly they come. One that was
 lost with its server is written again under another xid; the first, if it was prepared after all, is in no list of
@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from itertools import groupby, repeat
+from itertools import chain, groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -34,6 +34,7 @@ from xaqueue.errors import ConnectionLost, Error, InvalidArgument, OutcomeUnknow
 from xaqueue.message import PLAIN_OPTIONS
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.spark.source.columns import HOUSE, KAFKA, MORE
+from xaqueue.times import LATEST_US
 from xaqueue.xa import Code, Vote
 from xaqueue.xid import Xid
 
@@ -42,11 +43,12 @@ SLICE_ROWS = 2_000
 
 
 class Run(NamedTuple):
-    """Messages to be that are the same in all but their bodies."""
+    """Messages to be of one queue."""
 
     queue: str
     bodies: list[bytes]
-    options: dict[str, Any]
+    options: list[Any]
+    """Of each."""
 
 
 def _bytes(column: pa.Array) -> list[Any]:
@@ -144,15 +146,16 @@ class SinkColumns:
             raise InvalidArgument("a body is null: filter such rows, or give them an empty body with coalesce")
         if None in queues:
             raise InvalidArgument('a queue is null: filter such rows, or give option "queue"')
-        options: Iterable[dict[str, Any]] = repeat({})
+        options: list[dict[str, Any]] = [{}] * len(bodies)
         if values:
             given = zip(*values.values(), strict=True)
             options = [
                 {name: value for name, value in zip(values, row, strict=True) if value is not None} for row in given
             ]
-        rows = sorted(zip(queues, options, bodies, strict=False), key=itemgetter(0))  # each in its order
-        for (queue, same), run in groupby(rows, itemgetter(0, 1)):
-            yield Run(queue, [body for *_, body in run], same)
+        rows = sorted(zip(queues, bodies, options, strict=True), key=itemgetter(0))  # each in its order
+        for queue, run in groupby(rows, itemgetter(0)):
+            _, *columns = zip(*run, strict=True)
+            yield Run(queue, *map(list, columns))
 
 
 def _check(written: str, name: str, kind: t.DataType) -> None:
@@ -241,10 +244,8 @@ class Branches:
         part: list[Run] = []
         rows, size_bytes = 0, 0
         for run in runs:
-            expires_at, not_before = run.options.get("expires_at"), run.options.get("not_before", 0)
-            if expires_at is not None and expires_at <= max(time.time_ns() // 1000, not_before):
-                self._prepared.expired += len(run.bodies)
-                continue
+            if "expires_at" in chain.from_iterable(run.options):
+                run = self._unexpired(run)
             begin = 0
             for at, body in enumerate(run.bodies):
                 if rows and (rows >= BRANCH_ROWS or size_bytes + len(body) > BRANCH_BYTES):
@@ -255,6 +256,15 @@ class Branches:
             part += _cut(run, begin, len(run.bodies))
         if part:
             yield part
+
+    def _unexpired(self, run: Run) -> Run:
+        now_us, never = time.time_ns() // 1000, LATEST_US + 1
+        rows = zip(run.bodies, run.options, strict=True)
+        left = [
+            (body, one) for body, one in rows if one.get("expires_at", never) > max(now_us, one.get("not_before", 0))
+        ]
+        self._prepared.expired += len(run.bodies) - len(left)
+        return Run(run.queue, [body for body, _ in left], [one for _, one in left])
 
     def _undo(self) -> None:
         """Best effort: what is left is rolled back with the batch's decision, over several spaces all of it."""
@@ -285,10 +295,10 @@ class Branches:
         manager.start(xid)
         try:
             for queue, bodies, options in part:
-                if len(bodies) > 1:
-                    manager.enqueue_many(queue, bodies, **options)
+                if options.count(options[0]) == len(options):
+                    manager.enqueue_many(queue, bodies, **options[0])
                 else:
-                    manager.enqueue(queue, bodies[0], **options)
+                    manager.enqueue_many(queue, bodies, None, options)
             manager.end(xid)
             vote = manager.prepare(xid)
         except UNREACHED:
@@ -302,4 +312,4 @@ class Branches:
 
 def _cut(run: Run, begin: int, end: int) -> list[Run]:
     """These of its messages, if there are any."""
-    return [run._replace(bodies=run.bodies[begin:end])] if begin < end else []
+    return [Run(run.queue, run.bodies[begin:end], run.options[begin:end])] if begin < end else []

@@ -50,8 +50,7 @@ class Forwarder(Loop):
                 target.enqueue_many(self._to, [])  # a queue that is not there costs no message a try,
                 target.flush()  # and neither does a target that is gone already
                 self._take(source, taken)
-                for message in taken:
-                    target.enqueue(self._to, message.body, **self._options(message))
+                target.enqueue_many(self._to, [(message.body, self._options(message)) for message in taken])
         except Exception as error:
             if not taken or isinstance(error, UnknownQueue | AccessDenied):
                 raise  # no message is to blame

@@ -225,6 +225,7 @@ def test_who_names_a_failure_queue_must_be_allowed_to_add_there(
         for add in (
             lambda: connection.enqueue("orders", b"1", failure_queue="replies", message_id=bytes(16)),
             lambda: connection.enqueue_many("orders", [b"1"], failure_queue="replies", dedup_key="1"),
+            lambda: connection.enqueue_many("orders", [b"0", (b"1", {"failure_queue": "replies", "dedup_key": "1"})]),
             lambda: connection.enqueue_to(["orders"], b"1", failure_queue="replies"),
             lambda: connection.restore(message),
         ):

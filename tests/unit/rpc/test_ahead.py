@@ -420,8 +420,9 @@ def test_an_older_server_gets_the_frames_that_it_knows(server: ServerThread, mon
             found.append(message.body)
             connection.commit()
         connection.rollback()
-        ids = connection.enqueue_many("others", [b"0", b"1"])
+        ids = connection.enqueue_many("others", [b"0", (b"1", {"content_type": "text/plain"})])
         connection.commit()
+        assert [one.content_type for one in connection.browse("others")] == [None, "text/plain"]
         assert [one.message_id for one in connection.dequeue_many("others", 9)] == ids
         connection.rollback()
         assert [one.message.message_id for one in connection.receive("others", 9)] == ids

@@ -129,8 +129,8 @@ def test_hello(client: RawClient) -> None:
     assert (told["any_queue"], told["max_body_bytes"]) == (False, 100_000)
     assert client.call("hello")["epoch"] == told["epoch"] > 0
     assert client.call("hello")["space"] == told["space"] == client.call("carriers")["space"]
-    spoken = [client.call("hello", {"protocol": version})["protocol"] for version in (1, 2, 3, 4)]
-    assert spoken == [1, 2, 3, 3], "of older clients, and of one of tomorrow"
+    spoken = [client.call("hello", {"protocol": version})["protocol"] for version in (1, 2, 3, 4, 5)]
+    assert spoken == [1, 2, 3, 4, 4], "of older clients, and of one of tomorrow"
     assert client.call("hello", {})["protocol"] == 1
     for wrong in ({"protocol": 0}, {"session": b"short"}, {"instead_of": "text"}, {"session": bytes(65)}):
         assert refusal(partial(client.call, "hello", wrong)).name == "XAER_INVAL"

@@ -83,6 +83,7 @@ def right_calls(xid: tuple[int, bytes, bytes]) -> list[tuple[str, list[Any]]]:
         ("dequeue", ["empty", {"message_id": b"0123456789abcdef"}]),
         ("dequeue", ["empty", {"correlation_id": b"c"}]),
         ("enqueue_many", ["orders", [b"0123456789abcdef"], [b"body"], {"priority": 1}]),
+        ("enqueue_many", ["orders", [b"0123456789abcdef"], [b"body"], {}, [{"priority": 1}]]),
         ("enqueue_to", [["orders", "other"], b"body", {"priority": 1}]),
         ("publish", ["events", b"body", {"headers": {"k": "v"}}]),
         ("dequeue_many", ["empty", 3, {"wait_s": 0}]),

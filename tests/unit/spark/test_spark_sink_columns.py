@@ -34,7 +34,7 @@ from xaqueue.spark import sink_task as sink_columns
 from xaqueue.spark.batch_commit import SinkSpace
 from xaqueue.spark.checkpoint import query_in
 from xaqueue.spark.sink import SinkOptions, parse
-from xaqueue.spark.sink_task import KINDS, SinkColumns
+from xaqueue.spark.sink_task import KINDS, Run, SinkColumns
 from xaqueue.spark.source import columns
 from xaqueue.spark.source.source import QueueSource
 
@@ -51,7 +51,7 @@ class Row(NamedTuple):
 
 def made(sink: SinkColumns, batches: Iterable[pa.RecordBatch]) -> list[Row]:
     runs = [run for batch in batches for run in sink.runs(batch)]
-    return [Row(queue, body, options) for queue, bodies, options in runs for body in bodies]
+    return [Row(queue, *row) for queue, *columns in runs for row in zip(*columns, strict=True)]
 
 
 def rows(table: pa.Table, queue: str | None = "orders") -> list[Row]:
@@ -131,7 +131,7 @@ def test_slices_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
-def test_neighbours_in_a_queue_with_the_same_options_are_a_run() -> None:
+def test_those_of_a_queue_are_a_run() -> None:
     table = pa.table(
         {
             "queue": ["b", "a", "b", "a", "b", "a"],
@@ -141,10 +141,8 @@ def test_neighbours_in_a_queue_with_the_same_options_are_a_run() -> None:
     )
     sink = SinkColumns(from_arrow_schema(table.schema), None)
     assert [run for batch in table.to_batches() for run in sink.runs(batch)] == [
-        ("a", [b"2"], {}),
-        ("a", [b"4"], {"group": "g"}),
-        ("a", [b"6"], {}),
-        ("b", [b"1", b"3", b"5"], {}),
+        Run("a", [b"2", b"4", b"6"], [{}, {"group": "g"}, {}]),
+        Run("b", [b"1", b"3", b"5"], [{}, {}, {}]),
     ]
 
 

@@ -117,12 +117,13 @@ def test_a_queue_that_is_not_there_costs_no_try(space: Path, tmp_path: Path) -> 
 
 
 def test_a_right_that_is_missing_ends_it(space: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: object, **__: object) -> None:
-        raise xaqueue.AccessDenied("enqueue of queue 'archive' needs the right to produce")
+    def refused(_: object, __: str, bodies: list[object]) -> None:
+        if bodies:
+            raise xaqueue.AccessDenied("enqueue of queue 'archive' needs the right to produce")
 
     with xaqueue.connect(space) as connection:
         put(connection, *[b"x"] * 3)
-        monkeypatch.setattr(Connection, "enqueue", refused)
+        monkeypatch.setattr(Connection, "enqueue_many", refused)
         forwarder = Forwarder(str(space), "orders", "archive").start()
         with pytest.raises(xaqueue.AccessDenied):
             forwarder.join(PATIENCE_S)

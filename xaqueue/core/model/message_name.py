@@ -21,7 +21,7 @@ Their numbers follow one another, and are all of one range.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from operator import attrgetter
@@ -89,6 +89,7 @@ TAGS = {
 _values = attrgetter(*(tag.name for tag in TAGS.values()))
 _DEFAULTS = tuple(tag.default for tag in TAGS.values())
 _TEXTS = tuple(tag.text for tag in TAGS.values())
+_TAGGED = {tag.name: (letter, tag.text) for letter, tag in TAGS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,14 @@ def tags_of(properties: Properties) -> str:
     except (AttributeError, TypeError, ValueError) as error:
         raise DamagedBlock(f"a property is not what it can be: {error}") from None
     return tags
+
+
+def tags_in(stored: Mapping[str, Any]) -> str:
+    """``tags_of`` a message with these, which were checked and are no defaults."""
+    if _TAGGED.keys().isdisjoint(stored):
+        return ""
+    found = [(_TAGGED[name], value) for name, value in stored.items() if name in _TAGGED]
+    return "".join(sorted([f".{letter}{text(value)}" for (letter, text), value in found]))
 
 
 def read_tags(tags: str) -> Tags:

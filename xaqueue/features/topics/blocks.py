@@ -47,8 +47,8 @@ LONG = b"\xcf"
 _queue, _number, _content = attrgetter("queue"), attrgetter("number"), attrgetter("content")
 _message_id, _entry, _tags = attrgetter("message_id"), attrgetter("entry"), attrgetter("tags")
 _ENQUEUE = Kind.ENQUEUE
-_SILENT = many.TOGETHER, messages.REUSED
-"""Riders that ask nothing of a message that is added."""
+Own = tuple[str, dict[str, Any]]
+"""Tags and properties of one message."""
 
 
 def add(
@@ -61,19 +61,24 @@ def add(
     bodies: Sequence[bytes],
     found: list[MessageId],
     *,
+    own: Sequence[Own] = (),
     is_given: bool = False,
 ) -> None:
     """Adds messages with these properties in blocks, from the first on, and the ids of each block to ``found`` once the
-    branch has it: what is left wants a file each. is_given: the queue may have some of these ids already. Raises as
-    ``messages.add``."""
-    if len(ids) < FEWEST or queue.definition.blocks != MANY or any(one not in _SILENT for one in branch.riders):
+    branch has it: what is left wants a file each. own: tags and further properties of each, where they have some.
+    is_given: the queue may have some of these ids already. Raises as ``messages.add``."""
+    if len(ids) < FEWEST or queue.definition.blocks != MANY:
         return
     if len(max(bodies, key=len)) > MOST_BODY_BYTES or not says_blocks(space):
         return
-    for piece in _pieces(packed, list(map(len, bodies))):
-        some = ids[piece]
-        head, body, checksum = encode(packed, some, bodies[piece], space.epoch, tags=tags)
-        run = Run(some, entries=[Entry(0, one, tags) for one in some] if tags else ())
+    sizes = [*map(len, bodies)]
+    if own:
+        sizes = [size + 2 * (len(pack(more)) + TAGS_BYTES) for size, (_, more) in zip(sizes, own, strict=True)]
+    for piece in _pieces(packed, sizes):
+        some, each = ids[piece], own[piece]
+        head, body, checksum = encode(packed, some, bodies[piece], space.epoch, tags=tags, own=dict(enumerate(each)))
+        all_tags = [one for one, _ in each] if own else [tags] * len(some) if tags else ()
+        run = Run(some, entries=[*map(Entry, repeat(0), some, all_tags)] if any(all_tags) else ())
         written = Written(0, Kind.MESSAGES, queue.name, some[0], checksum, run)
         _add(space, branch, queue, written, head, body, is_given=is_given)
         found += some
@@ -97,7 +102,7 @@ def merge(space: Space, branch: Branch) -> None:
             heads, bodies = zip(*map(_content, run), strict=True)
             packed = [head[PREFIX_BYTES:] for head in heads]
             own_bytes = 2 * (max(map(len, packed)) + TAGS_BYTES)
-            for piece in _pieces(b"", [*map(len, bodies)], own_bytes):
+            for piece in _pieces(b"", [len(body) + own_bytes for body in bodies]):
                 written = _merged(says, run[piece], packed[piece], bodies[piece], space.epoch)
                 if says or _shares(written, shared):
                     merged.append(written)
@@ -142,9 +147,7 @@ def _merged(says: str, run: Sequence[Written], packed: Sequence[bytes], bodies: 
     return written
 
 
-def _columns(
-    name: str, packed: Sequence[bytes], tags: Sequence[str]
-) -> tuple[bytes, dict[int, tuple[str, dict[str, Any]]]]:
+def _columns(name: str, packed: Sequence[bytes], tags: Sequence[str]) -> tuple[bytes, dict[int, Own]]:
     """Properties that all have, and by index the tags and properties of those that differ: mostly by when they were
     enqueued, and by nothing else."""
     before = before_time(name) + LONG
@@ -164,12 +167,12 @@ def size_of(count: int, properties: bytes, bodies_bytes: int) -> int:
     return 2 * (PREFIX_BYTES + len(properties) + COLUMNS.size + MESSAGE_BYTES * count) + bodies_bytes + 4
 
 
-def _pieces(packed: bytes, sizes: Sequence[int], own_bytes: int = 0) -> Iterator[slice]:
-    """Those that fit in a block, as many as can be. own_bytes: what the properties of one take."""
+def _pieces(packed: bytes, sizes: Sequence[int]) -> Iterator[slice]:
+    """Those that fit in a block, as many as can be. sizes: what each takes beside its place in the columns."""
     begin = 0
     while len(sizes) - begin >= FEWEST:
         end = min(begin + MOST, len(sizes))
-        while size_of(end - begin, packed, sum(sizes[begin:end]) + own_bytes * (end - begin)) > MOST_BYTES:
+        while size_of(end - begin, packed, sum(sizes[begin:end])) > MOST_BYTES:
             end -= max((end - begin) // 16, 1)
         if end - begin < FEWEST:
             return
@@ -186,7 +189,7 @@ def _add(
             if queue.name not in space.definitions.known:
                 space.definitions.find(queue.name)  # raises where it was undefined since the caller has looked
             if is_given:
-                _check_new(queue, ids)
+                check_new(queue, ids)
                 messages.reuses_locked(space, branch)
             branch.numbers = written.number = branch.numbers + 1
             queue.pending.update(ids)
@@ -210,7 +213,7 @@ def _add(
         raise
 
 
-def _check_new(queue: Queue, ids: Sequence[MessageId]) -> None:
+def check_new(queue: Queue, ids: Sequence[MessageId]) -> None:
     if queue.index.has_any(ids) or not queue.pending.isdisjoint(ids) or len(set(ids)) < len(ids):
         raise InvalidArgument(f"messages of these ids are in queue {queue.name} already: ids are unique")
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from math import inf
+from operator import add
 from typing import TYPE_CHECKING, Any, Unpack
 
 from xaqueue.access import CONSUME, PRODUCE
@@ -16,10 +18,11 @@ from xaqueue.core.engine import messages, taking
 from xaqueue.core.engine.disk_space import FILE_BYTES
 from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
-from xaqueue.core.model.block import NO_MESSAGE, Kind, head_of, pack_properties
+from xaqueue.core.model.block import NO_MESSAGE, Kind, head_of, pack, pack_properties, stored_in
 from xaqueue.core.model.branch import Branch, Written
 from xaqueue.core.model.entry import Entry
-from xaqueue.core.model.message_name import tags_of
+from xaqueue.core.model.message_name import tags_in, tags_of
+from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage.ids import fresh_id, fresh_ids
 from xaqueue.errors import ConnectionLost, Error, InvalidArgument, RolledBack
 from xaqueue.features.topics import blocks, runs
@@ -35,12 +38,14 @@ from xaqueue.message import (
     check_queues,
     id_of,
     ids_in,
+    properties_in,
     properties_of,
+    stored_options,
 )
 from xaqueue.rpc import wire
 from xaqueue.rpc.verb import verb, verb_of
 from xaqueue.rpc.wire import PAGE, PAGE_BYTES
-from xaqueue.times import check_seconds
+from xaqueue.times import LATEST_US, check_seconds
 from xaqueue.xa import Code
 
 if TYPE_CHECKING:
@@ -101,34 +106,63 @@ def _add_many(
     self: Session,
     queue: str,
     bodies: Sequence[bytes],
-    ids: Sequence[MessageId] | None = None,
+    ids: Sequence[MessageId | None] | None = None,
+    own: Sequence[EnqueueOptions] | None = None,
+    /,
     **options: Unpack[EnqueueOptions],
 ) -> list[MessageId]:
-    """Adds several messages with these options; see ``Connection.enqueue_many``. ids: what the caller has made."""
+    """See ``ResourceManager.enqueue_many``."""
     with self._work() as branch:
         self._awaits = queue
-        return _enqueue_many(self.space, branch, queue, bodies, ids, options)
+        return _enqueue_many(self.space, branch, queue, bodies, ids, own, options)
 
 
 @verb_of(PRODUCE, _add_many)
-def enqueue_many(self: Link, queue: str, bodies: Sequence[bytes], **options: Unpack[EnqueueOptions]) -> list[MessageId]:
-    """Pipelined, as few frames as hold them; with a dedup_key asked: the server may know the first one of it."""
+def enqueue_many(
+    self: Link,
+    queue: str,
+    bodies: Sequence[bytes],
+    ids: Sequence[MessageId | None] | None = None,
+    own: Sequence[EnqueueOptions] | None = None,
+    /,
+    **options: Unpack[EnqueueOptions],
+) -> list[MessageId]:
+    """Pipelined, as few frames as hold them; with a dedup_key, or ids of the caller, asked: the server may know the
+    first one of it, or have one of these."""
     self._check_working()
     checked = properties_of(queue, 0, options)
     pack_properties(checked)
-    sizes = [*map(len, bodies)]
+    sizes, each = [*map(len, bodies)], [*map(stored_options, own or ())]
     self._check_size(max(sizes, default=0))
     if not self._is_known(queue):
         self._ask("enqueue_many", queue, None, [], options)  # the server says what is wrong
-    ids = fresh_ids(len(bodies))
+    made = fresh_ids(len(bodies)) if ids is None else _complete(ids)
+    if each:
+        sizes = [*map(add, sizes, _sizes(queue, each))]
+        if self.space["protocol"] < 4:
+            rows = zip(bodies, each, made, strict=True)
+            return [self._ask("enqueue", queue, body, {**more, "message_id": one}) for body, more, one in rows]
+    is_asked = ids is not None or checked.dedup_key is not None or "dedup_key" in chain.from_iterable(each)
     for page in _pages(sizes, min(PAGE_BYTES, self.space["max_body_bytes"])):
-        made = b"".join(ids[page]) if self.space["protocol"] > 2 else ids[page]
-        call = "enqueue_many", queue, made, bodies[page], options
-        if checked.dedup_key is None:
-            self._pipeline(*call)
+        some = b"".join(made[page]) if self.space["protocol"] > 2 else made[page]
+        call = "enqueue_many", queue, some, bodies[page], options, *([each[page]] if each else ())
+        if is_asked:
+            made[page] = self._ask(*call)
         else:
-            ids[page] = self._ask(*call)
-    return ids
+            self._pipeline(*call)
+    return made
+
+
+def _complete(ids: Sequence[MessageId | None]) -> list[MessageId]:
+    return [one or MessageId(fresh_id()) for one in ids]
+
+
+def _sizes(queue: str, each: Sequence[dict[str, Any]]) -> list[int]:
+    """The bytes of these properties. MessageTooLarge where one message of the queue cannot have them."""
+    sizes = [*map(len, map(pack, each))]
+    longest = each[sizes.index(max(sizes))]
+    pack_properties(properties_in({"queue": queue, "enqueued_at": LATEST_US, **longest}))
+    return sizes
 
 
 def _pages(sizes: Sequence[int], most_bytes: int) -> Iterator[slice]:
@@ -145,7 +179,7 @@ def _pages(sizes: Sequence[int], most_bytes: int) -> Iterator[slice]:
 
 
 @enqueue_many.server
-def _(caller: Caller, queue: str, ids: Any, bodies: Any, options: Any = None) -> list[MessageId]:
+def _(caller: Caller, queue: str, ids: Any, bodies: Any, options: Any = None, own: Any = None) -> list[MessageId]:
     given = caller.options_to_add("enqueue_many", options, MANY_OPTIONS)
     if type(ids) is bytes and type(bodies) is list and len(ids) == MESSAGE_ID_BYTES * len(bodies):
         ids = ids_in(ids)
@@ -154,7 +188,19 @@ def _(caller: Caller, queue: str, ids: Any, bodies: Any, options: Any = None) ->
     is_right = isinstance(bodies, list) and (ids is None or (isinstance(ids, list) and len(ids) == len(bodies)))
     if not is_right or len(bodies) > PAGE:
         raise InvalidArgument(f"enqueue_many is refused: ids (or nil) and as many bodies, at most {PAGE}, are wanted")
-    return _add_many(caller.session, queue, bodies, ids, **given)
+    if own is not None:
+        _check_own(caller, own, len(bodies), given)
+    return _add_many(caller.session, queue, bodies, ids, own, **given)
+
+
+def _check_own(caller: Caller, own: Any, count: int, others: Any) -> None:
+    if type(own) is not list or len(own) != count or {*map(type, own)} - {dict} or others:
+        raise InvalidArgument("enqueue_many is refused: no options, or a map of them for each body, are wanted")
+    names = {*chain.from_iterable(own)}
+    caller.options_to_add("enqueue_many", dict.fromkeys(names), MANY_OPTIONS)
+    if "failure_queue" in names:
+        for one in own:
+            caller.check_failure_queue(one.get("failure_queue"))
 
 
 def _take_many(
@@ -290,17 +336,22 @@ def _enqueue_many(
     branch: Branch,
     name: str,
     bodies: Sequence[bytes],
-    ids: Sequence[MessageId] | None,
+    ids: Sequence[MessageId | None] | None,
+    each: Sequence[EnqueueOptions] | None,
     options: EnqueueOptions,
 ) -> list[MessageId]:
     space.definitions.find(name)
     bodies = [body if type(body) is bytes else body_of(body) for body in bodies]
-    given = fresh_ids(len(bodies)) if ids is None else ids
+    given: Any = fresh_ids(len(bodies)) if ids is None else _complete(ids) if None in ids else ids
     properties = properties_of(name, space.now_ns() // 1000, options)
     packed, tags = pack_properties(properties), tags_of(properties)
     epoch, limit_bytes = space.epoch, space.definitions.max_body_bytes
     head, _ = head_of(Kind.ENQUEUE, NO_MESSAGE, packed, max(bodies, key=len, default=b""), epoch, limit_bytes)
-    size_bytes = sum(map(len, bodies))
+    size_bytes, own = sum(map(len, bodies)), list[blocks.Own]()
+    if each:
+        stored = [*map(stored_options, each)]
+        size_bytes += sum(_sizes(name, stored))
+        own = [*zip(map(tags_in, stored), stored, strict=True)]
     on_disk = size_bytes + FILE_BYTES * max(len(bodies) - 1, 0)
     if not space.room.has(on_disk):
         messages.check_room(space, branch, on_disk)
@@ -309,22 +360,69 @@ def _enqueue_many(
         if queue.room is not None:
             size_bytes += len(head) * len(bodies)
             queue.room.admit(space, branch, queue, size_bytes, count=len(bodies), may_wait=True)
-    terms = messages.Terms(ids is not None, wanted=properties) if options or ids is not None else messages.PLAIN
-    found: list[MessageId] = []
+    has_own, terms = bool(options or own), messages.PLAIN
+    if has_own or ids is not None:
+        terms = messages.Terms(ids is not None, wanted=properties if has_own else None)
+    return _add_all(space, branch, queue, packed, tags, given, bodies, own, terms)
+
+
+def _add_all(
+    space: Space,
+    branch: Branch,
+    queue: Queue,
+    packed: bytes,
+    tags: str,
+    ids: Sequence[MessageId],
+    bodies: Sequence[bytes],
+    own: Sequence[blocks.Own],
+    terms: messages.Terms,
+) -> list[MessageId]:
+    """Adds them in blocks where it may, but each with a dedup_key by itself. own: see ``blocks.add``. terms: new ones
+    have ``wanted``. Returns their ids, or those of the first ones of their keys."""
+    count, found = len(ids), list[MessageId]()
+    alone: Sequence[int] = ()
+    if own:
+        alone = [at for at, (_, more) in enumerate(own) if "dedup_key" in more]
+    elif terms.wanted is not None and terms.wanted.dedup_key is not None:
+        alone = range(count)
+    if terms.is_given:  # before the first is added
+        with space.lock:
+            blocks.check_new(queue, [ids[at] for at in {*range(count)}.difference(alone)] if alone else ids)
     try:
-        if properties.dedup_key is None:
-            blocks.add(space, branch, queue, packed, tags, given, bodies, found, is_given=ids is not None)
-        for message_id, body in zip(given[len(found) :], bodies[len(found) :], strict=True):
-            there = space.features.admit(space, branch, name, message_id, properties) if options else None
-            if there is None:
-                head, checksum = head_of(Kind.ENQUEUE, message_id, packed, body, epoch)
-                added = Written(0, Kind.ENQUEUE, name, message_id, checksum, Entry(0, message_id, tags))
-                messages.add(space, branch, added, (head, body), terms)
-            found.append(there or message_id)
+        for end in (*alone, count):
+            run = slice(len(found), end)
+            some = packed, tags, ids[run], bodies[run], found
+            blocks.add(space, branch, queue, *some, own=own[run], is_given=terms.is_given)
+            for at in range(len(found), min(end + 1, count)):
+                says = packed, tags, terms
+                if own:
+                    properties = properties_in(stored_in(packed) | own[at][1])
+                    wanted = terms._replace(wanted=terms.wanted and properties)
+                    says = pack_properties(properties), own[at][0], wanted
+                found.append(_add_one(space, branch, queue.name, ids[at], bodies[at], *says))
     except BaseException as error:  # or interrupted: a commit would have some of them
-        _fail_in_part(branch, len(found), len(bodies), error)
+        _fail_in_part(branch, len(found), count, error)
         raise
     return found
+
+
+def _add_one(
+    space: Space,
+    branch: Branch,
+    name: str,
+    message_id: MessageId,
+    body: bytes,
+    packed: bytes,
+    tags: str,
+    terms: messages.Terms,
+) -> MessageId:
+    wanted = terms.wanted
+    there = None if wanted is None else space.features.admit(space, branch, name, message_id, wanted)
+    if there is None:
+        head, checksum = head_of(Kind.ENQUEUE, message_id, packed, body, space.epoch)
+        added = Written(0, Kind.ENQUEUE, name, message_id, checksum, Entry(0, message_id, tags))
+        messages.add(space, branch, added, (head, body), terms)
+    return there or message_id
 
 
 def _fail_in_part(branch: Branch, done: int, wanted: int, error: BaseException) -> None:

@@ -61,7 +61,7 @@ def body_of(place: int) -> bytes:
     return b"%d" % place
 
 
-def each() -> Iterator[tuple[bytes, dict[str, Any]]]:
+def each() -> Iterator[tuple[bytes, Any]]:
     for place in range(COUNT):
         yield body_of(place), OPTIONS[place % len(OPTIONS)]
 
@@ -83,6 +83,11 @@ def enqueue(root: Path) -> None:
     with xaqueue.connect(root) as connection:
         for body in BODIES:
             connection.enqueue("there", body)
+
+
+def each_at_once(root: Path) -> None:
+    with xaqueue.connect(root) as connection:
+        connection.enqueue_many("there", [*each()])
 
 
 def put_each(root: Path, queue: str = "there", **more: Any) -> None:
@@ -181,6 +186,11 @@ def served_plain(root: Path) -> None:
             connection.enqueue("there", body)
 
 
+def served_each_at_once(root: Path) -> None:
+    with client(root) as connection:
+        connection.enqueue_many("there", [*each()])
+
+
 def served_asyncio(root: Path) -> None:
     async def put(url: str) -> None:
         async with await xaqueue.connect_async(url) as connection:
@@ -199,8 +209,7 @@ def sink(root: Path) -> None:
         manager: Any = connection._manager
         xid = Xid(ONE_SPACE, batch().gtrid, b"0")
         manager.start(xid)
-        for body, options in each():
-            manager.enqueue("there", body, **options)
+        manager.enqueue_many("there", BODIES, None, [options for _, options in each()])
         manager.end(xid)
         manager.prepare(xid)
         manager.commit_all(batch(), [xid])
@@ -209,10 +218,13 @@ def sink(root: Path) -> None:
 DOORS: list[Door] = [
     *(enqueue_many, enqueue_many_with_options, enqueue, put_each, publish, enqueue_to, forward, move, requeue),
     *(restore, import_, reply, in_two_phases, served_enqueue_many, served_enqueue, served_plain, served_asyncio, sink),
+    *(each_at_once, served_each_at_once),
 ]
 
 
-AT_ONCE: list[Door] = [enqueue_many, enqueue_many_with_options, served_enqueue_many]
+AT_ONCE: list[Door] = [
+    *(enqueue_many, enqueue_many_with_options, served_enqueue_many, each_at_once, served_each_at_once, forward, sink),
+]
 """These make one call of it."""
 
 

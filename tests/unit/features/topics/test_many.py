@@ -14,13 +14,16 @@ from support.damages import flip
 from xaqueue.core.engine import many, messages
 from xaqueue.core.engine.messages import add
 from xaqueue.core.model.block import split_message
-from xaqueue.errors import DiskFull, RolledBack
+from xaqueue.core.model.definitions import Definitions, QueueDefinition
+from xaqueue.core.model.message_block import MOST_BYTES
+from xaqueue.errors import DiskFull, QueueFull, RolledBack
 from xaqueue.features.session import Session
 from xaqueue.features.topics.blocks import FEWEST, MOST
 from xaqueue.features.topics.runs import RUN
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 
+ONCE = Definitions(default=QueueDefinition(options={"dedup_window_s": 600.0}))
 LEVELS = ["NONE", "FDATASYNC;DSYNC", "JOURNAL"]
 
 
@@ -212,3 +215,91 @@ def test_a_disk_that_becomes_full_among_them_adds_none(
                 connection.commit()
         assert made.take("q") == ([b"before"] if at == 1 else [])
         assert not made.space.queues["q"].pending
+
+
+def each(count: int, **more: Any) -> list[Any]:
+    return [(b"%d" % number, {"headers": {"n": str(number)}, **more}) for number in range(count)]
+
+
+@pytest.mark.parametrize("sync", LEVELS)
+@pytest.mark.parametrize("keyed", [[], [20], [0, 39], [*range(15, 25)]])
+def test_what_has_keys_is_in_doubt_with_what_has_not(tmp_path: Path, sync: str, keyed: list[int]) -> None:
+    """One with a dedup_key has a file of its own, in its place."""
+    sent = each(40)
+    for at in keyed:
+        sent[at][1]["dedup_key"] = str(at)
+    xid = Xid(1, b"x", b"")
+    with bare_space(tmp_path, sync, definitions=ONCE) as made:
+        with made.connect() as connection:
+            connection.tpc_begin(xid)
+            ids = connection.enqueue_many("q", sent)
+            assert connection.tpc_prepare()
+        made.reopen()
+        with made.connect() as connection:
+            connection.tpc_commit(xid)
+            made.space.log.settle()
+            assert len(made.messages("q")) == {0: 1, 1: 3, 2: 3, 10: 40}[len(keyed)]
+            again = connection.enqueue_many("q", [sent[at] for at in keyed])
+            assert again == [ids[at] for at in keyed]
+            found = connection.dequeue_many("q", 99)
+            assert [(one.message_id, one.body, one.headers["n"]) for one in found] == [
+                (message_id, body, body.decode()) for message_id, (body, _) in zip(ids, sent, strict=True)
+            ]
+            connection.commit()
+
+
+@pytest.mark.parametrize("sync", LEVELS)
+def test_large_headers_of_each_make_small_blocks(tmp_path: Path, sync: str) -> None:
+    with bare_space(tmp_path, sync) as made, made.connect() as connection:
+        sent: list[Any] = [(b"%d" % number, {"headers": {"n": f"{number:020000}"}}) for number in range(100)]
+        connection.enqueue_many("q", sent)
+        connection.commit()
+        made.space.log.settle()
+        sizes = [path.stat().st_size for path in made.messages("q")]
+        assert len(sizes) == 4
+        assert max(sizes) <= MOST_BYTES
+        assert [one.body for one in connection.dequeue_many("q", 100)] == [body for body, _ in sent]
+
+
+@pytest.mark.parametrize("at", [1, 2])
+@pytest.mark.parametrize("sync", LEVELS)
+def test_many_of_their_own_that_are_interrupted_are_not_committed_in_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: str, at: int
+) -> None:
+    sent = each(40)
+    sent[20][1]["dedup_key"] = "k"
+    with bare_space(tmp_path, sync, definitions=ONCE) as made, made.connect() as connection:
+        left, add = at, made.space.log.add
+
+        def interrupted(*arguments: Any, **options: Any) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+            add(*arguments, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(made.space.log, "add", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                connection.enqueue_many("q", sent)
+        with pytest.raises(RolledBack, match=f"{19 + at} of 40 messages were added: KeyboardInterrupt"):
+            connection.commit()
+        connection.rollback()
+        assert connection.dequeue("q") is None
+        assert len(connection.enqueue_many("q", sent)) == 40
+        connection.commit()
+        assert len(connection.dequeue_many("q", 99)) == 40
+
+
+@pytest.mark.parametrize("sync", LEVELS)
+def test_what_each_has_of_its_own_counts_for_a_full_queue(tmp_path: Path, sync: str) -> None:
+    full = Definitions(default=QueueDefinition(options={"max_bytes": 40_000}))
+    with bare_space(tmp_path, sync, definitions=full) as made, made.connect() as connection:
+        large: list[Any] = [(b"x", {"headers": {"n": f"{number:01000}"}}) for number in range(40)]
+        with pytest.raises(QueueFull):
+            connection.enqueue_many("q", large)
+        connection.enqueue_many("q", large[:36])
+        with pytest.raises(QueueFull):
+            connection.enqueue_many("q", large[36:])
+        connection.commit()
+        assert len(connection.dequeue_many("q", 99)) == 36
