@@ -139,8 +139,11 @@ class Blocks(Rules):
             session.end(branch.xid)
 
         def commit() -> None:
+            flags = Flag.ONEPHASE if was_active else Flag.NOFLAGS
             with doors.full_disk(world.fs, calls), suppress(RetryLater, DiskFull):
-                session.commit(branch.xid, Flag.ONEPHASE if was_active else Flag.NOFLAGS)
+                session.commit(branch.xid, flags)
+            if calls > 2 and doors.is_past_commit(world.space, branch.xid):
+                session.commit(branch.xid, flags)  # some of it may be done
 
         def given_up(model: Model) -> None:
             """It is not committed, and may be."""
