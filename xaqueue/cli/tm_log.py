@@ -23,8 +23,8 @@ from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.endpoint import is_url
 from xaqueue.errors import DecisionLogInUse, InvalidArgument, ProtocolError, UnknownXid
 from xaqueue.tm.advice import LogStatus
+from xaqueue.tm.decisions import wall_clock
 from xaqueue.tm.gtrid import Gtrid, checked_name
-from xaqueue.tm.log import wall_clock
 from xaqueue.tm.log_directory import (
     OPERATOR_LOG,
     PARTICIPANTS,

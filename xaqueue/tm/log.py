@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -28,24 +27,18 @@ from xaqueue.core.storage.owner_file import OwnerFile
 from xaqueue.errors import (
     DecisionLogError,
     JournalDamaged,
-    ProtocolError,
     ResourceFailed,
     RetryLater,
     SpaceError,
 )
 from xaqueue.tm import records
+from xaqueue.tm.decisions import Decisions, wall_clock
 from xaqueue.tm.records import NODE, DecisionTable, Heuristic, OpenDecision, damaged, read_node, write_node
-from xaqueue.xa import Outcome
 
 JOURNAL = "journal"
 SEGMENT_BYTES = 4 * 1024 * 1024
 
 log = logging.getLogger("xaqueue")
-
-
-def wall_clock() -> int:
-    """Int microseconds UTC."""
-    return time.time_ns() // 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +64,8 @@ def read(fs: FileSystem) -> LogContent:
     return LogContent(node, epoch, records.replay(found.records))
 
 
-class DecisionLog:
-    """Safe for threads. ``table`` is read and changed with ``lock`` held."""
+class DecisionLog(Decisions):
+    """In a directory. Safe for threads."""
 
     def __init__(
         self,
@@ -86,15 +79,10 @@ class DecisionLog:
 
         owner: what makes it this process's; released at the end. Raises DecisionLogDamaged, DecisionLogError.
         """
+        super().__init__(now_us)
         self._fs = fs
         self.owner = owner
         self.lost = owner.lost if owner is not None else str
-        self.now_us = now_us
-        self.lock = threading.Lock()
-        self._over: list[bytes] = []
-        """Done, and not recorded as such yet."""
-        self._done_rows: dict[str, list[bytes]] = {}
-        """By participant, done decisions whose rows are still in its database."""
         try:
             self.table = self._start(segment_bytes)
         except OSError as error:
@@ -139,11 +127,6 @@ class DecisionLog:
         made = OpenDecision(gtrid, tuple(participants), self.now_us(), None, set(participants), spaces)
         self._append_with_done(lambda done: records.decision(made, done), lambda: self.table.add(made))
 
-    def decision_on(self, gtrid: bytes) -> Outcome | None:
-        """None without a decision."""
-        with self.lock:
-            return self.table.decision_on(gtrid)
-
     def note_last(self, participant: str) -> None:
         """Returns once it is hardened that decisions of this life may stand in this participant's database.
 
@@ -151,63 +134,6 @@ class DecisionLog:
         """
         epochs = self.epoch, self.epoch
         self._append(lambda: records.last(participant, *epochs), lambda: self.table.add_last(participant, *epochs))
-
-    def space_of(self, gtrid: bytes, participant: str) -> str:
-        """The id of the space that voted there, and has not acknowledged the decision; empty where it has none."""
-        with self.lock:
-            made = self.table.open.get(gtrid)
-            return made.spaces.get(participant, "") if made is not None and participant in made.outstanding else ""
-
-    def add_row(
-        self, gtrid: bytes, participants: Sequence[str], last: str, spaces: Mapping[str, str] = MappingProxyType({})
-    ) -> None:
-        """A row in the database of ``last`` decides to commit these; it is read again after a crash."""
-        made = OpenDecision(gtrid, tuple(participants), self.now_us(), last, set(participants), spaces)
-        table = self.table
-        with self.lock:
-            if gtrid in table.open:
-                return
-            table.open[gtrid] = made
-            if table.heuristics or not participants:
-                made.outstanding -= {name for other, name in table.heuristics if other == gtrid}
-                self._end_locked(made)  # all of them may have answered with a heuristic, and nobody else will
-
-    def take_done_rows(self, last: str) -> list[bytes]:
-        """Decisions in this database that nobody needs any more; taken once."""
-        with self.lock:
-            return self._done_rows.pop(last, [])
-
-    def restore_done_rows(self, last: str, gtrids: list[bytes]) -> None:
-        """They could not be removed."""
-        with self.lock:
-            self._done_rows.setdefault(last, []).extend(gtrids)
-
-    @property
-    def has_done_rows(self) -> list[str]:
-        """Those with decisions that nobody needs any more."""
-        return list(self._done_rows)
-
-    def committed_deferred(self, gtrid: bytes, participant: str) -> None:
-        """It has done what was decided, and is going to harden that: it has not acknowledged it yet."""
-        with self.lock:
-            self.table.open[gtrid].deferred.add(participant)
-
-    def acknowledged(self, gtrid: bytes, participant: str) -> bool:
-        """A participant has done what was decided; returns whether it was the last one that had to."""
-        with self.lock:
-            made = self.table.open.get(gtrid)
-            if made is None:
-                return False
-            made.outstanding.discard(participant)
-            return self._end_locked(made)
-
-    def _end_locked(self, made: OpenDecision) -> bool:
-        """Whether nothing is outstanding: then it is done."""
-        if made.outstanding:
-            return False
-        del self.table.open[made.gtrid]
-        (self._over if made.last is None else self._done_rows.setdefault(made.last, [])).append(made.gtrid)
-        return True
 
     def note(self, heuristic: Heuristic) -> bool:
         """Hardens what a participant did by itself; False where that is known already. Raises DecisionLogError."""
@@ -227,16 +153,6 @@ class DecisionLog:
         self.check_over(gtrid)
         self.flush()
         self._append(lambda: records.forget(gtrid), lambda: self.table.forget(gtrid))
-
-    def check_over(self, gtrid: bytes) -> None:
-        """ProtocolError where it is not acknowledged everywhere: a crash would make recovery note heuristics again."""
-        with self.lock:
-            made = self.table.open.get(gtrid)
-            if made is not None:
-                raise ProtocolError(
-                    f"transaction {gtrid.decode()} is not over: {', '.join(sorted(made.outstanding))} has to "
-                    "acknowledge it first, and recovery goes on trying"
-                )
 
     # Housekeeping
 

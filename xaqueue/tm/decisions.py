@@ -1,0 +1,111 @@
+"""What a transaction manager remembers of its decisions, wherever they are kept."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
+from xaqueue.errors import DecisionLogError, ProtocolError
+from xaqueue.tm.records import DecisionTable, OpenDecision
+from xaqueue.xa import Outcome
+
+
+def wall_clock() -> int:
+    """Int microseconds UTC."""
+    return time.time_ns() // 1000
+
+
+class Decisions:
+    """Safe for threads. ``table`` is read and changed with ``lock`` held."""
+
+    node: str
+    """16 hex digits: who decides."""
+    epoch: int
+    table: DecisionTable
+
+    def __init__(self, now_us: Callable[[], int] = wall_clock) -> None:
+        self.now_us = now_us
+        self.lock = threading.Lock()
+        self._over: list[bytes] = []
+        """Done, and not recorded as such yet."""
+        self._done_rows: dict[str, list[bytes]] = {}
+        """By participant, done decisions whose rows are still in its database."""
+
+    @property
+    def failure(self) -> DecisionLogError | None:
+        """Why nothing can be decided any more."""
+        return None
+
+    def decision_on(self, gtrid: bytes) -> Outcome | None:
+        """None without a decision."""
+        with self.lock:
+            return self.table.decision_on(gtrid)
+
+    def space_of(self, gtrid: bytes, participant: str) -> str:
+        """The id of the space that voted there, and has not acknowledged the decision; empty where it has none."""
+        with self.lock:
+            made = self.table.open.get(gtrid)
+            return made.spaces.get(participant, "") if made is not None and participant in made.outstanding else ""
+
+    def add_row(
+        self, gtrid: bytes, participants: Sequence[str], last: str, spaces: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """A row in the database of ``last`` decides to commit these; it is read again after a crash."""
+        made = OpenDecision(gtrid, tuple(participants), self.now_us(), last, set(participants), spaces)
+        table = self.table
+        with self.lock:
+            if gtrid in table.open:
+                return
+            table.open[gtrid] = made
+            if table.heuristics or not participants:
+                made.outstanding -= {name for other, name in table.heuristics if other == gtrid}
+                self._end_locked(made)  # all of them may have answered with a heuristic, and nobody else will
+
+    def take_done_rows(self, last: str) -> list[bytes]:
+        """Decisions in this database that nobody needs any more; taken once."""
+        with self.lock:
+            return self._done_rows.pop(last, [])
+
+    def restore_done_rows(self, last: str, gtrids: list[bytes]) -> None:
+        """They could not be removed."""
+        with self.lock:
+            self._done_rows.setdefault(last, []).extend(gtrids)
+
+    @property
+    def has_done_rows(self) -> list[str]:
+        """Those with decisions that nobody needs any more."""
+        return list(self._done_rows)
+
+    def committed_deferred(self, gtrid: bytes, participant: str) -> None:
+        """It has done what was decided, and is going to harden that: it has not acknowledged it yet."""
+        with self.lock:
+            self.table.open[gtrid].deferred.add(participant)
+
+    def acknowledged(self, gtrid: bytes, participant: str) -> bool:
+        """A participant has done what was decided; returns whether it was the last one that had to."""
+        with self.lock:
+            made = self.table.open.get(gtrid)
+            if made is None:
+                return False
+            made.outstanding.discard(participant)
+            return self._end_locked(made)
+
+    def _end_locked(self, made: OpenDecision) -> bool:
+        """Whether nothing is outstanding: then it is done."""
+        if made.outstanding:
+            return False
+        del self.table.open[made.gtrid]
+        (self._over if made.last is None else self._done_rows.setdefault(made.last, [])).append(made.gtrid)
+        return True
+
+    def check_over(self, gtrid: bytes) -> None:
+        """ProtocolError where it is not acknowledged everywhere: a crash would make recovery note heuristics again."""
+        with self.lock:
+            made = self.table.open.get(gtrid)
+            if made is not None:
+                raise ProtocolError(
+                    f"transaction {gtrid.decode()} is not over: {', '.join(sorted(made.outstanding))} has to "
+                    "acknowledge it first, and recovery goes on trying"
+                )
