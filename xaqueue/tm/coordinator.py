@@ -20,7 +20,7 @@ from xaqueue.spans import Tracing
 from xaqueue.tm import last_resource
 from xaqueue.tm.awaiting import AsyncLoop
 from xaqueue.tm.deciding import DecidingDatabases
-from xaqueue.tm.gtrid import Gtrid
+from xaqueue.tm.gtrid import COUNTED, Gtrid
 from xaqueue.tm.last_resource import DecisionRow
 from xaqueue.tm.log import DecisionLog
 from xaqueue.tm.participant import ConnectionSource
@@ -83,7 +83,7 @@ class LogSnapshot:
 
     def is_over(self, gtrid: bytes) -> bool:
         """Whether it was begun by this log's transaction manager, and nobody was working on it any more."""
-        is_own = gtrid.startswith(self.newest[:20])  # with the node id; the epoch and the counter follow
+        is_own = gtrid.startswith(self.newest[:-COUNTED])
         return is_own and gtrid <= self.newest and gtrid not in self.live
 
 

@@ -1,10 +1,12 @@
 """A global transaction's name says who coordinates it: node id, boot epoch and a counter, in printable ASCII.
 
     XAQ1 <node id, 16 hex digits> <boot epoch, 8> <counter, 16>          44 characters, without the spaces
+    XAQ2 <database's id, 16> <node id, 16> <sign, 8> <counter, 16>       60
 
 The node id is the decision log's for life; the epoch counts its openings. So recovery knows its own branches among
-those of others, and those of an earlier boot, which nobody can be working on, among its own. The second part of each
-branch's xid, bqual, is the name of its participant.
+those of others, and those of an earlier boot, which nobody can be working on, among its own. Where a database keeps
+the decisions of many processes, each has a node id of its own there, and the number of its last sign of life stands in
+the place of the epoch. The second part of each branch's xid, bqual, is the name of its participant.
 """
 
 from __future__ import annotations
@@ -18,26 +20,36 @@ from xaqueue.errors import InvalidArgument
 
 FORMAT_ID = 0x58415154
 """Format id ("XAQT") of the branches of a transaction manager."""
-TEXT = re.compile(r"XAQ1([0-9a-f]{16})([0-9a-f]{8})([0-9a-f]{16})")
+TEXT = re.compile(r"XAQ(?:1|2([0-9a-f]{16}))([0-9a-f]{16})([0-9a-f]{8})([0-9a-f]{16})")
 """Of a gtrid: nothing in it means anything to a database."""
+COUNTED = 24
+"""The characters behind the node id, of the epoch and the counter."""
 _NODE = re.compile(r"[0-9a-f]{16}")
 _NAME = re.compile(r"[!-~]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
 class Gtrid:
-    """node: 16 hex digits. epoch: 1 to 2**32-1. counter: 0 to 2**64-1. Raises InvalidArgument for anything else."""
+    """node: 16 hex digits. epoch: 1 to 2**32-1. counter: 0 to 2**64-1. database: 16 hex digits of the one that knows its
+    node, or "". Raises InvalidArgument for anything else."""
 
     node: str
     epoch: int
     counter: int
+    database: str = ""
 
     def __post_init__(self) -> None:
-        if not _NODE.fullmatch(self.node) or not 0 < self.epoch < 2**32 or not 0 <= self.counter < 2**64:
+        are_ids = _NODE.fullmatch(self.node) and _NODE.fullmatch(self.database or self.node)
+        if not are_ids or not 0 < self.epoch < 2**32 or not 0 <= self.counter < 2**64:
             raise InvalidArgument(f"node {self.node!r}, epoch {self.epoch}, counter {self.counter} make no gtrid")
 
     def __str__(self) -> str:
-        return f"XAQ1{self.node}{self.epoch:08x}{self.counter:016x}"
+        return f"{self.of_node}{self.epoch:08x}{self.counter:016x}"
+
+    @property
+    def of_node(self) -> str:
+        """What all names of its node begin with."""
+        return f"XAQ2{self.database}{self.node}" if self.database else f"XAQ1{self.node}"
 
     def __bytes__(self) -> bytes:
         return str(self).encode("ascii")
@@ -47,9 +59,9 @@ class Gtrid:
         """What ``str`` or ``bytes`` made of one; None for the gtrid of anyone else."""
         text = gtrid if isinstance(gtrid, str) else gtrid.decode("latin-1")
         match = TEXT.fullmatch(text)
-        if match is None or int(match[2], 16) == 0:
+        if match is None or int(match[3], 16) == 0:
             return None
-        return cls(match[1], int(match[2], 16), int(match[3], 16))
+        return cls(match[2], int(match[3], 16), int(match[4], 16), match[1] or "")
 
 
 @dataclass(frozen=True, slots=True)
