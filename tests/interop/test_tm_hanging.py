@@ -20,6 +20,7 @@ from support.patience import eventually
 from support.tm_world import COMMITTED, ROLLED_BACK, Bank, World
 from xaqueue import TransactionManager
 from xaqueue.errors import Error, RolledBack
+from xaqueue.tm.log import DecisionLog
 from xaqueue.tm.participant import INTERRUPTIONS, Participant
 from xaqueue.tm.transaction import Transaction
 from xaqueue.xa import Code
@@ -119,6 +120,7 @@ def test_nobody_waits_for_a_participant_that_hangs(tmp_path: Path, parties: dict
     assert stuck.hangs.acquire(timeout=PATIENCE_S), "it was never called"
 
     log = tm._coordinator.log
+    assert isinstance(log, DecisionLog)
     switched = log._journal.position
     log._covered -= 1  # a segment is full: the log wants a checkpoint
     with pytest.raises(RolledBack) as raised, tm.transaction("fine", "other") as tx:

@@ -10,11 +10,11 @@ from typing import Any
 
 from xaqueue.carried import CarriedChange, Life
 from xaqueue.errors import ConnectionLost, Error, ProtocolError, ResourceFailed, RolledBack
-from xaqueue.tm import awaiting, driver, guard, last_resource
+from xaqueue.tm import awaiting, driver, guard
 from xaqueue.tm.driver import Abilities, Dialect
 from xaqueue.tm.gtrid import FORMAT_ID
 from xaqueue.tm.guard import Guard, TransactionEnded
-from xaqueue.tm.last_resource import DecisionRow, insert_carried, insert_row
+from xaqueue.tm.last_resource import DecisionRow, DecisionRows, insert_carried
 from xaqueue.tm.participant import ConnectionSource
 from xaqueue.tm.voting import Reply
 from xaqueue.xa import Outcome
@@ -71,6 +71,8 @@ class EnlistedBranch:
     """The database that is to carry its work, instead of a prepare."""
     carried: CarriedChange | None = None
     """What it carries."""
+    is_unanswered = False
+    """Whether its prepare may be carried out yet, behind the end of all this."""
     commits_alone = False
     """Whether it may be committed without a decision of anybody else."""
 
@@ -137,6 +139,7 @@ class EnlistedBranch:
             return Reply.REFUSED
         except Exception as error:
             self._failed(error)
+            self.is_unanswered = True
             has_failed = driver.status_of(self.connection) == driver.IN_ERROR  # PostgreSQL took it for a rollback
             return Reply.REFUSED if isinstance(error, RolledBack) and not has_failed else Reply.LOST
         if prepared is not False:
@@ -202,10 +205,13 @@ class EnlistedBranch:
             return Reply.REFUSED
         return Reply.DONE
 
-    def commit_last(self, row: DecisionRow, check: Callable[[], None], life: Life | None = None) -> Reply:
+    def commit_last(
+        self, row: DecisionRow, rows: DecisionRows, check: Callable[[], None], life: Life | None = None
+    ) -> Reply:
         """Commits it together with the row that decides for those that prepared. LOST: nobody knows, not even the
         database just now.
 
+        rows: where it is to stand.
         check: raises where the log is not ours any more. Asked with the row in place, which keeps out a successor's.
         life: of the space whose change the row carries.
         """
@@ -213,7 +219,7 @@ class EnlistedBranch:
             self._check_whole()
             place = self._cursor or self.connection
             dialect = self.can.dialect
-            is_begun = insert_row(place, row, dialect) if life is None else insert_carried(place, row, life, dialect)
+            is_begun = rows.insert(place, row, dialect) if life is None else insert_carried(place, row, life, dialect)
             if not is_begun:
                 raise TransactionEnded(self.name)  # noqa: TRY301
             check()
@@ -221,14 +227,14 @@ class EnlistedBranch:
             self.refuse(error)
             return Reply.REFUSED
         answer = self._commit_deciding()
-        return self._read_decision() if answer is Reply.LOST else answer
+        return self._read_decision(rows) if answer is Reply.LOST else answer
 
     def refuse(self, error: Exception) -> None:
         """It is not going to be committed, and this is why."""
         self._failed(error)
         self.discard()
 
-    def _read_decision(self) -> Reply:
+    def _read_decision(self, rows: DecisionRows) -> Reply:
         """The commit got no answer: on a fresh connection its row can be read, or made impossible.
 
         A database that was killed is back in a moment, most often.
@@ -238,7 +244,7 @@ class EnlistedBranch:
         while True:
             try:
                 with self.source.opened() as connection:
-                    outcome = last_resource.resolve_row(connection, self.gtrid).outcome
+                    outcome = rows.resolve(connection, self.gtrid).outcome
             except Exception as error:
                 self._failed(error)
                 if time.monotonic() + pause_s > until:

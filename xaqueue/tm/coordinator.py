@@ -17,12 +17,11 @@ from typing import Any, Protocol
 
 from xaqueue.errors import InterfaceError
 from xaqueue.spans import Tracing
-from xaqueue.tm import last_resource
 from xaqueue.tm.awaiting import AsyncLoop
 from xaqueue.tm.deciding import DecidingDatabases
-from xaqueue.tm.gtrid import COUNTED, Gtrid
+from xaqueue.tm.decisions import Decisions
+from xaqueue.tm.gtrid import COUNTED
 from xaqueue.tm.last_resource import DecisionRow
-from xaqueue.tm.log import DecisionLog
 from xaqueue.tm.participant import ConnectionSource
 from xaqueue.tm.records import Heuristic, InDoubtTransaction, OpenDecision, TransactionState, in_doubt_transactions
 from xaqueue.tm.voting import BY_ITSELF, ParticipantOutcome, Reply, recovery_action
@@ -109,7 +108,7 @@ class Coordinator:
 
     def __init__(
         self,
-        log: DecisionLog,
+        log: Decisions,
         sources: Mapping[str, ConnectionSource],
         on_step: OnStep | None = None,
         loop: AsyncLoop | None = None,
@@ -131,8 +130,6 @@ class Coordinator:
         """Why a participant could not be recovered at last, by name."""
         self._mutex = threading.Lock()
         self._counter = 0
-        self._named = str(Gtrid(log.node, log.epoch, 0))[:-16]
-        """What all names begin with that are given here."""
         self._live: dict[bytes, LiveTransaction] = {}
         self._finished: OrderedDict[bytes, Outcome] = OrderedDict()
         self._pool: ThreadPoolExecutor | None = None
@@ -144,12 +141,14 @@ class Coordinator:
 
     def enter(self, transaction: LiveTransaction) -> bytes:
         """Its name; it is live from here on. Raises InterfaceError once closed, DecisionLogError."""
+        if not self.log.is_fresh:
+            self.loop.in_thread(self.log.freshen)
         with self._mutex:
             if self.is_closing:
                 raise InterfaceError("the transaction manager is closed: open it again")
             self.log.check()
             self._counter += 1
-            gtrid = f"{self._named}{self._counter:016x}".encode("ascii")
+            gtrid = f"{self.log.named}{self._counter:016x}".encode("ascii")
             self._live[gtrid] = transaction
             return gtrid
 
@@ -163,6 +162,7 @@ class Coordinator:
                 self._quiet.notify_all()
             asked = sorted(self._undecided[gtrid].unasked) if gtrid in self._undecided else ()
         if asked or unfinished:
+            self.log.is_unclean = True
             self.wake([*unfinished, *asked])
 
     @property
@@ -264,7 +264,7 @@ class Coordinator:
 
     def check_database(self, name: str, connection: Any) -> None:
         """It is the one that has this log's decisions, if there are any. Raises what ``make_ready`` there raises."""
-        last_resource.make_ready(connection, self.log.node, is_known=name in self.log.table.lasts)
+        self.log.rows.make_ready(connection, self.log.node, is_known=name in self.log.table.lasts)
 
     def join_loop(self) -> None:
         """Async participants live in the caller's event loop. Raises InterfaceError where they do in another one."""
@@ -332,7 +332,7 @@ class Coordinator:
     def snapshot(self) -> LogSnapshot:
         """To be taken before a participant is asked for its list."""
         with self._mutex:
-            return LogSnapshot(bytes(Gtrid(self.log.node, self.log.epoch, self._counter)), frozenset(self._live))
+            return LogSnapshot(f"{self.log.named}{self._counter:016x}".encode("ascii"), frozenset(self._live))
 
     def unfinished(self, snapshot: LogSnapshot) -> list[OpenDecision]:
         """Decisions that are open, on transactions that were over."""

@@ -6,10 +6,15 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 from xaqueue.errors import DecisionLogError, ProtocolError
-from xaqueue.tm.records import DecisionTable, OpenDecision
+from xaqueue.tm.last_resource import DecisionRows
+from xaqueue.tm.records import DecisionTable, Heuristic, OpenDecision
+from xaqueue.tm.sweep import Sweep
 from xaqueue.xa import Outcome
+
+_ROWS = DecisionRows()
 
 
 def wall_clock() -> int:
@@ -24,6 +29,10 @@ class Decisions:
     """16 hex digits: who decides."""
     epoch: int
     table: DecisionTable
+    named: str
+    """What the names of its transactions begin with; 16 hex digits of a counter follow."""
+    is_unclean = False
+    """Whether something may reach a participant behind the end of this process."""
 
     def __init__(self, now_us: Callable[[], int] = wall_clock) -> None:
         self.now_us = now_us
@@ -34,9 +43,88 @@ class Decisions:
         """By participant, done decisions whose rows are still in its database."""
 
     @property
+    def decides(self) -> str:
+        """The participant whose database keeps each decision; "": none does."""
+        return ""
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether a transaction may be begun."""
+        return True
+
+    @property
+    def rows(self) -> DecisionRows:
+        """Those of the decisions that stand in a participant's database."""
+        return _ROWS
+
+    def freshen(self) -> None:
+        """Transactions may be begun behind it."""
+
+    def start(self) -> None:
+        """Its threads, where it has any."""
+
+    def meet(self, connection: Any, name: str) -> None:
+        """Something is going to be prepared at this participant, on this connection."""
+
+    def may_be_ended(self) -> None:
+        """A decision was not written, whatever for."""
+
+    def sweep(self, name: str, connection: Any) -> Sweep | None:
+        """See ``DatabaseNode.sweep``: nobody else's decisions are known here."""
+        return None
+
+    @property
     def failure(self) -> DecisionLogError | None:
         """Why nothing can be decided any more."""
         return None
+
+    def check(self) -> None:
+        """Raises ``failure``, where there is one."""
+        if (failure := self.failure) is not None:
+            raise failure
+
+    @property
+    def wants_checkpoint(self) -> bool:
+        """Whether a checkpoint would make room."""
+        return False
+
+    def checkpoint(self) -> None:
+        """Makes room. Raises DecisionLogError, RetryLater."""
+
+    def flush(self) -> None:
+        """What is done is recorded as done, durably. Raises DecisionLogError, RetryLater."""
+
+    def decide(
+        self, gtrid: bytes, participants: Sequence[str], spaces: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """Returns once the decision to commit these is hardened, where no database keeps it. spaces: ids of those that
+        have one.
+
+        Raises RetryLater where there was no room, and surely nothing was recorded; DecisionLogError where nobody
+        knows: then only the next opening can tell.
+        """
+        raise NotImplementedError
+
+    def note(self, heuristic: Heuristic) -> bool:
+        """Keeps what a participant did by itself; False where that is known already. Raises DecisionLogError."""
+        raise NotImplementedError
+
+    def forget(self, gtrid: bytes) -> None:
+        """Ends the memory of a transaction's heuristics. Raises ProtocolError where it is not over, DecisionLogError,
+        RetryLater."""
+        raise NotImplementedError
+
+    def close(self, is_hardened: Callable[[], bool] = lambda: True) -> None:
+        """Ends its use; a second call does nothing. is_hardened: asks all participants."""
+
+    def abandon(self) -> None:
+        """In a forked child: nothing here may write any more."""
+
+    def note_last(self, participant: str) -> None:
+        """Returns once it is hardened that decisions of this life may stand in this participant's database.
+
+        Raises RetryLater, DecisionLogError.
+        """
 
     def decision_on(self, gtrid: bytes) -> Outcome | None:
         """None without a decision."""

@@ -270,7 +270,7 @@ class Ending:
         change = self._branches[prepared[0]].carried
         self._deciding = name, prepared
         row = self._row_of(prepared, change)
-        reply = last.commit_last(row, coordinator.log.check, change and change.life)
+        reply = last.commit_last(row, coordinator.log.rows, coordinator.log.check, change and change.life)
         if is_watched:
             coordinator.step(TraceStep.COMMITTED_LAST, gtrid, name)
         if reply is Reply.DONE:
@@ -280,6 +280,8 @@ class Ending:
             coordinator.log.add_row(gtrid, row.participants, name, row.spaces)
             self._deciding = None
             return reply
+        if last.error is not None:
+            coordinator.log.may_be_ended()
         if isinstance(last.error, LifeOver):
             coordinator.deciding.refused(prepared[0], name)
         if reply is Reply.LOST:
@@ -349,12 +351,15 @@ class Ending:
         self.outcome = outcome
         for branch in self._branches.values():
             branch.discard()
+        self._coordinator.log.is_unclean = True
         self._coordinator.leave(self.gtrid, outcome, self._branches)
         self._phase = Phase.OVER
 
     def _let_go(self, outcome: Outcome, unfinished: Collection[str] = ()) -> None:
         """Gives back the connections of those that have answered."""
         for name, branch in self._branches.items():
+            if branch.is_unanswered:
+                self._coordinator.log.is_unclean = True
             if self._outcomes.get(name) in _UNANSWERED:
                 branch.discard()
             else:

@@ -30,7 +30,7 @@ _NAME = re.compile(r"[!-~]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class Gtrid:
-    """node: 16 hex digits. epoch: 1 to 2**32-1. counter: 0 to 2**64-1. database: 16 hex digits of the one that knows its
+    """node: 16 hex digits. epoch: 1 to 2**32-1. counter: 0 to 2**64-1. database: 16 hex digits of the one that has its
     node, or "". Raises InvalidArgument for anything else."""
 
     node: str

@@ -37,7 +37,7 @@ _AT_A_TIME = 1000
 _LIFE = "life"
 _PRUNED = "pruned"
 _WORDS = {Outcome.COMMITTED: "commit", Outcome.ROLLED_BACK: "rollback"}
-_OUTCOMES = {word: outcome for outcome, word in _WORDS.items()}
+OUTCOMES = {word: outcome for outcome, word in _WORDS.items()}
 _DURABLE = (
     " FROM (SELECT set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' "
     "ELSE current_setting('synchronous_commit') END, true)) AS durable"
@@ -48,6 +48,8 @@ _CARRY_POSTGRESQL = (
     f"{_INSERT[:-1]}, carried) SELECT %s, %s, %s, %s{_DURABLE}, "
     f"(SELECT 1 FROM {TABLE} WHERE gtrid = %s AND participants = %s FOR SHARE) AS life WHERE {IS_MARKED}"
 )
+NOTHING: Mapping[bytes, tuple[str, str, int]] = MappingProxyType({})
+"""Of decisions that carry no change."""
 LOCK_S = 10
 """So long the row of a space's life is waited for, while others commit what they carry; then it is tried again."""
 
@@ -85,7 +87,7 @@ def make_ready(connection: Any, node: str, *, is_known: bool) -> None:
     """
     dialect = dialect_of(connection)
     if dialect is Dialect.MYSQL:
-        _check_mysql(connection)
+        check_mysql(connection)
     elif dialect is Dialect.SQLITE:
         sync_fully(connection)
     trouble, create = _trouble_of_mark(connection, node), create_statement(dialect)
@@ -139,10 +141,15 @@ def insert_row(connection: Any, row: DecisionRow, dialect: Dialect) -> bool:
 
 
 def _insert_row(connection: Any, row: DecisionRow, where: str = "") -> bool:
+    return _insert(connection, checked(row.gtrid), _WORDS[row.outcome], row_names(row), where)
+
+
+def row_names(row: DecisionRow) -> str:
+    """Those that have voted, as the row has them."""
     names = names_of(row.participants, row.spaces)
     if len(names) > NAMES_LENGTH:  # of some forty: who has voted is what has to be there
         names = names_of(row.participants)
-    return _insert(connection, _checked(row.gtrid), _WORDS[row.outcome], names, where)
+    return names
 
 
 def _insert(connection: Any, key: str, word: str, names: str, where: str = "") -> bool:
@@ -162,7 +169,7 @@ def resolve_row(connection: Any, gtrid: bytes) -> DecisionRow:
         connection.rollback()
         if not is_a(error, "IntegrityError"):
             raise
-        found = _select(connection, f"gtrid = '{_checked(gtrid)}'")
+        found = select_rows(connection, f"gtrid = '{checked(gtrid)}'")
         if not found:
             raise OperationalError(
                 f"the row of {gtrid.decode()} in {TABLE} went while it was read: look again"
@@ -173,12 +180,12 @@ def resolve_row(connection: Any, gtrid: bytes) -> DecisionRow:
 
 def read_rows(connection: Any, node: str, epoch: int) -> list[DecisionRow]:
     """All that this node has written before this epoch."""
-    found = _select(connection, f"gtrid LIKE 'XAQ1{node}%'")
+    found = select_rows(connection, f"gtrid LIKE 'XAQ1{node}%'")
     return [row for row in found if (gtrid := Gtrid.parse(row.gtrid)) is not None and gtrid.epoch < epoch]
 
 
 def delete_rows(
-    connection: Any, gtrids: Iterable[bytes], carried: Mapping[bytes, tuple[str, str, int]] = MappingProxyType({})
+    connection: Any, gtrids: Iterable[bytes], carried: Mapping[bytes, tuple[str, str, int]] = NOTHING
 ) -> None:
     """Removes rows that nobody will ask for any more; a crash may bring them back.
 
@@ -193,11 +200,37 @@ def delete_rows(
             some, left = left[:_AT_A_TIME], left[_AT_A_TIME:]
             if dialect_of(connection) is Dialect.POSTGRESQL:
                 run(connection, "SET LOCAL synchronous_commit = off")
-            keys = ", ".join(f"'{_checked(gtrid)}'" for gtrid in some)
+            keys = ", ".join(f"'{checked(gtrid)}'" for gtrid in some)
             gone = len(run(connection, f"DELETE FROM {TABLE} WHERE gtrid IN ({keys})"))
             if carrier and gone:
                 _note_pruned(connection, space, carrier, max(carried[gtrid][2] for gtrid in some), gone)
             connection.commit()
+
+
+class DecisionRows:
+    """The rows of one transaction manager's decisions, where they stand in a database."""
+
+    def make_ready(self, connection: Any, node: str, *, is_known: bool) -> None:
+        """See ``make_ready``."""
+        make_ready(connection, node, is_known=is_known)
+
+    def insert(self, connection: Any, row: DecisionRow, dialect: Dialect) -> bool:
+        """See ``insert_row``."""
+        return insert_row(connection, row, dialect)
+
+    def resolve(self, connection: Any, gtrid: bytes) -> DecisionRow:
+        """See ``resolve_row``."""
+        return resolve_row(connection, gtrid)
+
+    def read(self, connection: Any, node: str, epoch: int) -> list[DecisionRow]:
+        """See ``read_rows``."""
+        return read_rows(connection, node, epoch)
+
+    def delete(
+        self, connection: Any, gtrids: Iterable[bytes], carried: Mapping[bytes, tuple[str, str, int]] = NOTHING
+    ) -> None:
+        """See ``delete_rows``."""
+        delete_rows(connection, gtrids, carried)
 
 
 # Changes that a database carries for a space
@@ -263,7 +296,7 @@ def _check_right(connection: Any, key: str) -> None:
 
 def read_carried(connection: Any, node: str, space: str, carrier: str) -> tuple[list[bytes], Pruned]:
     """All changes of the space that this carrier has, and what is known of those that are gone."""
-    rows = _select(connection, f"gtrid LIKE 'XAQ1{node}%' AND carried IS NOT NULL")
+    rows = select_rows(connection, f"gtrid LIKE 'XAQ1{node}%' AND carried IS NOT NULL")
     changes = [(row.carried, decode(row.carried)) for row in rows if row.outcome is Outcome.COMMITTED]
     mine = [data for data, change in changes if (change.carrier, change.life.space) == (carrier, space)]
     found = _read_pruned(connection, _pruned_key(space, carrier))
@@ -321,13 +354,14 @@ def _trouble_of_mark(connection: Any, node: str) -> str:
     return "" if found else "is not there"
 
 
-def _select(connection: Any, where: str) -> list[DecisionRow]:
-    found = run(connection, f"SELECT gtrid, decision, participants, carried FROM {TABLE} WHERE {where}")
+def select_rows(connection: Any, where: str, table: str = TABLE) -> list[DecisionRow]:
+    """Those that decide."""
+    found = run(connection, f"SELECT gtrid, decision, participants, carried FROM {table} WHERE {where}")
     connection.rollback()
     return [
-        _row(str(gtrid).encode("ascii"), _OUTCOMES[decision], str(names), bytes(carried or b""))
+        _row(str(gtrid).encode("ascii"), OUTCOMES[decision], str(names), bytes(carried or b""))
         for gtrid, decision, names, carried in found
-        if decision in _OUTCOMES
+        if decision in OUTCOMES
     ]
 
 
@@ -337,14 +371,16 @@ def _row(gtrid: bytes, outcome: Outcome, names: str, carried: bytes) -> Decision
     return DecisionRow(gtrid, outcome, tuple(name for name, *_ in voters), carried, spaces)
 
 
-def _checked(gtrid: bytes) -> str:
+def checked(gtrid: bytes) -> str:
+    """As it stands in a key. Raises OperationalError for the name of nobody's transaction."""
     text = gtrid.decode("latin-1")
     if TEXT.fullmatch(text) is None:
         raise OperationalError(f"{gtrid!r} is no gtrid of a transaction manager: remove its row from {TABLE}")
     return text
 
 
-def _check_mysql(connection: Any) -> None:
+def check_mysql(connection: Any) -> None:
+    """Raises InvalidArgument where its commits are not durable."""
     wanted = {"innodb_flush_log_at_trx_commit": "1"}
     if str(run(connection, "SELECT @@GLOBAL.log_bin")[0][0]) == "1":
         wanted["sync_binlog"] = "1"

@@ -33,6 +33,7 @@ from xaqueue.errors import (
 )
 from xaqueue.tm import records
 from xaqueue.tm.decisions import Decisions, wall_clock
+from xaqueue.tm.gtrid import Gtrid
 from xaqueue.tm.records import NODE, DecisionTable, Heuristic, OpenDecision, damaged, read_node, write_node
 
 JOURNAL = "journal"
@@ -91,6 +92,7 @@ class DecisionLog(Decisions):
             ) from error
         for gtrid, participant in self.table.heuristics:
             self.acknowledged(gtrid, participant)  # it was noted because it had answered
+        self.named = f"{Gtrid(self.node, self.epoch, 0).of_node}{self.epoch:08x}"
         self._covered = self._journal.switches - (self._journal.full_segments > 0)
         """How many segments were full at the last checkpoint."""
         self._commit = JournalCommit(
@@ -119,24 +121,14 @@ class DecisionLog(Decisions):
     def decide(
         self, gtrid: bytes, participants: Sequence[str], spaces: Mapping[str, str] = MappingProxyType({})
     ) -> None:
-        """Returns once the decision to commit these is hardened. spaces: ids of those that have one.
-
-        Raises RetryLater where there was no room, and surely nothing was recorded; DecisionLogError where nobody
-        knows: then only the next opening can tell.
-        """
         made = OpenDecision(gtrid, tuple(participants), self.now_us(), None, set(participants), spaces)
         self._append_with_done(lambda done: records.decision(made, done), lambda: self.table.add(made))
 
     def note_last(self, participant: str) -> None:
-        """Returns once it is hardened that decisions of this life may stand in this participant's database.
-
-        Raises RetryLater, DecisionLogError.
-        """
         epochs = self.epoch, self.epoch
         self._append(lambda: records.last(participant, *epochs), lambda: self.table.add_last(participant, *epochs))
 
     def note(self, heuristic: Heuristic) -> bool:
-        """Hardens what a participant did by itself; False where that is known already. Raises DecisionLogError."""
         key = heuristic.gtrid, heuristic.participant
         with self.lock:
             known = self.table.heuristics.get(key)
@@ -146,10 +138,6 @@ class DecisionLog(Decisions):
         return True
 
     def forget(self, gtrid: bytes) -> None:
-        """Ends the memory of a transaction's heuristics, durably.
-
-        Raises ProtocolError where it is not over, DecisionLogError, RetryLater.
-        """
         self.check_over(gtrid)
         self.flush()
         self._append(lambda: records.forget(gtrid), lambda: self.table.forget(gtrid))
@@ -157,7 +145,6 @@ class DecisionLog(Decisions):
     # Housekeeping
 
     def flush(self) -> None:
-        """What is done is recorded as done, durably. Raises DecisionLogError, RetryLater."""
         if self._over:
             self._append_with_done(lambda done: records.done(done) if done else None)
 
@@ -190,7 +177,6 @@ class DecisionLog(Decisions):
         return None if self._commit.failure is None else _failed(self._commit.failure)
 
     def check(self) -> None:
-        """DecisionLogError once anything has failed, or after ``close``."""
         if self._commit.failure is not None:
             raise _failed(self._commit.failure)
 
@@ -199,7 +185,7 @@ class DecisionLog(Decisions):
         """How often it hardened something: fewer than there were decisions where some came together."""
         return self._journal.syncs
 
-    def close(self) -> None:
+    def close(self, is_hardened: Callable[[], bool] = lambda: True) -> None:
         """Flushes, and ends the use of the directory; a second call does nothing."""
         try:
             if self._commit.failure is None:

@@ -28,8 +28,10 @@ from xaqueue.errors import DecisionLogError, InterfaceError, InvalidArgument, Pr
 from xaqueue.tm.async_transaction import AsyncTransaction
 from xaqueue.tm.awaiting import AsyncLoop
 from xaqueue.tm.coordinator import Coordinator, OnStep
+from xaqueue.tm.decisions import Decisions
 from xaqueue.tm.driver import is_unknown_xid, offers, xid_on
 from xaqueue.tm.log_directory import open_log
+from xaqueue.tm.node import DatabaseNode
 from xaqueue.tm.participant import Opens, Participant, sources
 from xaqueue.tm.records import Heuristic, InDoubtTransaction
 from xaqueue.tm.recovery import RecoveryThread, ScanReport
@@ -76,9 +78,10 @@ class TransactionManager:
 
     def __init__(
         self,
-        log_dir: str | os.PathLike[str],
-        participants: Mapping[str, Opens | Participant],
+        log_dir: str | os.PathLike[str] | Mapping[str, Opens | Participant],
+        participants: Mapping[str, Opens | Participant] | None = None,
         *,
+        decides: str | None = None,
         last_resource: str | None = None,
         two_phase: bool = False,
         carry: bool = True,
@@ -87,6 +90,10 @@ class TransactionManager:
         on_step: OnStep | None = None,
     ) -> None:
         """Opens the decision log, or makes one, and starts recovery.
+
+        Given the participants alone, it has no log: their only database, or that of ``decides``, keeps the decisions,
+        and any process with the same database finishes what this one leaves. Each process is a node there, under a
+        name that it takes by itself; the tables are made at its first transaction, or by who runs ``xaqueue tm sql``.
 
         log_dir: belongs to one transaction manager for ever, with its node id. participants: by name, how each is
         opened: a function, the path of a space or the URL of its server, or an Engine of SQLAlchemy; the names are part
@@ -102,24 +109,50 @@ class TransactionManager:
         """
         if timeout_s <= 0 or recovery_interval_s <= 0:
             raise InvalidArgument("timeout_s and recovery_interval_s are numbers of seconds above 0")
-        loop = AsyncLoop()
-        self._sources = sources(participants, last_resource, two_phase=two_phase, carry=carry, loop=loop)
-        self._timeout_s = timeout_s
-        self._closing = threading.Lock()
+        self._timeout_s, self._recovery_interval_s, self._on_step = timeout_s, recovery_interval_s, on_step
         self._closed = False
-        self._log = open_log(log_dir)
-        self._coordinator = Coordinator(self._log, self._sources, on_step, loop)
+        self._log: Decisions
+        loop = AsyncLoop()
+        if not isinstance(log_dir, Mapping):
+            if participants is None or decides is not None:
+                raise InvalidArgument(
+                    "give a directory and the participants, or the participants alone and, of several databases, "
+                    "which one decides"
+                )
+            self._sources = sources(participants, last_resource, two_phase=two_phase, carry=carry, loop=loop)
+            self._log = open_log(log_dir)
+        else:
+            if participants is not None or last_resource is not None or two_phase:
+                raise InvalidArgument(
+                    "without a directory the database of decides= keeps the decisions: leave last_resource and "
+                    "two_phase out, or give a directory"
+                )
+            self._sources = sources(log_dir, decides, carry=False, loop=loop)
+            self._log = node = DatabaseNode(self._sources, decides)
+            node.wake_all = lambda: self._wake(self._sources)
+        self._prepare(loop)
+        self._run()
+        _open.add(self)
+
+    def _prepare(self, loop: AsyncLoop) -> None:
+        """What it is in this process, before its threads."""
+        self._closing = threading.Lock()
+        self._coordinator = Coordinator(self._log, self._sources, self._on_step, loop)
         self._recoveries = {
-            name: RecoveryThread(self._coordinator, source, recovery_interval_s)
+            name: RecoveryThread(self._coordinator, source, self._recovery_interval_s)
             for name, source in self._sources.items()
         }
         self._coordinator.wake = self._wake
         self._stopped = threading.Event()
         self._housekeeping = threading.Thread(target=self._keep_house, name="xaqueue-tm-housekeeping", daemon=True)
+        self._is_running = False
+
+    def _run(self) -> None:
+        self._is_running = True
         for recovery in self._recoveries.values():
             recovery.start()
         self._housekeeping.start()
-        _open.add(self)
+        self._log.start()
 
     @property
     def node(self) -> str:
@@ -146,6 +179,8 @@ class TransactionManager:
                 raise InvalidArgument(f"{name!r} is no participant: there are {sorted(self._sources)}")
         if timeout_s is not None and timeout_s <= 0:
             raise InvalidArgument("timeout_s is a number of seconds above 0")
+        if not self._is_running:
+            self._run()
         return Transaction(self._coordinator, names, self._timeout_s if timeout_s is None else timeout_s)
 
     @overload
@@ -326,10 +361,21 @@ class TransactionManager:
             recovery.stop(max(0.0, deadline - time.monotonic()))
         self._stopped.set()
         self._housekeeping.join(max(0.0, deadline - time.monotonic()))  # unless it hangs in a call to the disk
-        self._log.close()
+        self._log.close(self._is_hardened)
         for source in self._sources.values():  # last, since a driver may hang in it
             source.close()
         self._coordinator.loop.end()
+
+    def _is_hardened(self) -> bool:
+        """Whether each queue has hardened what became of its branches."""
+        for name, source in self._sources.items():
+            if name != self._log.decides:
+                try:
+                    with source.opened() as connection:
+                        connection.harden()
+                except Exception:  # of its driver
+                    return False
+        return True
 
     async def __aenter__(self) -> Self:
         """For participants with async connections: they live in this event loop."""
@@ -360,17 +406,29 @@ class TransactionManager:
             if name in self._recoveries:
                 self._recoveries[name].wake()
 
-    def abandon(self) -> None:
-        """In a forked child: the log and the transactions are the parent's."""
+    def abandon(self) -> bool:
+        """In a forked child: the log and the transactions are the parent's. Whether it goes on here all the same, as
+        one that has no log does: under a name of its own, from its first transaction on."""
+        is_open = not self._closed
         self._closed = True
         self._coordinator.abandon()
         self._log.abandon()
+        for source in self._sources.values():
+            source.abandon()
+        if not is_open or not isinstance(self._log, DatabaseNode):
+            return False
+        loop = AsyncLoop()
+        for source in self._sources.values():
+            source.loop = loop
+        self._closed = False
+        self._prepare(loop)
+        return True
 
 
 def _after_fork() -> None:
     for manager in list(_open):
-        manager.abandon()
-    _open.clear()
+        if not manager.abandon():
+            _open.discard(manager)
 
 
 os.register_at_fork(after_in_child=_after_fork)

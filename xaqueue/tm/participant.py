@@ -31,6 +31,9 @@ KEPT_S = 60.0
 INTERRUPTIONS = 16
 """Interruptions of one participant that are on their way at a time, at most: each has a thread, and may hang."""
 
+_of_parents: list[object] = []
+"""Connections that a forked process has found, kept so that none is closed."""
+
 Connect = Callable[[], Any]
 
 
@@ -80,6 +83,8 @@ class ConnectionSource:
         self.bqual = self.name.encode()
         self.participant = participant
         _opener(name, participant)  # refuses what opens nothing
+        self.is_of_space = isinstance(participant.connect, str | os.PathLike)
+        """Whether it is known to be a queue before it is opened."""
         self.may_decide = may_decide
         self.may_carry = may_carry
         self.loop = loop or AsyncLoop()
@@ -161,6 +166,11 @@ class ConnectionSource:
         with suppress(IndexError):
             while True:
                 driver.close(self._idle.pop()[1])
+
+    def abandon(self) -> None:
+        """In a forked child: what is idle is the parent's, and its end would end it there."""
+        _of_parents.extend(self._idle)
+        self._idle = []
 
     def close(self) -> None:
         self._limit = 0

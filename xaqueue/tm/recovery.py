@@ -14,18 +14,19 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from xaqueue.carried import Carriers
 from xaqueue.errors import DecisionLogError
-from xaqueue.tm import driver, last_resource, voting
+from xaqueue.tm import driver, voting
 from xaqueue.tm.coordinator import Coordinator, TraceStep
 from xaqueue.tm.gtrid import ListedBranch, parse_listed
 from xaqueue.tm.participant import ConnectionSource
 from xaqueue.tm.records import Heuristic
+from xaqueue.tm.sweep import Sweep
 from xaqueue.tm.voting import Command, ParticipantOutcome, Replies, Reply, XaVerb
 from xaqueue.xa import Outcome
 
@@ -208,6 +209,7 @@ class RecoveryThread:
         carriers = self._connection.carriers() if driver.offers(self._connection, "carriers") else None
         if any(outstanding.values()) or not self._coordinator.deciding.rows.keys().isdisjoint(outstanding):
             self._connection.harden()
+        sweep = self._coordinator.log.sweep(self._name, self._connection)
         found = [branch for branch in map(parse_listed, self._connection.tpc_recover()) if branch is not None]
         own = [branch for branch in found if branch.gtrid.node == self._coordinator.log.node]
         report.strangers = list(self._strangers(own))
@@ -238,8 +240,21 @@ class RecoveryThread:
             self._finish(gtrid, xid, Outcome.COMMITTED, report)  # told all the same: some never list anything
         if carriers is not None:
             self._carry(carriers, report)
+        if sweep is not None:
+            self._sweep(sweep, found, report)
         self._coordinator.wake(self._coordinator.log.has_done_rows)
         self._warn_of_old({*report.committed, *report.rolled_back}, own)
+
+    def _sweep(self, sweep: Sweep, found: Collection[ListedBranch], report: ScanReport) -> None:
+        """Finishes what ended nodes of the same database have left."""
+        for branch, outcome, why in sweep.words(found):
+            gtrid, name = bytes(branch.gtrid), f"{branch.gtrid}, {branch.participant}"
+            if outcome is not None:
+                self._finish(gtrid, branch.xid, outcome, report, is_listed=True)
+            elif why and name not in self._warned:
+                self._warned.add(name)
+                log.warning("[branch-left] participant %s: a branch (%s) is left: %s", self._name, name, why)
+        sweep.strike(found)
 
     def _warn_of_old(self, ended: set[bytes], own: Iterable[ListedBranch]) -> None:
         """Once of each that stays prepared, where the driver tells since when."""
@@ -355,15 +370,15 @@ class RecoveryThread:
         if not self._has_read:
             coordinator.check_database(self._name, self._connection)
             needless = []
-            for row in last_resource.read_rows(self._connection, decisions.node, decisions.epoch):
+            for row in decisions.rows.read(self._connection, decisions.node, decisions.epoch):
                 coordinator.take_row(row, self._name)
                 if row.outcome is Outcome.ROLLED_BACK:
                     needless.append(row.gtrid)  # nobody is left who could commit it
             coordinator.wake(coordinator.sources)
-            last_resource.delete_rows(self._connection, needless)
+            decisions.rows.delete(self._connection, needless)
             self._has_read = True
         for gtrid in coordinator.undecided(self._name):
-            row = last_resource.resolve_row(self._connection, gtrid)
+            row = decisions.rows.resolve(self._connection, gtrid)
             coordinator.take_row(row, self._name)
             (report.committed if row.outcome is Outcome.COMMITTED else report.rolled_back).append(gtrid)
             coordinator.wake(row.participants or coordinator.sources)
@@ -372,7 +387,7 @@ class RecoveryThread:
             rows = coordinator.deciding.rows
             known = {gtrid: rows[gtrid] for gtrid in done if gtrid in rows}
             carried = {gtrid: (row.space, row.carrier, row.number) for gtrid, row in known.items()}
-            last_resource.delete_rows(self._connection, done, carried)
+            decisions.rows.delete(self._connection, done, carried)
         except BaseException:
             decisions.restore_done_rows(self._name, done)
             raise

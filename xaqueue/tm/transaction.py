@@ -77,6 +77,8 @@ class Transaction(Ending):
         """
         ender = object()
         try:
+            if len(self._branches) > 1 and self._coordinator.log.decides not in ("", *self._branches):
+                self._let_decide(self._coordinator.log.decides)
             names, last = self._end(ender)
             said: Sequence[Replies] = ()
             if self._is_expired() or self._coordinator.log.failure is not None:
@@ -159,6 +161,12 @@ class Transaction(Ending):
         if coordinator.step is not unwatched:
             coordinator.step(TraceStep.BEGIN, self.gtrid, name)
         branch = enlist(coordinator.sources[name], self.gtrid)
+        if branch.has_two_phases and name != coordinator.log.decides:
+            try:
+                coordinator.log.meet(branch.connection, name)
+            except BaseException:
+                branch.discard()
+                raise
         if self._phase is not Phase.ACTIVE:  # it was ended by another task meanwhile
             branch.discard()
             self.check_active()
@@ -172,6 +180,16 @@ class Transaction(Ending):
                 )
             coordinator.make_ready(name)  # now: its database may be locked once there is work in it
         return branch
+
+    def _let_decide(self, name: str) -> None:
+        """Its database keeps the decision, though nothing else is done there."""
+        try:
+            self[name]
+        except Exception as error:
+            self._roll_back()
+            raise RolledBack(
+                f"transaction {self.gtrid.decode()} was rolled back because of {name!r}: {error}"
+            ) from error
 
     # What its user is told
 

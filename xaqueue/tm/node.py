@@ -1,0 +1,362 @@
+"""A transaction manager without a directory: it is a node in the database that decides, for as long as it gives signs.
+
+Each process is one, under a name of its own, which it takes at its start, behind a fork, and once others took it for
+dead. A node that is silent is ended by any other one; what it has left is swept by any other one. Two guards, each
+enough by itself, keep a decision of an ended node out: a decision locks its node's row, and what is undecided is rolled
+back only behind a row that says so. See ``node_tables`` for the statements, ``sweep`` for what ended nodes have left.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from xaqueue.errors import DecisionLogError, InvalidArgument, OperationalError, ProtocolError
+from xaqueue.tm import driver
+from xaqueue.tm.decisions import Decisions
+from xaqueue.tm.gtrid import Gtrid
+from xaqueue.tm.last_resource import DecisionRows
+from xaqueue.tm.node_tables import NodeTables
+from xaqueue.tm.participant import ConnectionSource
+from xaqueue.tm.records import DecisionTable, Heuristic
+from xaqueue.tm.sweep import Sweep
+
+RECENT = 10_000
+"""Decisions of the last minute that are looked for where the database has lost some, at most."""
+EVERY_EPOCH = 1, 2**32 - 1
+
+log = logging.getLogger("xaqueue")
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """All in seconds. sign: between two signs of life. silent: so many intervals without a sign of a node end it.
+    stale: behind so long without a sign it gives one before a transaction. sweep: between two sweeps of a participant.
+    buried: so long a tombstone stands."""
+
+    sign: float = 10.0
+    silent: int = 6
+    stale: float = 30.0
+    sweep: float = 60.0
+    buried: float = 30 * 86_400.0
+
+
+class DatabaseNode(Decisions):
+    """Of one process. Safe for threads. node, epoch: of its name now, "" and 0 before the first; the number of its last
+    sign stands in the place of the epoch."""
+
+    def __init__(
+        self, sources: Mapping[str, ConnectionSource], decides: str | None, timing: Timing | None = None
+    ) -> None:
+        """decides: in whose database it is a node; None: the only database among them. Raises InvalidArgument."""
+        super().__init__()
+        if decides is not None and decides not in sources:
+            raise InvalidArgument(f"decides={decides!r} is none of the participants {sorted(sources)}")
+        self.timing = timing or Timing()
+        self.table = DecisionTable()
+        self.wake_all: Callable[[], object] = lambda: None
+        """Asks for a sweep of each participant."""
+        self._sources = sources
+        self._decides = decides
+        self._kinds: dict[str, bool] = {}
+        """Of each participant that was opened once, whether it is a database."""
+        self._tables: NodeTables | None = None
+        self._mutex = threading.Lock()
+        """Held while it signs, or takes a name."""
+        self._swept: dict[str, float] = {}
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._take_name("", 0)
+
+    def _take_name(self, node: str, epoch: int) -> None:
+        self.node, self.epoch = node, epoch
+        self.named = "XAQ2".ljust(44, "0")  # nobody's
+        self._signed_s = 0.0
+        self._met: dict[str, None] = {}
+        """What its participants say of themselves, as its last sign has them."""
+        self._is_doubtful = False
+        """A decision failed: whether it may decide is to be asked."""
+        self.is_unclean = False
+        """Whether a prepare or an end was not answered: its tombstone stays behind it."""
+        self._recent: deque[tuple[float, bytes]] = deque(maxlen=RECENT)
+        self._seen: dict[str, tuple[int, int]] = {}
+        """Of each other node its last sign, and for how many intervals it is that."""
+        self._has_signed = False
+        """Whether the last interval counts."""
+
+    # Its place
+
+    @property
+    def decides(self) -> str:
+        """The participant in whose database it is a node. Raises what ``freshen`` raises."""
+        if self._decides is None:
+            databases = [name for name in self._sources if self._is_database(name)]
+            if len(databases) != 1:
+                raise InvalidArgument(
+                    f"{len(databases)} of the participants {sorted(self._sources)} are databases: without a directory "
+                    "one of them keeps the decisions, so name it (decides=), or give TransactionManager a directory"
+                )
+            self._decides = databases[0]
+        return self._decides
+
+    def _is_database(self, name: str) -> bool:
+        if name not in self._kinds:
+            source = self._sources[name]
+            if source.is_of_space:
+                self._kinds[name] = False
+            else:
+                with source.opened() as connection:
+                    self._kinds[name] = driver.takes_sql(connection)
+        return self._kinds[name]
+
+    @property
+    def rows(self) -> DecisionRows:
+        if self._tables is None:
+            raise OperationalError("this transaction manager has not reached the database that decides: try again")
+        return self._tables
+
+    def _found(self, connection: Any, *, make: bool) -> NodeTables | None:
+        if self._tables is None:
+            self._tables = NodeTables.find(connection, make=make)
+        return self._tables
+
+    # Its name and its signs
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether a transaction may be begun without a look at the database."""
+        return bool(self.node) and not self._is_doubtful and time.monotonic() - self._signed_s < self.timing.stale
+
+    def freshen(self) -> None:
+        """It has a name, under which it may decide, and a sign of life that is not old.
+
+        Raises what the driver raises, InvalidArgument, OperationalError.
+        """
+        if not self.is_fresh:
+            with self._mutex:
+                if not self.is_fresh:
+                    self._sign()
+        if self._thread is None:
+            self.start()
+
+    def meet(self, connection: Any, name: str) -> None:
+        """Something is going to be prepared there: whoever ends this node is to know of it. Raises as ``freshen``."""
+        identity = identity_of(connection, name)
+        if identity not in self._met:
+            with self._mutex:
+                self._met[identity] = None
+                self._sign()
+
+    def _sign(self) -> None:
+        if self._closed.is_set():
+            raise DecisionLogError("the transaction manager is closed: open it again")
+        with self._sources[self.decides].opened() as connection:
+            tables = self._found(connection, make=True)
+            assert tables is not None
+            met = self._met
+            if self.node:
+                if tables.sign(connection, self.node, self.epoch, self._names()):
+                    self._signed(tables, self.node, self.epoch + 1)
+                    return
+                self._lost(tables, connection)
+                with self.lock:
+                    self.table.open.clear()  # it is swept by now, or will be
+            node = secrets.token_hex(8)
+            self._take_name("", 0)
+            self._met = met
+            tables.register(connection, node, self._names())
+            self.table.lasts[self.decides] = EVERY_EPOCH
+            self._signed(tables, node, 1)
+
+    def _signed(self, tables: NodeTables, node: str, sign: int) -> None:
+        self.named = f"{Gtrid(node, sign, 0, tables.database).of_node}{sign:08x}"
+        self.node, self.epoch, self._signed_s, self._is_doubtful = node, sign, time.monotonic(), False
+
+    def _lost(self, tables: NodeTables, connection: Any) -> None:
+        """Its last sign is not there: says why."""
+        found = tables.signs(connection).get(self.node)
+        if found is None:
+            log.warning("[node-ended] node %s was silent for too long, and goes on under a new name", self.node)
+        elif found > self.epoch:
+            log.warning(
+                "[node-twin] somebody else gives signs as node %s, as a copied machine does: new name", self.node
+            )
+        else:
+            since = time.monotonic() - 60.0
+            missing = [
+                gtrid.decode()
+                for when, gtrid in list(self._recent)
+                if when >= since and tables.state_of(connection, gtrid).decision is None
+            ]
+            log.critical(
+                "[database-lost-commits] the database that decides has lost the last %d signs of node %s, and with "
+                "them what was committed meanwhile; of decisions of the last minute these are not there, some of which "
+                "may be over: %s",
+                *(self.epoch - found, self.node, ", ".join(missing) or "none"),
+            )
+
+    def _names(self) -> str:
+        return " ".join(quote(identity, safe="") for identity in self._met)
+
+    def may_be_ended(self) -> None:
+        """A decision was refused: whether it may decide is asked before the next transaction."""
+        self._is_doubtful = True
+
+    # What it decides
+
+    def add_row(self, gtrid: bytes, *rest: Any, **more: Any) -> None:
+        self._recent.append((time.monotonic(), gtrid))
+        super().add_row(gtrid, *rest, **more)
+
+    def note_last(self, participant: str) -> None:
+        """Its decisions stand nowhere else."""
+
+    def note(self, heuristic: Heuristic) -> bool:
+        """Keeps it for as long as this process lives; it is logged besides."""
+        with self.lock:
+            key = heuristic.gtrid, heuristic.participant
+            known = self.table.heuristics.get(key)
+            if known is not None and (known.decision, known.outcome) == (heuristic.decision, heuristic.outcome):
+                return False
+            self.table.note(heuristic)
+        log.error("[heuristic] %s: %s %s", heuristic.gtrid.decode(), heuristic.participant, heuristic.outcome.value)
+        return True
+
+    def forget(self, gtrid: bytes) -> None:
+        self.check_over(gtrid)
+        with self.lock:
+            self.table.forget(gtrid)
+
+    # Others
+
+    def start(self) -> None:
+        """Its thread, which gives signs, watches those of others, and ends who is silent."""
+        with self._mutex:
+            if self._thread is None and not self._closed.is_set():
+                self._thread = threading.Thread(target=self._run, name="xaqueue-tm-node", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        trouble = ""
+        while not self._closed.is_set():
+            try:
+                self.turn()
+                if trouble:
+                    log.info("[node-signs] the database that decides is reached again")
+                trouble = ""
+            except Exception as error:  # whatever a driver raises: it is tried again
+                self._has_signed = False
+                if str(error) != trouble and not self._closed.is_set():
+                    log.warning(
+                        "[node-waits] no sign of life to the database that decides: %s; it goes on trying", error
+                    )
+                trouble = str(error)
+            self._closed.wait(self.timing.sign)
+
+    def turn(self) -> None:
+        """A sign, and a look at the others'. Raises what the driver raises."""
+        with self._mutex:
+            self._sign()
+        with self._sources[self.decides].opened() as connection:
+            silent = self._watch(self.tables.signs(connection))
+            ended = [node for node in silent if self.tables.end(connection, node)]
+        for node in ended:
+            log.warning("[node-ended] node %s gave no sign of life, and is ended: what it has left is swept", node)
+        if ended:
+            self.sweep_all()
+
+    @property
+    def tables(self) -> NodeTables:
+        assert self._tables is not None
+        return self._tables
+
+    def _watch(self, signs: Mapping[str, int]) -> list[str]:
+        """Those that are silent. An interval counts where both its ends were signed here."""
+        counts, self._has_signed = self._has_signed, True
+        before, self._seen = self._seen, {}
+        for node, sign in signs.items():
+            known, silent = before.get(node, (0, 0))
+            self._seen[node] = sign, 0 if known != sign else silent + counts
+        return [node for node, (_, silent) in self._seen.items() if silent >= self.timing.silent and node != self.node]
+
+    def end_silent(self, age_s: float) -> list[str]:
+        """Ends at once who gave no sign for so long, by the database's clock: for who does not live long enough to
+        watch. Returns their names. Raises what the driver raises."""
+        with self._sources[self.decides].opened() as connection:
+            tables = self._found(connection, make=False)
+            silent = tables.silent(connection, age_s) if tables is not None else []
+            ended = [node for node in silent if node != self.node and self.tables.end(connection, node)]
+        self.sweep_all()
+        return ended
+
+    def sweep_all(self) -> None:
+        """Each participant, at its next round, which is now."""
+        self._swept.clear()
+        self.wake_all()
+
+    def sweep(self, name: str, connection: Any) -> Sweep | None:
+        """Of what ended nodes have left at this participant, before it is asked for its list; None where it is not due.
+
+        Raises what a driver raises.
+        """
+        now = time.monotonic()
+        if self._swept.get(name, 0.0) > now or name == self.decides:
+            return None
+        source = self._sources[self.decides]
+        with source.opened() as own:
+            tables = self._found(own, make=False)
+        if tables is None or tables.trouble:
+            return None
+        self._swept[name] = now + self.timing.sweep * random.uniform(0.8, 1.2)
+        return Sweep(tables, source, self, identity_of(connection, name), connection)
+
+    # The end
+
+    def close(self, is_hardened: Callable[[], bool] = lambda: True) -> None:
+        """Nothing is left of it where all is over and hardened; else its tombstone is."""
+        with self._mutex:
+            if self._closed.is_set():
+                return
+            self._closed.set()
+            if not self.node:
+                return
+            with self.lock:
+                is_over = not self.table.open and not self._done_rows and not self.is_unclean
+            try:
+                is_over = is_over and (not self._met or is_hardened())
+                with self._sources[self.decides].opened() as connection:
+                    if is_over:
+                        self.tables.close(connection, self.node)
+                    else:
+                        self.tables.end(connection, self.node)
+            except Exception as error:  # whatever a driver raises: it is silent from here on, and ended for that
+                log.warning("[node-waits] node %s could not say goodbye (%s): others will end it", self.node, error)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(self.timing.sign)
+
+    def abandon(self) -> None:
+        """In a forked child: the name is the parent's, and this one takes its own at its first transaction."""
+        self.lock, self._mutex = threading.Lock(), threading.Lock()
+        self._thread = None
+        self.table = DecisionTable()
+        self._done_rows, self._over, self._swept = {}, [], {}
+        self._take_name("", 0)
+
+
+def identity_of(connection: Any, name: str) -> str:
+    """What a participant says of itself. Raises ProtocolError where it says nothing that others would know it by."""
+    space = driver.space_of(connection)
+    if not space:
+        raise ProtocolError(
+            f"participant {name!r} is no queue, and only these may prepare in a transaction manager without a "
+            "directory: give TransactionManager a directory for its decisions"
+        )
+    return space

@@ -1,0 +1,490 @@
+"""What processes of a service tell each other in the database that decides, each statement of it.
+
+    xaqueue_id(one, id, place)                  the database: a random id, and where it stood then
+    xaqueue_nodes(node)                         who may decide: a decision locks its row
+    xaqueue_signs(node, n, at, participants)    its signs of life, and all participants that it has prepared at
+    xaqueue_ended(node, at, participants)       tombstones: who may decide no more
+    xaqueue_decisions                           see ``last_resource``
+
+Participants stand there by what they say of themselves, a space's id, since two services may have one name for two.
+Whatever is asked here is asked in a transaction of its own at READ COMMITTED, whose commit waits for the disk. Only
+literals of our own making go into the statements: drivers do not agree on how parameters are written.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+from xaqueue.errors import InvalidArgument, OperationalError, RolledBack
+from xaqueue.tm import driver, last_resource
+from xaqueue.tm.driver import Dialect, run
+from xaqueue.tm.guard import IS_MARKED, is_marked
+from xaqueue.tm.last_resource import NAMES_LENGTH, DecisionRow, DecisionRows, create_statement
+from xaqueue.xa import Code, Outcome
+
+LOCK_S = 5
+"""So long a row that somebody else is about to write is waited for; then it is tried again."""
+IDLE_S = 60
+"""So long a session may stand still between its decision and its commit, where the database can tell."""
+_SYNCED = (
+    "set_config('synchronous_commit', CASE WHEN current_setting('synchronous_commit') IN ('off', 'local') THEN 'on' "
+    "ELSE current_setting('synchronous_commit') END, true)"
+)
+_LIMITED = (
+    "set_config('idle_in_transaction_session_timeout', CASE WHEN "
+    f"current_setting('idle_in_transaction_session_timeout')::interval BETWEEN '1ms' AND '{IDLE_S}s' THEN "
+    f"current_setting('idle_in_transaction_session_timeout') ELSE '{IDLE_S}s' END, true)"
+)
+_NOW_US = {
+    Dialect.POSTGRESQL: "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint",
+    Dialect.SQLITE: "CAST(strftime('%s', 'now') AS INTEGER) * 1000000",
+    Dialect.MYSQL: "UNIX_TIMESTAMP() * 1000000",
+}
+_NODE_AT, _NODE_LENGTH = 21, 16
+"""Where in a gtrid its node is, counted as databases do."""
+
+
+class NodeEnded(RolledBack):
+    """Others took this process for dead; the transaction may be done again, under a new name."""
+
+    def __init__(self, node: str) -> None:
+        super().__init__(
+            f"this process was silent for so long that it may not decide any more as node {node}: it goes on under a "
+            "new name, so do the transaction again",
+            Code.XA_RBTRANSIENT,
+        )
+
+
+class BranchState(NamedTuple):
+    """What its database knows of a transaction. decision: None where there is none. sign: the last one of its node,
+    0 without any."""
+
+    decision: Outcome | None
+    sign: int
+    is_node: bool
+    is_ended: bool
+
+
+class Standing(NamedTuple):
+    """A decision, or a tombstone, as it was read: it goes only as it is."""
+
+    key: str
+    participants: str
+
+    def names(self) -> dict[str, str]:
+        """Of each participant by its identity, the name that the node has given it."""
+        pairs = (word.split("=") for word in self.participants.split())
+        return {unquote(identity[0] if identity else name): unquote(name) for name, *identity in pairs}
+
+    def without(self, identity: str) -> str:
+        return " ".join(word for word in self.participants.split() if unquote(word.rpartition("=")[2]) != identity)
+
+
+def statements(dialect: Dialect) -> list[str]:
+    """What makes the tables, for who makes them by hand. Raises InvalidArgument for any other database."""
+    if dialect not in _NOW_US:
+        raise InvalidArgument(
+            "this database is none of PostgreSQL, MySQL, MariaDB and SQLite, so that no transaction manager can do "
+            "without a directory here: give TransactionManager one for its decisions"
+        )
+    names = f"participants VARCHAR({NAMES_LENGTH}) NOT NULL"
+    engine = " ENGINE=InnoDB" if dialect is Dialect.MYSQL else ""
+    made = [
+        "xaqueue_id (one INTEGER NOT NULL PRIMARY KEY, id VARCHAR(16) NOT NULL, place VARCHAR(100) NOT NULL)",
+        "xaqueue_nodes (node VARCHAR(16) NOT NULL PRIMARY KEY)",
+        f"xaqueue_signs (node VARCHAR(16) NOT NULL PRIMARY KEY, n INTEGER NOT NULL, at BIGINT NOT NULL, {names})",
+        f"xaqueue_ended (node VARCHAR(16) NOT NULL PRIMARY KEY, at BIGINT NOT NULL, {names})",
+    ]
+    return [create_statement(dialect), *(f"CREATE TABLE IF NOT EXISTS {one}{engine}" for one in made)]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTables(DecisionRows):
+    """Those of one database. Raises what the driver raises, whatever it is asked."""
+
+    dialect: Dialect
+    database: str
+    """Its id, 16 hex digits."""
+    schema: str
+    """Of the tables, as their names are to be qualified, whatever a session's search path says."""
+    trouble: str = ""
+    """Why nothing of others may be touched: it is a copy."""
+
+    @classmethod
+    def find(cls, connection: Any, *, make: bool = False) -> NodeTables | None:
+        """Those of this connection's database. make: where there are none they are made; else None.
+
+        Raises InvalidArgument where it is none that can decide so, or one whose commits are not durable, and
+        OperationalError where they cannot be made.
+        """
+        dialect = driver.dialect_of(connection)
+        wanted = statements(dialect)
+        if dialect is Dialect.MYSQL:
+            _check_mysql(connection)
+        schema = _schema_of(connection, dialect)
+        if schema is None:
+            if not make:
+                return None
+            try:
+                for statement in wanted:
+                    run(connection, statement)
+                connection.commit()
+            except Exception as error:
+                connection.rollback()
+                if _schema_of(connection, dialect) is None:  # else somebody else has just made them
+                    raise OperationalError(
+                        f"the tables of nodes cannot be made ({error}): a role that may has to run "
+                        f"{'; '.join(wanted)}, and this one needs SELECT, INSERT, UPDATE and DELETE on them"
+                    ) from error
+            schema = _schema_of(connection, dialect) or ""
+        database, place = _id_of(connection, dialect, schema)
+        trouble = ""
+        if not _is_same(place, _place_of(connection, dialect)):
+            trouble = "it is a copy of the database that it says it is: see `xaqueue tm claim` and `xaqueue tm new-id`"
+        connection.rollback()
+        return cls(dialect, database, schema, trouble)
+
+    def claim(self, connection: Any, *, is_new: bool = False) -> None:
+        """It is the database that it says it is, wherever it stands now; is_new: it is another one from here on."""
+        place = _place_of(connection, self.dialect)
+        fresh = f"id = '{secrets.token_hex(8)}', " if is_new else ""
+        with _durable(connection, self.dialect):
+            run(connection, f"UPDATE {self.schema}xaqueue_id SET {fresh}place = '{place}' WHERE one = 1")
+
+    # Of a node itself
+
+    def register(self, connection: Any, node: str, participants: str) -> None:
+        """The node may decide from here on; its first sign is 1."""
+        with _durable(connection, self.dialect):
+            run(connection, f"INSERT INTO {self.schema}xaqueue_nodes (node) VALUES ('{node}')")
+            run(
+                connection,
+                f"INSERT INTO {self.schema}xaqueue_signs (node, n, at, participants) "
+                f"VALUES ('{node}', 1, {self._now_us}, '{participants}')",
+            )
+
+    def sign(self, connection: Any, node: str, last: int, participants: str) -> bool:
+        """Its next sign of life, behind this one. False: there is none such."""
+        with _durable(connection, self.dialect):
+            changed = run(
+                connection,
+                f"UPDATE {self.schema}xaqueue_signs SET n = n + 1, at = {self._now_us}, participants = "
+                f"'{participants}' WHERE node = '{node}' AND n = {last}",
+            )
+        return bool(changed)
+
+    def close(self, connection: Any, node: str) -> None:
+        """Nothing is left of the node: nobody will ask for it."""
+        with _durable(connection, self.dialect):
+            run(
+                connection,
+                f"DELETE FROM {self.schema}xaqueue_decisions WHERE gtrid LIKE 'XAQ2{self.database}{node}%' "
+                "AND decision = 'rollback'",
+            )
+            run(connection, f"DELETE FROM {self.schema}xaqueue_nodes WHERE node = '{node}'")
+            run(connection, f"DELETE FROM {self.schema}xaqueue_signs WHERE node = '{node}'")
+
+    # Of others
+
+    def signs(self, connection: Any) -> dict[str, int]:
+        """The last sign of each node that may decide."""
+        found = run(
+            connection,
+            f"SELECT s.node, s.n FROM {self.schema}xaqueue_signs s JOIN {self.schema}xaqueue_nodes n "
+            "ON n.node = s.node",
+        )
+        connection.rollback()
+        return {str(node): int(n) for node, n in found}
+
+    def silent(self, connection: Any, age_s: float) -> list[str]:
+        """Nodes whose last sign is so old, by the database's clock."""
+        found = run(
+            connection,
+            f"SELECT s.node FROM {self.schema}xaqueue_signs s JOIN {self.schema}xaqueue_nodes n ON n.node = s.node "
+            f"WHERE s.at < {self._now_us} - {int(age_s * 1e6)}",
+        )
+        connection.rollback()
+        return [str(node) for (node,) in found]
+
+    def end(self, connection: Any, node: str) -> bool:
+        """The node may decide no more. False: it is deciding just now, so it lives; or somebody else was faster.
+
+        It waits for nobody, and nobody waits for it: in PostgreSQL it is one statement.
+        """
+        if self.dialect is Dialect.POSTGRESQL:
+            return self._end_postgresql(connection, node)
+        lock = " FOR UPDATE SKIP LOCKED" if self.dialect is Dialect.MYSQL else ""
+        with _durable(connection, self.dialect):
+            if not run(connection, f"SELECT node FROM {self.schema}xaqueue_nodes WHERE node = '{node}'{lock}"):
+                return False
+            run(connection, f"DELETE FROM {self.schema}xaqueue_nodes WHERE node = '{node}'")
+            run(
+                connection,
+                f"INSERT INTO {self.schema}xaqueue_ended (node, at, participants) SELECT node, {self._now_us}, "
+                f"participants FROM {self.schema}xaqueue_signs WHERE node = '{node}'",
+            )
+        return True
+
+    def _end_postgresql(self, connection: Any, node: str) -> bool:
+        connection.rollback()
+        plain = driver.driver_of(connection)
+        plain.autocommit = True
+        try:
+            ended = run(
+                connection,
+                f"WITH s AS (SELECT {_SYNCED}), "
+                f"l AS (SELECT n.node FROM {self.schema}xaqueue_nodes n, s WHERE n.node = '{node}' "
+                "FOR UPDATE OF n SKIP LOCKED), "
+                f"x AS (DELETE FROM {self.schema}xaqueue_nodes n USING l WHERE n.node = l.node RETURNING n.node) "
+                f"INSERT INTO {self.schema}xaqueue_ended (node, at, participants) SELECT x.node, {self._now_us}, "
+                f"g.participants FROM x JOIN {self.schema}xaqueue_signs g ON g.node = x.node",
+            )
+        finally:
+            plain.autocommit = False
+        return bool(ended)
+
+    def state_of(self, connection: Any, gtrid: bytes) -> BranchState:
+        """What is known of this transaction, at one moment."""
+        key = last_resource.checked(gtrid)
+        node = key[_NODE_AT - 1 : _NODE_AT - 1 + _NODE_LENGTH]
+        ((word, sign, nodes, ended),) = run(
+            connection,
+            f"SELECT (SELECT decision FROM {self.schema}xaqueue_decisions WHERE gtrid = '{key}'), "
+            f"(SELECT n FROM {self.schema}xaqueue_signs WHERE node = '{node}'), "
+            f"(SELECT COUNT(*) FROM {self.schema}xaqueue_nodes WHERE node = '{node}'), "
+            f"(SELECT COUNT(*) FROM {self.schema}xaqueue_ended WHERE node = '{node}')",
+        )
+        connection.rollback()
+        return BranchState(last_resource.OUTCOMES.get(word), int(sign or 0), bool(nodes), bool(ended))
+
+    # Decisions
+
+    def insert(self, connection: Any, row: DecisionRow, dialect: Dialect) -> bool:
+        """As ``DecisionRows.insert``, as long as its node may decide, which nobody ends then before the commit.
+
+        Raises NodeEnded where it may not.
+        """
+        key = last_resource.checked(row.gtrid)
+        node, names = key[_NODE_AT - 1 : _NODE_AT - 1 + _NODE_LENGTH], last_resource.row_names(row)
+        into = f"INSERT INTO {self.schema}xaqueue_decisions (gtrid, decision, participants) SELECT"
+        nodes = f"SELECT 1 FROM {self.schema}xaqueue_nodes WHERE node ="
+        if dialect is Dialect.POSTGRESQL:
+            added = run(
+                connection,
+                f"{into} %s, 'commit', %s FROM (SELECT {_SYNCED}, {_LIMITED}) AS s, "
+                f"({nodes} %s FOR KEY SHARE) AS l WHERE {IS_MARKED}",
+                (key, names, node),
+            )
+        elif not is_marked(connection):
+            return False
+        else:
+            lock = " LOCK IN SHARE MODE" if dialect is Dialect.MYSQL else ""
+            added = run(
+                connection,
+                f"{into} '{key}', 'commit', '{names}' FROM {self.schema}xaqueue_nodes WHERE node = '{node}'{lock}",
+            )
+            if not added:
+                raise NodeEnded(node)
+        if not added and is_marked(connection):
+            raise NodeEnded(node)
+        return bool(added)
+
+    def resolve(self, connection: Any, gtrid: bytes) -> DecisionRow:
+        """What stands there from now on: a row that says rollback, where there was none. Raises what the driver
+        raises, also where somebody is about to write the row: try again then."""
+        key = last_resource.checked(gtrid)
+        try:
+            with _durable(connection, self.dialect):
+                if self.dialect is Dialect.POSTGRESQL:
+                    run(connection, f"SET LOCAL lock_timeout = '{LOCK_S}s'")
+                elif self.dialect is Dialect.MYSQL:
+                    run(connection, f"SET SESSION innodb_lock_wait_timeout = {LOCK_S}")
+                run(
+                    connection,
+                    f"INSERT INTO {self.schema}xaqueue_decisions (gtrid, decision, participants) "
+                    f"VALUES ('{key}', 'rollback', '')",
+                )
+        except Exception as error:
+            if not driver.is_a(error, "IntegrityError"):
+                raise
+            found = self._select(connection, f"gtrid = '{key}'", locked=True)
+            if not found:
+                raise OperationalError(f"the row of {key} went while it was read: look again") from error
+            return found[0]
+        return DecisionRow(gtrid, Outcome.ROLLED_BACK)
+
+    def make_ready(self, connection: Any, node: str, *, is_known: bool) -> None:
+        """They were made before the node had its name."""
+
+    def read(self, connection: Any, node: str, epoch: int) -> list[DecisionRow]:
+        """None: what earlier nodes have left is swept."""
+        return []
+
+    def of_ended(self, connection: Any, identity: str) -> list[Standing]:
+        """Decisions to commit of nodes that are ended, which this participant has to have carried out."""
+        found = run(
+            connection,
+            f"SELECT d.gtrid, d.participants FROM {self.schema}xaqueue_decisions d JOIN {self.schema}xaqueue_ended e "
+            f"ON e.node = substr(d.gtrid, {_NODE_AT}, {_NODE_LENGTH}) "
+            f"WHERE d.gtrid LIKE 'XAQ2{self.database}%' AND d.decision = 'commit'",
+        )
+        connection.rollback()
+        standing = [Standing(str(key), str(names)) for key, names in found]
+        return [one for one in standing if identity in one.names()]
+
+    def strike(self, connection: Any, standing: Standing, identity: str) -> None:
+        """That participant has carried the decision out, as durably as it does: the last one takes the row along."""
+        left = standing.without(identity)
+        where = f"WHERE gtrid = '{standing.key}' AND participants = '{standing.participants}'"
+        table = f"{self.schema}xaqueue_decisions"
+        self._lazily(
+            connection,
+            f"UPDATE {table} SET participants = '{left}' {where}" if left else f"DELETE FROM {table} {where}",
+        )
+
+    def delete(
+        self,
+        connection: Any,
+        gtrids: Iterable[bytes],
+        carried: Mapping[bytes, tuple[str, str, int]] = last_resource.NOTHING,
+    ) -> None:
+        """Decisions that all have carried out."""
+        for gtrid in gtrids:
+            key = last_resource.checked(gtrid)
+            self._lazily(connection, f"DELETE FROM {self.schema}xaqueue_decisions WHERE gtrid = '{key}'")
+
+    def tombstones(self, connection: Any, age_s: float) -> list[Standing]:
+        """Of nodes that were ended so long ago, and have no decision to commit any more."""
+        found = run(
+            connection,
+            f"SELECT node, participants FROM {self.schema}xaqueue_ended e WHERE at < {self._now_us} - "
+            f"{int(age_s * 1e6)} AND NOT EXISTS (SELECT 1 FROM {self.schema}xaqueue_decisions d WHERE decision = "
+            f"'commit' AND substr(d.gtrid, {_NODE_AT}, {_NODE_LENGTH}) = e.node AND d.gtrid LIKE "
+            f"'XAQ2{self.database}%')",
+        )
+        connection.rollback()
+        return [Standing(str(node), str(names)) for node, names in found]
+
+    def bury(self, connection: Any, standing: Standing, identity: str) -> None:
+        """That participant has no branch of the node: the last one takes all that is left of it along."""
+        left, node = standing.without(identity), standing.key
+        where = f"WHERE node = '{node}' AND participants = '{standing.participants}'"
+        if left:
+            self._lazily(connection, f"UPDATE {self.schema}xaqueue_ended SET participants = '{left}' {where}")
+            return
+        with _durable(connection, self.dialect):
+            if run(connection, f"DELETE FROM {self.schema}xaqueue_ended {where}"):
+                run(connection, f"DELETE FROM {self.schema}xaqueue_signs WHERE node = '{node}'")
+                run(
+                    connection,
+                    f"DELETE FROM {self.schema}xaqueue_decisions WHERE gtrid LIKE 'XAQ2{self.database}{node}%'",
+                )
+
+    @property
+    def _now_us(self) -> str:
+        return _NOW_US[self.dialect]
+
+    def _lazily(self, connection: Any, statement: str) -> None:
+        """A crash may undo it."""
+        if self.dialect is Dialect.POSTGRESQL:
+            run(connection, "SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+            run(connection, "SET LOCAL synchronous_commit = off")
+        run(connection, statement)
+        connection.commit()
+
+    def _select(self, connection: Any, where: str, *, locked: bool) -> list[DecisionRow]:
+        lock = {Dialect.POSTGRESQL: " FOR SHARE", Dialect.MYSQL: " LOCK IN SHARE MODE"}.get(self.dialect, "")
+        return last_resource.select_rows(connection, where + lock * locked, f"{self.schema}{last_resource.TABLE}")
+
+
+@contextmanager
+def _durable(connection: Any, dialect: Dialect) -> Iterator[None]:
+    """A transaction of the transaction manager's own, whose commit waits for the disk, whatever is set."""
+    if dialect is Dialect.SQLITE:
+        driver.sync_fully(connection)
+        if not driver.driver_of(connection).in_transaction:
+            run(connection, "BEGIN IMMEDIATE")
+    else:
+        run(connection, "SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+    try:
+        if dialect is Dialect.POSTGRESQL:
+            run(connection, f"SELECT {_SYNCED}")
+        yield
+        connection.commit()
+    except BaseException:
+        connection.rollback()
+        raise
+
+
+def _schema_of(connection: Any, dialect: Dialect) -> str | None:
+    """Where the table stands that is made last, as its name is to be qualified; None: nowhere."""
+    found = run(
+        connection,
+        {
+            Dialect.POSTGRESQL: "SELECT quote_ident(n.nspname) || '.' FROM pg_class c JOIN pg_namespace n "
+            "ON n.oid = c.relnamespace WHERE c.oid = to_regclass('xaqueue_ended')",
+            Dialect.SQLITE: "SELECT 'main.' FROM main.sqlite_master WHERE name = 'xaqueue_ended'",
+            Dialect.MYSQL: "SELECT CONCAT('`', table_schema, '`.') FROM information_schema.tables "
+            "WHERE table_schema = DATABASE() AND table_name = 'xaqueue_ended'",
+        }[dialect],
+    )
+    connection.rollback()
+    return str(found[0][0]) if found else None
+
+
+def _id_of(connection: Any, dialect: Dialect, schema: str) -> tuple[str, str]:
+    """The database's id, which it gets here, and where it stood then."""
+    for _ in range(2):
+        found = run(connection, f"SELECT id, place FROM {schema}xaqueue_id WHERE one = 1")
+        connection.rollback()
+        if found:
+            return str(found[0][0]), str(found[0][1])
+        place = _place_of(connection, dialect)
+        try:
+            with _durable(connection, dialect):
+                run(
+                    connection,
+                    f"INSERT INTO {schema}xaqueue_id (one, id, place) VALUES (1, '{secrets.token_hex(8)}', '{place}')",
+                )
+        except Exception as error:
+            if not driver.is_a(error, "IntegrityError"):  # somebody else was faster
+                raise
+    raise OperationalError(f"the row of {schema}xaqueue_id went while it was read: look again")
+
+
+def _place_of(connection: Any, dialect: Dialect) -> str:
+    """What is another one in a copy, as far as its database tells: of PostgreSQL the cluster's identifier, where the
+    role may know it, and the database's number in it."""
+    if dialect is not Dialect.POSTGRESQL:
+        return ""
+    number = run(connection, "SELECT oid FROM pg_database WHERE datname = current_database()")[0][0]
+    try:
+        cluster = run(connection, "SELECT system_identifier FROM pg_control_system()")[0][0]
+    except Exception:  # a role that may not
+        cluster = ""
+    connection.rollback()
+    return f"{cluster}/{number}"
+
+
+def _is_same(one: str, other: str) -> bool:
+    pairs = zip(one.split("/"), other.split("/"), strict=False)
+    return all(not known or not found or known == found for known, found in pairs)
+
+
+def _check_mysql(connection: Any) -> None:
+    last_resource.check_mysql(connection)
+    try:
+        is_on = str(run(connection, "SELECT @@wsrep_on")[0][0])
+    except Exception:  # it knows no such variable
+        is_on = "0"
+    connection.rollback()
+    if is_on == "1":
+        raise InvalidArgument(
+            "this database is one of a Galera cluster (wsrep_on), where a lock of one server keeps out nobody at the "
+            "others: give TransactionManager a directory for its decisions"
+        )

@@ -1,0 +1,98 @@
+"""What ended nodes have left at a participant is finished there, by whoever has both it and the database that decides.
+
+What is decided may be carried out by anybody, whether the node lives or not. What is undecided is rolled back once its
+node is ended, and behind a row that says so. Nobody else is touched: a branch whose node this database does not know,
+as a copy does not, is left. A decision is struck, participant by participant, once each has hardened what it has
+committed, told its whole list, and does not list the branch; asked in this order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from xaqueue.tm import driver
+from xaqueue.tm.gtrid import Gtrid, ListedBranch
+from xaqueue.tm.node_tables import NodeTables, Standing
+from xaqueue.tm.participant import ConnectionSource
+from xaqueue.tm.voting import Reply
+from xaqueue.xa import Outcome
+
+if TYPE_CHECKING:
+    from xaqueue.tm.node import DatabaseNode
+
+
+class Swept(NamedTuple):
+    """A listed branch that is not this node's. outcome: what it is told; None: it is left, and why."""
+
+    branch: ListedBranch
+    outcome: Outcome | None
+    why: str = ""
+
+
+class Sweep:
+    """One round at one participant: made before that is asked for its list. Raises what a driver raises."""
+
+    def __init__(
+        self, tables: NodeTables, source: ConnectionSource, node: DatabaseNode, identity: str, connection: Any
+    ) -> None:
+        self._tables = tables
+        self._source = source
+        self._node = node
+        self._identity = identity
+        self._connection = connection
+        with source.opened() as own:
+            self._decisions = tables.of_ended(own, identity)
+            self._tombstones = [
+                one for one in tables.tombstones(own, node.timing.buried) if identity in one.names() or not one.names()
+            ]
+        if self._decisions or self._tombstones:
+            connection.harden()
+
+    def words(self, listed: Iterable[ListedBranch]) -> Iterator[Swept]:
+        """What those are told that other nodes of this database have left."""
+        others = [
+            branch
+            for branch in listed
+            if branch.gtrid.database == self._tables.database and branch.gtrid.node != self._node.node
+        ]
+        if not others:
+            return
+        with self._source.opened() as own:
+            for branch in others:
+                try:
+                    yield self._word(own, branch)
+                except Exception as error:  # of its driver: the others are not held up
+                    own.rollback()
+                    yield Swept(branch, None, f"{type(error).__name__}: {error}")
+
+    def _word(self, own: Any, branch: ListedBranch) -> Swept:
+        gtrid = bytes(branch.gtrid)
+        state = self._tables.state_of(own, gtrid)
+        if state.decision is Outcome.COMMITTED:
+            return Swept(branch, state.decision)
+        if state.sign < branch.gtrid.epoch or not (state.is_node or state.is_ended):
+            return Swept(branch, None, "the database that decides does not know of it: it is another one, or a copy")
+        if not state.is_ended:
+            return Swept(branch, None)
+        return Swept(branch, self._tables.resolve(own, gtrid).outcome)
+
+    def strike(self, listed: Collection[ListedBranch]) -> None:
+        """What this participant has carried out, since it is hardened and not in this list, is its no more."""
+        gtrids = {str(branch.gtrid) for branch in listed}
+        carried_out = [one for one in self._decisions if one.key not in gtrids and self._is_over(one)]
+        nodes = {branch.gtrid.node for branch in listed}
+        without = [one for one in self._tombstones if one.key not in nodes]
+        if carried_out or without:
+            with self._source.opened() as own:
+                for one in carried_out:
+                    self._tables.strike(own, one, self._identity)
+                for one in without:
+                    self._tables.bury(own, one, self._identity)
+
+    def _is_over(self, one: Standing) -> bool:
+        """It may be prepared yet though its list was without it, where the participant can tell."""
+        gtrid = Gtrid.parse(one.key)
+        assert gtrid is not None
+        xid = driver.xid_on(self._connection, bytes(gtrid), one.names()[self._identity])
+        return driver.ask(self._connection, xid) is not Reply.PENDING
