@@ -169,12 +169,13 @@ class NodeTables(DecisionRows):
             )
 
     def sign(self, connection: Any, node: str, last: int, participants: str) -> bool:
-        """Its next sign of life, behind this one. False: there is none such."""
+        """Its next sign of life, behind this one. False: that is not its last one, or it may decide no more."""
         with _durable(connection, self.dialect):
             changed = run(
                 connection,
                 f"UPDATE {self.schema}xaqueue_signs SET n = n + 1, at = {self._now_us}, participants = "
-                f"'{participants}' WHERE node = '{node}' AND n = {last}",
+                f"'{participants}' WHERE node = '{node}' AND n = {last} AND EXISTS (SELECT 1 FROM "
+                f"{self.schema}xaqueue_nodes WHERE node = '{node}')",
             )
         return bool(changed)
 

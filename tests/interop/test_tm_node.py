@@ -1,0 +1,236 @@
+"""Transaction managers without a directory: nodes in the PostgreSQL whose commit decides."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+import xaqueue
+from support.patience import eventually
+from xaqueue.errors import InvalidArgument, RolledBack
+from xaqueue.tm.manager import TransactionManager
+from xaqueue.tm.node import DatabaseNode, Timing
+from xaqueue.tm.node_tables import NodeEnded
+from xaqueue.xa import Code
+
+FAST = Timing(sign=0.1, silent=3, stale=0.4, sweep=0.2)
+Make = Callable[..., TransactionManager]
+
+
+class Killed(BaseException):
+    """What comes instead of the end of a process."""
+
+
+@pytest.fixture
+def space(tmp_path: Path) -> Path:
+    xaqueue.connect(tmp_path / "space", create=True).close()
+    (tmp_path / "space" / "queues.toml").write_text("[queues.q]\n")
+    return tmp_path / "space"
+
+
+@pytest.fixture
+def make(dsn: str, space: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """Makes managers over one database and one space, whose clocks go fast."""
+    monkeypatch.setattr("xaqueue.tm.node.Timing", lambda: FAST)
+    made: list[TransactionManager] = []
+
+    def make(**options: Any) -> TransactionManager:
+        made.append(
+            TransactionManager(
+                {"db": lambda: psycopg.connect(dsn), "queue": lambda: xaqueue.connect(space)},
+                recovery_interval_s=0.1,
+                **options,
+            )
+        )
+        return made[-1]
+
+    with psycopg.connect(dsn, autocommit=True) as own:
+        own.execute("create table orders (n int)")
+    yield make
+    for manager in made:
+        manager.close()
+
+
+def node_of(manager: TransactionManager) -> DatabaseNode:
+    node = manager._log
+    assert isinstance(node, DatabaseNode)
+    return node
+
+
+def kill(manager: TransactionManager) -> None:
+    """Its threads stop, and nothing is said."""
+    node_of(manager)._closed.set()
+    manager._stopped.set()
+    for recovery in manager._recoveries.values():
+        recovery.stop(5)
+
+
+def left(dsn: str) -> dict[str, int]:
+    with psycopg.connect(dsn, autocommit=True) as own:
+        return {
+            table: own.execute(f"select count(*) from xaqueue_{table}").fetchone()[0]  # type: ignore[index]
+            for table in ("nodes", "signs", "ended", "decisions")
+        }
+
+
+def rows(dsn: str) -> list[int]:
+    with psycopg.connect(dsn, autocommit=True) as own:
+        return sorted(n for (n,) in own.execute("select n from orders"))
+
+
+def messages(space: Path) -> list[int]:
+    with xaqueue.connect(space) as connection:
+        return sorted(int(message.body) for message in connection.browse("q"))
+
+
+def add(manager: TransactionManager, number: int) -> None:
+    with manager.transaction() as tx:
+        tx["queue"].enqueue("q", b"%d" % number)
+        tx["db"].execute("insert into orders values (%s)", [number])
+
+
+def test_row_and_message_commit_together_and_nothing_is_left(dsn: str, space: Path, make: Make) -> None:
+    manager = make()
+    for number in range(5):
+        add(manager, number)
+    with pytest.raises(ZeroDivisionError), manager.transaction() as tx:
+        tx["queue"].enqueue("q", b"9")
+        tx["db"].execute("insert into orders values (9)")
+        _ = 1 / 0
+    assert rows(dsn) == messages(space) == [0, 1, 2, 3, 4]
+    assert left(dsn)["nodes"] == 1
+    manager.close()
+    assert set(left(dsn).values()) == {0}
+
+
+def die_at(step: str, make: Make, before: Callable[[TransactionManager], object] = lambda _: None) -> None:
+    """A process that dies in its transaction with number 2."""
+
+    def die(at: str, gtrid: bytes, name: str) -> None:
+        if at == step and armed:
+            raise Killed
+
+    armed: list[bool] = []
+    dead = make(on_step=die)
+    before(dead)
+    armed.append(True)
+    with pytest.raises(Killed), dead.transaction() as tx:
+        tx["queue"].enqueue("q", b"2")
+        tx["db"].execute("insert into orders values (2)")
+        kill(dead)
+        tx.commit()
+
+
+STEPS = ("prepare", "prepared", "commit-last", "committed-last", "commit", "committed")
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_what_a_dead_node_has_left_is_finished_by_another(dsn: str, space: Path, make: Make, step: str) -> None:
+    die_at(step, make, lambda manager: add(manager, 1))
+    other = make()
+    eventually(lambda: rows(dsn) == messages(space) and not in_doubt(space))
+    assert rows(dsn) == ([1] if step in STEPS[:3] else [1, 2])
+    add(other, 3)
+    eventually(lambda: left(dsn)["nodes"] == 1)
+    eventually(lambda: left(dsn)["ended"] == 1)
+    eventually(lambda: left(dsn)["decisions"] <= (step in ("prepared", "commit-last")))
+    assert rows(dsn) == messages(space)
+
+
+def in_doubt(space: Path) -> list[Any]:
+    with xaqueue.connect(space) as connection:
+        return connection.tpc_recover()
+
+
+def test_one_that_was_taken_for_dead_goes_on_under_a_new_name(dsn: str, space: Path, make: Make) -> None:
+    manager = make()
+    add(manager, 1)
+    node = node_of(manager)
+    name = node.node
+    with pytest.raises(RolledBack) as raised, manager.transaction() as tx:
+        tx["queue"].enqueue("q", b"2")
+        tx["db"].execute("insert into orders values (2)")
+        with psycopg.connect(dsn) as own:
+            assert node.tables.end(own, name)
+    assert isinstance(raised.value.__cause__, NodeEnded)
+    assert raised.value.code is Code.XA_RBTRANSIENT
+    add(manager, 3)
+    assert node.node != name
+    assert rows(dsn) == messages(space) == [1, 3]
+
+
+def test_a_decision_on_its_way_keeps_the_node_alive(dsn: str, make: Make) -> None:
+    manager = make()
+    add(manager, 1)
+    node = node_of(manager)
+    with psycopg.connect(dsn) as deciding, psycopg.connect(dsn) as own:
+        deciding.execute(f"select 1 from xaqueue_nodes where node = '{node.node}' for key share")
+        assert not node.tables.end(own, node.node)
+    with psycopg.connect(dsn) as own:
+        assert node.tables.end(own, node.node)
+        assert not node.tables.end(own, node.node)
+
+
+def test_a_transaction_over_queues_alone_is_decided_in_the_database(dsn: str, space: Path, tmp_path: Path) -> None:
+    xaqueue.connect(tmp_path / "other", create=True).close()
+    (tmp_path / "other" / "queues.toml").write_text("[queues.q]\n")
+    steps: list[str] = []
+    with TransactionManager(
+        {"db": lambda: psycopg.connect(dsn), "a": space, "b": str(tmp_path / "other")},
+        on_step=lambda step, _, name: steps.append(f"{step}:{name}"),
+    ) as manager:
+        with manager.transaction() as tx:
+            tx["a"].enqueue("q", b"1")
+            tx["b"].enqueue("q", b"1")
+        assert "committed-last:db" in steps
+    assert messages(space) == messages(tmp_path / "other") == [1]
+    assert set(left(dsn).values()) == {0}
+
+
+def test_a_forked_child_takes_a_name_of_its_own(dsn: str, space: Path, make: Make) -> None:
+    manager = make()
+    with manager.transaction() as tx:
+        tx["db"].execute("insert into orders values (1)")
+    parent = node_of(manager).node
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            with manager.transaction() as tx:
+                tx["db"].execute("insert into orders values (2)")
+            code = 0 if node_of(manager).node not in ("", parent) else 2
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL) if code else os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    with manager.transaction() as tx:
+        tx["db"].execute("insert into orders values (3)")
+    assert node_of(manager).node == parent
+    assert rows(dsn) == [1, 2, 3]
+
+
+def test_several_databases_want_to_be_told_which_decides(dsn: str) -> None:
+    connect = lambda: psycopg.connect(dsn)  # noqa: E731
+    with TransactionManager({"a": connect, "b": connect}) as manager:
+        with pytest.raises(InvalidArgument, match="2 of the participants .* are databases.*decides="):
+            manager.transaction()
+    with pytest.raises(InvalidArgument, match="is none of the participants"):
+        TransactionManager({"a": connect}, decides="c")
+
+
+def test_a_copy_is_left_alone(dsn: str, space: Path, make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    """A branch whose node this database does not know is of another one."""
+    caplog.set_level(logging.WARNING)
+    die_at("prepared", make)
+    with psycopg.connect(dsn, autocommit=True) as own:
+        own.execute("delete from xaqueue_nodes")
+        own.execute("delete from xaqueue_signs")
+    make().transaction().rollback()
+    eventually(lambda: "branch-left" in caplog.text)
+    assert len(in_doubt(space)) == 1
