@@ -141,7 +141,7 @@ class Coordinator:
 
     def enter(self, transaction: LiveTransaction) -> bytes:
         """Its name; it is live from here on. Raises InterfaceError once closed, DecisionLogError."""
-        if not self.log.is_fresh:
+        if self.log.gives_signs and not self.log.is_fresh:
             self.loop.in_thread(self.log.freshen)
         with self._mutex:
             if self.is_closing:

@@ -29,6 +29,12 @@ class Decisions:
     """16 hex digits: who decides."""
     epoch: int
     table: DecisionTable
+    rows: DecisionRows = _ROWS
+    """Those of the decisions that stand in a participant's database."""
+    decides = ""
+    """The participant whose database keeps each decision, once that is known; "": none does."""
+    gives_signs = False
+    """Whether a transaction is begun only behind a sign of life that is not old."""
     named: str
     """What the names of its transactions begin with; 16 hex digits of a counter follow."""
     is_unclean = False
@@ -43,19 +49,9 @@ class Decisions:
         """By participant, done decisions whose rows are still in its database."""
 
     @property
-    def decides(self) -> str:
-        """The participant whose database keeps each decision; "": none does."""
-        return ""
-
-    @property
     def is_fresh(self) -> bool:
-        """Whether a transaction may be begun."""
+        """Whether a transaction may be begun, where it gives signs."""
         return True
-
-    @property
-    def rows(self) -> DecisionRows:
-        """Those of the decisions that stand in a participant's database."""
-        return _ROWS
 
     def freshen(self) -> None:
         """Transactions may be begun behind it."""

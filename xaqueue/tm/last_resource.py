@@ -214,9 +214,7 @@ class DecisionRows:
         """See ``make_ready``."""
         make_ready(connection, node, is_known=is_known)
 
-    def insert(self, connection: Any, row: DecisionRow, dialect: Dialect) -> bool:
-        """See ``insert_row``."""
-        return insert_row(connection, row, dialect)
+    insert = staticmethod(insert_row)
 
     def resolve(self, connection: Any, gtrid: bytes) -> DecisionRow:
         """See ``resolve_row``."""

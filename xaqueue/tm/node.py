@@ -19,11 +19,10 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from xaqueue.errors import DecisionLogError, InvalidArgument, OperationalError, ProtocolError
+from xaqueue.errors import DecisionLogError, InvalidArgument, ProtocolError
 from xaqueue.tm import driver
 from xaqueue.tm.decisions import Decisions
 from xaqueue.tm.gtrid import Gtrid
-from xaqueue.tm.last_resource import DecisionRows
 from xaqueue.tm.node_tables import NodeTables
 from xaqueue.tm.participant import ConnectionSource
 from xaqueue.tm.records import DecisionTable, Heuristic
@@ -53,6 +52,8 @@ class DatabaseNode(Decisions):
     """Of one process. Safe for threads. node, epoch: of its name now, "" and 0 before the first; the number of its last
     sign stands in the place of the epoch."""
 
+    gives_signs = True
+
     def __init__(
         self, sources: Mapping[str, ConnectionSource], decides: str | None, timing: Timing | None = None
     ) -> None:
@@ -65,7 +66,7 @@ class DatabaseNode(Decisions):
         self.wake_all: Callable[[], object] = lambda: None
         """Asks for a sweep of each participant."""
         self._sources = sources
-        self._decides = decides
+        self.decides = decides or ""
         self._kinds: dict[str, bool] = {}
         """Of each participant that was opened once, whether it is a database."""
         self._tables: NodeTables | None = None
@@ -94,18 +95,17 @@ class DatabaseNode(Decisions):
 
     # Its place
 
-    @property
-    def decides(self) -> str:
+    def _deciding(self) -> ConnectionSource:
         """The participant in whose database it is a node. Raises what ``freshen`` raises."""
-        if self._decides is None:
+        if not self.decides:
             databases = [name for name in self._sources if self._is_database(name)]
             if len(databases) != 1:
                 raise InvalidArgument(
                     f"{len(databases)} of the participants {sorted(self._sources)} are databases: without a directory "
                     "one of them keeps the decisions, so name it (decides=), or give TransactionManager a directory"
                 )
-            self._decides = databases[0]
-        return self._decides
+            self.decides = databases[0]
+        return self._sources[self.decides]
 
     def _is_database(self, name: str) -> bool:
         if name not in self._kinds:
@@ -117,15 +117,10 @@ class DatabaseNode(Decisions):
                     self._kinds[name] = driver.takes_sql(connection)
         return self._kinds[name]
 
-    @property
-    def rows(self) -> DecisionRows:
-        if self._tables is None:
-            raise OperationalError("this transaction manager has not reached the database that decides: try again")
-        return self._tables
-
     def _found(self, connection: Any, *, make: bool) -> NodeTables | None:
         if self._tables is None:
             self._tables = NodeTables.find(connection, make=make)
+            self.rows = self._tables or self.rows
         return self._tables
 
     # Its name and its signs
@@ -158,7 +153,7 @@ class DatabaseNode(Decisions):
     def _sign(self) -> None:
         if self._closed.is_set():
             raise DecisionLogError("the transaction manager is closed: open it again")
-        with self._sources[self.decides].opened() as connection:
+        with self._deciding().opened() as connection:
             tables = self._found(connection, make=True)
             assert tables is not None
             met = self._met
@@ -265,7 +260,7 @@ class DatabaseNode(Decisions):
         """A sign, and a look at the others'. Raises what the driver raises."""
         with self._mutex:
             self._sign()
-        with self._sources[self.decides].opened() as connection:
+        with self._deciding().opened() as connection:
             silent = self._watch(self.tables.signs(connection))
             ended = [node for node in silent if self.tables.end(connection, node)]
         for node in ended:
@@ -290,7 +285,7 @@ class DatabaseNode(Decisions):
     def end_silent(self, age_s: float) -> list[str]:
         """Ends at once who gave no sign for so long, by the database's clock: for who does not live long enough to
         watch. Returns their names. Raises what the driver raises."""
-        with self._sources[self.decides].opened() as connection:
+        with self._deciding().opened() as connection:
             tables = self._found(connection, make=False)
             silent = tables.silent(connection, age_s) if tables is not None else []
             ended = [node for node in silent if node != self.node and self.tables.end(connection, node)]
@@ -307,10 +302,9 @@ class DatabaseNode(Decisions):
 
         Raises what a driver raises.
         """
-        now = time.monotonic()
+        now, source = time.monotonic(), self._deciding()
         if self._swept.get(name, 0.0) > now or name == self.decides:
             return None
-        source = self._sources[self.decides]
         with source.opened() as own:
             tables = self._found(own, make=False)
         if tables is None or tables.trouble:
@@ -332,7 +326,7 @@ class DatabaseNode(Decisions):
                 is_over = not self.table.open and not self._done_rows and not self.is_unclean
             try:
                 is_over = is_over and (not self._met or is_hardened())
-                with self._sources[self.decides].opened() as connection:
+                with self._deciding().opened() as connection:
                     if is_over:
                         self.tables.close(connection, self.node)
                     else:

@@ -77,8 +77,9 @@ class Transaction(Ending):
         """
         ender = object()
         try:
-            if len(self._branches) > 1 and self._coordinator.log.decides not in ("", *self._branches):
-                self._let_decide(self._coordinator.log.decides)
+            decides = self._coordinator.log.decides
+            if decides and len(self._branches) > 1 and decides not in self._branches:
+                self._let_decide(decides)
             names, last = self._end(ender)
             said: Sequence[Replies] = ()
             if self._is_expired() or self._coordinator.log.failure is not None:
@@ -161,7 +162,7 @@ class Transaction(Ending):
         if coordinator.step is not unwatched:
             coordinator.step(TraceStep.BEGIN, self.gtrid, name)
         branch = enlist(coordinator.sources[name], self.gtrid)
-        if branch.has_two_phases and name != coordinator.log.decides:
+        if coordinator.log.decides and branch.has_two_phases and name != coordinator.log.decides:
             try:
                 coordinator.log.meet(branch.connection, name)
             except BaseException:
