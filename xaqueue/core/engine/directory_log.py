@@ -116,12 +116,14 @@ class DirectoryLog(GroupCommit):
 
     def add(self, branch: Branch, written: Written, head: bytes, body: bytes, *, may_wait: bool = True) -> None:
         path = f"{ACTIVE}/{branch.name}.{written.number:03d}"
-        chunks = [head, body] if body else [head]
-        if written.shared is None:
-            self.fs.create(path, chunks)
-        else:
-            make_shared(self.fs, written, path, chunks)
-        written.path = path
+        make = self.fs.create if written.shared is None else partial(make_shared, self.fs, written)
+        try:
+            make(path, [head, body] if body else [head])
+            written.path = path
+        except BaseException as error:
+            if not isinstance(error, OSError):  # interrupted: it would be in the way of a later branch of this name
+                discard(self.fs, path)
+            raise
         branch.to_harden = self._hardens
 
     def take(self, branch: Branch, taken: Sequence[Written], epoch: int) -> None:

@@ -13,10 +13,11 @@ from linecache import getline
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any
+from unittest import mock
 
 import pytest
 
-from support.bare_space import BareSpace
+from support.bare_space import DURABLE, BareSpace
 from support.interruption import interrupt
 from xaqueue import Connection
 from xaqueue.core.engine import session as session_module
@@ -118,6 +119,39 @@ def test_an_interrupted_take_leaves_its_messages_to_others(bare: BareSpace, name
         if not was:
             break
     assert at > 50
+
+
+ADDS: dict[str, Callable[[Session], object]] = {
+    "put one": lambda session: session.enqueue("q", b""),
+    "put many": lambda session: session.enqueue_many("q", BODIES),
+    "take one": lambda session: session.dequeue("q"),
+    "take many": lambda session: session.dequeue_many("q", 5),
+}
+
+
+@pytest.mark.parametrize("name", ADDS)
+@pytest.mark.parametrize("sync", ["NONE", DURABLE])
+def test_an_interrupt_behind_the_making_of_a_file_leaves_none(tmp_path: Path, sync: str, name: str) -> None:
+    """It was in the way of the next branch of its name, and fenced the space."""
+    bare = BareSpace(tmp_path / "space", sync, definitions=Definitions(default=QueueDefinition(blocks=MANY)))
+    filled(bare, "q")
+    session, create = Session(bare.space), bare.space.fs.create
+
+    def interrupted(*given: Any, **options: Any) -> None:
+        create(*given, **options)
+        raise KeyboardInterrupt
+
+    session.start(X)
+    with mock.patch.object(bare.space.fs, "create", interrupted), pytest.raises(KeyboardInterrupt):
+        ADDS[name](session)
+    session.end(X)
+    session.rollback(X)
+    assert not [path for path in (bare.root / "active").iterdir() if not path.name.startswith(".")]
+    session.start(X)
+    ADDS[name](session)
+    session.end(X)
+    session.commit(X, Flag.ONEPHASE)
+    bare.crash()
 
 
 def one_phase(take: Take, connection: Connection, queue: str) -> None:
