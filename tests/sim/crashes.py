@@ -157,8 +157,13 @@ class Crashes(Opened):
                 one.is_loose = True
             self.model.rollback(number)
         else:
-            call()
-            self.model = after
+            before = self.model
+            try:
+                call()
+            except ResourceFailed:  # of a space that waits for somebody who is away
+                self._reopen([model.after(self.way) for model in (before, after)])
+            else:
+                self.model = after
 
     # Crashes
 
