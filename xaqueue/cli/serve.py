@@ -106,7 +106,9 @@ def serve(
     Owns the space: clients connect with xaq+unix:///path/to/socket, xaqs://host:port or xaq://host:port. On these no
     new work is taken, active branches are rolled back, and prepared ones stay in doubt.
     Where its disk fails it ends with exit code 5: start it again, which reads the disk anew. With --standby it first
-    waits until the space is free; clients that are given both addresses, xaq://a:7000,b:7000, go on there.
+    waits until the space is free; clients that are given both addresses, xaq://a:7000,b:7000, go on there. Programs
+    that name DIR are led here, and wait for this one while it is away, a minute by themselves. Behind that one of them
+    opens DIR, and this is refused and says which: with [space] served_only = true in queues.toml none does.
     """
     from xaqueue.rpc.server.listeners import ListenConfig, with_default
 

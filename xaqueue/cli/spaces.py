@@ -94,7 +94,7 @@ def _status_rows(found: inspect.Status, *, has_all: bool) -> list[tuple[str, obj
     """has_all: the owner itself told it; with a journal it alone knows of branches that have no file yet."""
     owner = found.owner
     unseen = found.owned and found.journal is not None and not has_all
-    who = f"process {owner.pid} on {owner.host} since {owner.since}" if owner else "nobody yet"
+    who = owner.who if owner else "nobody yet"
     damaged = f", {found.damaged} of them damaged: see `xaqueue indoubt list`" if found.damaged else ""
     return [
         ("space", f"{found.format.name} ({found.directory})"),

@@ -164,7 +164,7 @@ class SpaceCheck:
     def run(self, progress: Progress | None = None) -> Iterator[Finding]:
         if self._prober.live:
             owner = self._owner
-            who = f"process {owner.pid} on {owner.host} since {owner.since}" if owner else "another process"
+            who = owner.who if owner else "another process"
             yield note(layout.OWNER, f"{who} owns the space: a moving target, suspects were seen twice")
         yield from self._prober.at(self._top)
         yield from self.journal.run()

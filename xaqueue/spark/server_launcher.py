@@ -120,8 +120,8 @@ class _Finder(Finder):
             self.embedded = owner.epoch, now
         if now - self.embedded[1] > EMBEDDED_S:
             raise SpaceInUse(
-                f"{self.root} is open in process {owner.pid} on {owner.host} since {owner.since}, which does not serve "
-                f"it: close it there, or run `xaqueue serve --space {self.root}` and let that process connect to it"
+                f"{self.root} is open in {owner.who}, which does not serve it: close it there, or run "
+                f"`xaqueue serve --space {self.root}` and let that process connect to it"
             )
 
 

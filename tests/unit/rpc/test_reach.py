@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -22,6 +24,7 @@ from xaqueue.cli import location
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.core.model import layout
+from xaqueue.core.owner import open as attach_room
 from xaqueue.core.owner.record import READY, RECOVERING, format_owner, in_use, read_owner
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.fs import replace_file
@@ -139,6 +142,23 @@ def test_nobody_waits_for_one_that_ended_by_itself(root: Path) -> None:
         assert connection.is_embedded
 
 
+def test_a_server_that_was_killed_while_it_opened_is_waited_for(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that was killed before, whose space it is to open: the next process that began took the directory."""
+    be_killed(served(root))
+
+    def killed(*_: object, **__: object) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as within:
+        within.setattr(attach_room, "open_space", killed)
+        with pytest.raises(SystemExit):
+            attach(root)
+    assert reach.is_awaited(root)
+    with xaqueue.connect(root, server_s=0) as connection:
+        assert connection.is_embedded
+        assert not reach.is_awaited(root), "it is open in a program"
+
+
 def waits_for_other(root: Path, state: str) -> None:
     """For another process that has the space open and serves nobody, and for the server that comes when it ends."""
     served(root).stop()
@@ -197,8 +217,34 @@ def test_an_owner_that_serves_nobody_is_told_of(root: Path) -> None:
     session = attach(root, watch=False)
     found = read_owner(root)
     assert found is not None
-    with closing(session), pytest.raises(SpaceInUse, match="which opened the directory itself: stop it, start `xaqu"):
+    who = rf"process {os.getpid()} on .* since .* \({found.program}\), which "
+    with closing(session), pytest.raises(SpaceInUse, match=who + "opened the directory itself: stop it, start `xaqu"):
         raise in_use(root, found)
+    with pytest.raises(SpaceInUse, match=who + "is opening it: try again once it has"):
+        raise in_use(root, replace(found, state=RECOVERING))
+
+
+@pytest.mark.parametrize(
+    ("words", "program"),
+    [
+        (["/srv/shop/worker.py", "--token=secret"], "shop/worker.py"),
+        (["/usr/lib/xaqueue/__main__.py", "serve"], "xaqueue/__main__.py"),
+        (["-c"], "-c"),
+        ([""], ""),
+        ([], ""),
+    ],
+)
+def test_an_owner_says_what_it_was_started_as(
+    root: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], program: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", words)
+    attach(root, watch=False).close()
+    found = read_owner(root)
+    assert found is not None
+    assert found.program == program
+    assert found.who == f"process {os.getpid()} on {found.host} since {found.since}" + (
+        f" ({program})" if program else ""
+    )
 
 
 def test_who_has_it_open_stays_its_owner(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,11 +274,20 @@ def only(root: Path) -> Path:
 def test_nobody_but_serve_opens_it(only: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(location, "SERVER_S", SHORT_S)
     for server_s in (0, SHORT_S):
-        with pytest.raises(ConnectionLost, match=r"no server has .*: start it again, `xaqueue serve --space"):
+        with pytest.raises(
+            ConnectionLost, match=r"no server has .*: start it again, `xaqueue serve --space .*served_only"
+        ):
             xaqueue.connect(only, server_s=server_s)
-    done = CliRunner().invoke(app, ["put", "orders", "x", "--space", str(only)])
-    assert done.exit_code == ExitCode.SPACE
-    assert "no server has" in done.stderr
+    with xaqueue.Worker(only, "orders", lambda _message, _tx: None):
+        for words in (["put", "orders", "x"], ["get", "orders"], ["snapshot", "take"]):
+            done = CliRunner().invoke(app, [*words, "--space", str(only)])
+            assert done.exit_code == ExitCode.SPACE
+            assert "`[space] served_only` in queues.toml" in done.stderr
+    for words in (["check"], ["status"], ["browse", "orders"], ["indoubt", "list"], ["define", "orders"]):
+        assert CliRunner().invoke(app, [*words, "--space", str(only)]).exit_code == ExitCode.OK
+    tm = xaqueue.TransactionManager(only.with_name("tm"), {"queue": partial(xaqueue.connect, only, server_s=SHORT_S)})
+    with closing(tm), pytest.raises(ConnectionLost, match="served_only"), tm.transaction() as tx:
+        tx["queue"].enqueue("orders", b"x")
     with pytest.raises(ConnectionLost, match="no server has"):
         server_launcher._Finder(only).dial()
     assert read_owner(only) is None, "somebody has opened it"

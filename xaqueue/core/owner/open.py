@@ -123,12 +123,11 @@ class Held:
         self.guard.recovered(space)
         report = str(space.report)
         if space.read_only is None:
-            lacking = room.restore(definitions)
-            if lacking:
+            if lacking := room.restore(definitions):
                 log.warning("[reserve-short] %s", lacking)
-            self.say(state=READY, boot=boot, journalled=hardening.journal, recovery=report)
+            self.say(state=READY, boot=boot, journalled=hardening.journal, awaited=False, recovery=report)
         else:
-            self.say(state=READ_ONLY, recovery=report)
+            self.say(state=READ_ONLY, awaited=False, recovery=report)
         space.report.fenced_at = owner.fenced_at
 
     def say(self, *, durable: bool = True, **changes: Any) -> None:
@@ -329,16 +328,10 @@ def _open(
             raise refused from error
         raise
     if space.read_only is None:
-        trouble = trouble_of(str(root), is_durable=hardening != NOTHING)
-        if trouble:
+        if trouble := trouble_of(str(root), is_durable=hardening != NOTHING):
             log.warning("[mount-unsafe] %s", trouble)
-        log.info(
-            "[space-open] space %s is open, epoch %d, sync %s: a commit %s",
-            root,
-            space.epoch,
-            hardening,
-            hardening.promise,
-        )
+        promise = hardening.promise
+        log.info("[space-open] space %s is open, epoch %d, sync %s: a commit %s", root, space.epoch, hardening, promise)
     return _Attached(held, watching, background, watchdog)
 
 
@@ -399,10 +392,7 @@ def _detach(root: Path, attached: _Attached) -> None:
 
 
 def announce(root: Path, endpoint: str, *, awaited: bool = False) -> None:
-    """Where the space, which this process has open, is served: commands that find it in use go there.
-
-    awaited: they wait for it to come back where it is gone.
-    """
+    """Where the space, which this process has open, is served. awaited: who finds it gone waits for it."""
     root = root.resolve()
     with _guard_of(root):
         _attached[root].held.say(endpoint=endpoint, awaited=awaited)

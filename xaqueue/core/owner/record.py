@@ -16,6 +16,7 @@ import logging
 import os
 import socket
 import stat
+import sys
 import time
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
@@ -70,6 +71,13 @@ class Owner:
     """It serves, and stays: whoever finds it killed waits for it to come back."""
     fenced_at: int = 0
     """When it was fenced, or the last one that was before it; int microseconds UTC."""
+    program: str = ""
+    """The end of its path; its arguments may be secret."""
+
+    @property
+    def who(self) -> str:
+        """For a sentence."""
+        return f"process {self.pid} on {self.host} since {self.since}" + (f" ({self.program})" if self.program else "")
 
     @classmethod
     def of(cls, given: Any) -> Owner:
@@ -96,7 +104,6 @@ def next_owner(
     Where that cannot be read, the epoch is above any that can have been used, and the journal is believed to count.
     """
     before = parse_owner(content or b"")
-    fenced_at = before.fenced_at if before is not None else 0
     if before is not None:
         epoch, boot, journalled = before.epoch + 1, before.boot, before.journalled
     elif content is not None or has_journal:
@@ -115,7 +122,9 @@ def next_owner(
         space=found.line,
         unclosed=boot_to_close(),
         beats=beats,
-        fenced_at=fenced_at,
+        awaited=before is not None and before.awaited and before.unclosed != "",  # until this one is ready
+        fenced_at=before.fenced_at if before is not None else 0,
+        program="/".join(Path(*sys.argv[:1]).parts[-2:]),
     )
 
 
@@ -129,24 +138,22 @@ def is_suspect(content: bytes | None, has_journal: bool) -> bool:
 
 def in_use(root: Path, owner: Owner | None, *, alone: bool = False) -> SpaceInUse:
     """alone: who asks wants to have it to itself, and no server would do."""
+    who = "another process, which does not say what it is" if owner is None else owner.who
     if owner is None:
-        return SpaceInUse(
-            f"{root} is in use by another process, which does not say what it is: stop it first, or try again"
+        way = ": stop it first, or try again"
+    elif alone:
+        way = ": stop its owner first" + (f", after `xaqueue drain --space {root}`" if owner.endpoint else "")
+    elif owner.endpoint:
+        way = f", which serves it: connect to {owner.endpoint}; or stop it, after `xaqueue drain --space {root}`"
+    elif owner.state == RECOVERING:
+        way = ", which is opening it: try again once it has"
+    else:
+        url = f"xaq+unix://{quote(str(root / layout.SOCKET))}"
+        way = (
+            f", which opened the directory itself: stop it, start `xaqueue serve --space {root}`, and give that "
+            f"program {url}, or all of them `[space] served_only = true` in queues.toml"
         )
-    who = f"process {owner.pid} on {owner.host} since {owner.since}"
-    if alone:
-        drained = f", after `xaqueue drain --space {root}`" if owner.endpoint else ""
-        return SpaceInUse(f"{root} is in use by {who}: stop its owner first{drained}")
-    if owner.endpoint:
-        return SpaceInUse(
-            f"{root} is in use by {who}, which serves it: connect to {owner.endpoint}; or stop it, after `xaqueue "
-            f"drain --space {root}`"
-        )
-    url = f"xaq+unix://{quote(str(root / layout.SOCKET))}"
-    return SpaceInUse(
-        f"{root} is in use by {who}, which opened the directory itself: stop it, start `xaqueue serve --space {root}`, "
-        f"and give that program {url}, or all of them `[space] served_only = true` in queues.toml"
-    )
+    return SpaceInUse(f"{root} is in use by {who}{way}")
 
 
 def write_owner(files: OwnerFileSystem, lock: OwnerFile, owner: Owner, *, durable: bool = True) -> None:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 SERVER_S = 60.0
 SAY_S = 2.0
 """Who has waited for longer says so."""
+SERVED_ONLY = ", which alone opens it, as `[space] served_only` in queues.toml says"
 
 log = logging.getLogger("xaqueue")
 
@@ -114,8 +115,9 @@ def session(
         from xaqueue.rpc.client.manager import RemoteManager
 
         limit_s = math.inf if server_s is None else server_s
+        otherwise = f"; a connect opens the directory itself after {limit_s:g} s without one" if server_s else ""
         try:
-            return RemoteManager(Finder(directory, limit_s).dial, connect_s=limit_s, pause=pause)
+            return RemoteManager(Finder(directory, limit_s, otherwise).dial, connect_s=limit_s, pause=pause)
         except SpaceInUse:  # no server has it: who does, if anybody, is found by opening it
             if is_served_only(directory):
                 raise
@@ -166,9 +168,9 @@ def is_served_only(path: str | os.PathLike[str]) -> bool:
 class Finder:
     """Leads one session to the server that has a directory, at each connect anew."""
 
-    def __init__(self, directory: str, limit_s: float) -> None:
-        """limit_s: how long one that hangs may take to answer, within bounds."""
-        self._directory, self._limit_s = directory, limit_s
+    def __init__(self, directory: str, limit_s: float, otherwise: str = "") -> None:
+        """limit_s: how long one that hangs may take to answer, within bounds. otherwise: what is done without one."""
+        self._directory, self._limit_s, self._otherwise = directory, limit_s, otherwise
         self._has_found = self._has_reported = False
         self._since: float | None = None
         """It is waited for."""
@@ -191,7 +193,8 @@ class Finder:
     def _server(self) -> Owner:
         owner, where = owner_of(self._directory), self._directory
         if owner is None:
-            lost = f"no server has {where} now: start it again, `xaqueue serve --space {where}`"
+            otherwise = SERVED_ONLY if is_served_only(where) else self._otherwise
+            lost = f"no server has {where} now: start it again, `xaqueue serve --space {where}`{otherwise}"
             if not self._has_found and not is_awaited(where):
                 raise SpaceInUse(lost)
             raise ConnectionLost(lost)
