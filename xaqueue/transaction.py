@@ -147,9 +147,10 @@ class Transaction:
         self.enter(Phase.LOCAL, xid)
         try:
             self._manager.start(xid)
-        except BaseException:  # or interrupted: there may be one by now, in which nothing was done
-            with suppress(Error):
-                self._undo(xid)
+        except BaseException as error:  # or interrupted: there may be one by now, in which nothing was done
+            if not isinstance(error, ConnectionLost):  # no server has heard of it, and none is waited for again
+                with suppress(Error):
+                    self._undo(xid)
             self.leave()
             raise
 

@@ -23,16 +23,18 @@ from support.served import ServerThread
 from xaqueue.cli import location
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
+from xaqueue.connection import Connection
 from xaqueue.core.model import layout
 from xaqueue.core.owner import open as attach_room
 from xaqueue.core.owner.record import READY, RECOVERING, format_owner, in_use, read_owner
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.fs import replace_file
 from xaqueue.core.storage.owner_file import OwnerFile, is_owned
+from xaqueue.delivery import Delivery
 from xaqueue.errors import ConnectionLost, InvalidArgument, SpaceInUse
 from xaqueue.features.opening import create
 from xaqueue.features.session import Session, attach
-from xaqueue.rpc.client import manager, reach
+from xaqueue.rpc.client import link, manager, reach
 from xaqueue.rpc.server.peer import Limits
 from xaqueue.spark import server_launcher
 from xaqueue.work import loop
@@ -140,6 +142,44 @@ def test_nobody_waits_for_one_that_ended_by_itself(root: Path) -> None:
     served(root).stop()
     with reach.connect(str(root), pause=never) as connection:
         assert connection.is_embedded
+
+
+def leased(connection: Connection) -> Delivery:
+    connection.enqueue("orders", b"x")
+    connection.commit()
+    (found,) = connection.receive("orders")
+    return found
+
+
+CALLS: dict[str, Callable[[Connection, Delivery], object]] = {
+    "enqueue": lambda connection, _: connection.enqueue("orders", b"x"),
+    "dequeue": lambda connection, _: connection.dequeue("orders"),
+    "enqueue_many": lambda connection, _: connection.enqueue_many("orders", [b"x"]),
+    "tpc_begin": lambda connection, _: connection.tpc_begin(connection.xid(1, "g", "b")),
+    "tpc_recover": lambda connection, _: connection.tpc_recover(),
+    "ack": lambda _, delivery: delivery.ack(),
+    "extend": lambda _, delivery: delivery.extend(1.0),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_waits_once(root: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """For ``server_s``, and says what can be done: each of its tries, and what it undid behind them, waited anew."""
+    waits, connect = [], link.Link._connect
+
+    def connecting(self: link.Link) -> None:
+        waits.append(self)
+        connect(self)
+
+    server = served(root)
+    with xaqueue.connect(root, server_s=SHORT_S) as connection:
+        delivery = leased(connection)
+        server.stop()
+        monkeypatch.setattr(link.Link, "_connect", connecting)
+        with pytest.raises(ConnectionLost, match=rf"no server has .* a connect opens .* after {SHORT_S} s without one"):
+            CALLS[name](connection, delivery)
+        assert len(waits) == 1
+        assert not connection.in_transaction
 
 
 def test_a_server_that_was_killed_while_it_opened_is_waited_for(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,7 +164,10 @@ def _(self: Link, queue: str, lease: bytes, how: str, detail: Detail = None) -> 
         try:
             self.call("settle", queue, lease, how, detail)
         except ConnectionLost as lost:
-            is_again, why = is_again or not self.is_unreached, lost
+            why = lost
+            if self.is_unreached:
+                break
+            is_again = True
         except Error as error:
             if is_again and isinstance(error, LeaseExpired):
                 raise OutcomeUnknown(f"{why}. {_over(queue, how)}") from error

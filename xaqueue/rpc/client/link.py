@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from typing import Any
 
 from xaqueue.core.storage.ids import fresh_id
@@ -104,10 +103,13 @@ class Link:
         return self._ask(method, *params, waits_s=waits_s)
 
     def call_with_retry(self, method: str, *params: Any, waits_s: float = 0.0) -> Any:
-        """A call that may be made twice. Raises ConnectionLost where the answer is lost each time."""
+        """A call that may be made twice. Raises ConnectionLost where each answer is lost, or nobody is there."""
         for _ in range(wire.TRIES - 1):
-            with suppress(ConnectionLost):
+            try:
                 return self.call(method, *params, waits_s=waits_s)
+            except ConnectionLost:
+                if self.is_unreached:
+                    raise
         return self.call(method, *params, waits_s=waits_s)
 
     def work(self, method: str, *params: Any, waits_s: float = 0.0) -> Any:
