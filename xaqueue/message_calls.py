@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import groupby
 from typing import Any, Unpack
 
 from xaqueue.delivery import LEASE_S, Delivery, Detail, checked_lease_s
@@ -274,7 +275,6 @@ class MessageCalls(OneCall):
         self._transaction.uncommitted += is_removed
         return is_removed
 
-    @alone
     def restore(self, message: Message, queue: str | None = None) -> bool:
         """Adds a message as ``browse`` or ``dequeue`` has shown it, in this transaction, to its own queue or this one.
 
@@ -283,13 +283,27 @@ class MessageCalls(OneCall):
         Raises UnknownQueue, MessageTooLarge, InvalidArgument, also where this transaction takes the one of this id, or
         another adds one, DiskLow (and nothing has changed), any other DiskFull (it can only be rolled back).
         """
-        if not isinstance(message, Message):
-            raise InvalidArgument(f"{message!r} is no message: what browse or dequeue has given is wanted")
-        name = check_queue_name(message.queue if queue is None else queue)
+        return self._restore([message], queue)[0]
+
+    def restore_many(self, messages: Iterable[Message], queue: str | None = None) -> list[bool]:
+        """Adds messages as ``restore`` does, neighbours of one queue in one call. Returns what that does of each.
+
+        Where one is refused the transaction may have others: it is to be rolled back.
+        """
+        return self._restore([*messages], queue)  # this connection may be asked for them first
+
+    @alone
+    def _restore(self, messages: Sequence[Message], queue: str | None) -> list[bool]:
+        for message in messages:
+            if not isinstance(message, Message):
+                raise InvalidArgument(f"{message!r} is no message: what browse or dequeue has given is wanted")
+            check_queue_name(message.queue if queue is None else queue)
         self._transaction.work()
-        is_added = self._manager.restore(name, message)
-        self._transaction.uncommitted += is_added
-        return is_added
+        found: list[bool] = []
+        for name, some in groupby(messages, lambda message: message.queue if queue is None else queue):
+            found += (added := self._manager.restore(name, [*some]))
+            self._transaction.uncommitted += sum(added)
+        return found
 
     def _move(self, queue: str, message_id: bytes | str, to: str | None) -> MessageId | None:
         check_queue_name(queue)

@@ -109,8 +109,8 @@ class ResourceManager(Protocol):
     def remove(self, queue: str, message_id: bytes) -> bool:
         """In the branch, takes a message for good, whatever it waits for; False where it is not there, or locked."""
 
-    def restore(self, queue: str, message: Message) -> bool:
-        """In the branch, adds a message with its id and all its properties, which were checked by nobody yet; see
+    def restore(self, queue: str, messages: Sequence[Message]) -> list[bool]:
+        """In the branch, adds messages with their ids and all their properties, which were checked by nobody yet; see
         ``Connection.restore``. False where the queue, or the branch, has one of this id."""
 
     def browse(self, queue: str, limit: int | None = None, id_digits: str = "") -> Iterator[Message]:

@@ -86,7 +86,7 @@ def bring_back(level: Level, crash_after: int | None = None) -> tuple[ForgetfulF
         space = open_space(fs, level, goes_on=True, definitions=ANY)
         session, xid = Session(space), Xid(1, b"back", b"")
         session.start(xid)
-        assert session.restore("a", BACK)
+        assert session.restore("a", [BACK]) == [True]
         session.end(xid)
         session.prepare(xid)
         follow(space, level, "prepare")

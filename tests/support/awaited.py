@@ -137,6 +137,9 @@ class Facade:
     def restore(self, message: Message, queue: str | None = None) -> bool:
         return self._thread.run(self.connection.restore(message, queue))
 
+    def restore_many(self, messages: Any, queue: str | None = None) -> list[bool]:
+        return self._thread.run(self.connection.restore_many(messages, queue))
+
     def move(self, queue: str, message_id: bytes, to: str) -> MessageId | None:
         return self._thread.run(self.connection.move(queue, message_id, to))
 

@@ -423,6 +423,35 @@ class TwoPhaseContract(Contract):
             finish()
             assert [one.body for one in connection.browse(queue)] == [b"body"]
 
+    def test_many_messages_come_back_as_they_were(self, host: Host, connect: Connect) -> None:
+        one = connect()
+        own = [(b"%d" % number, {"headers": {"n": str(number)}, "correlation_id": "c"}) for number in range(1_100)]
+        one.enqueue_many("orders", [*own, (b"key", {"dedup_key": "k"})])  # type: ignore[list-item]
+        one.commit()
+        before = list(one.browse("orders"))
+        assert [message.tries for message in one.dequeue_many("orders", 2)] == [0, 0]
+        one.rollback()
+        before = list(one.browse("orders"))
+        assert one.restore_many(before[:3]) == [False] * 3
+        assert one.restore_many([*before, before[0]], "urgent") == [True] * 1_101 + [False]
+        assert one.restore_many([*before[:2], replace(before[2], queue="urgent")], "replies") == [True] * 3
+        assert one.restore_many([]) == []
+        assert one.restore_many([replace(before[2], queue=name) for name in ("orders", "replies")]) == [False, False]
+        with pytest.raises(ProgrammingError, match="is no message"):
+            one.restore_many([before[0], b"x"], "urgent")  # type: ignore[list-item]
+        with pytest.raises(DataError, match="over the limit"):
+            one.restore_many([before[5], replace(before[0], body=bytes(100_001))], "replies")
+        one.commit()
+        host.restart()
+        other = host.connect()
+        found = [replace(message, seq=0) for message in other.browse("urgent")]
+        assert found == [
+            replace(message, seq=0, queue="urgent", properties=replace(message.properties, queue="urgent"))
+            for message in before
+        ]
+        assert [message.tries for message in found[:3]] == [1, 1, 0]
+        assert drain(other, "replies") == [b"0", b"1", b"2"]
+
     def test_a_message_comes_back_as_it_was(self, connection: Connection) -> None:
         for queue in ("one", "two"):
             connection.define(queue)

@@ -26,9 +26,11 @@ from xaqueue.cli.moves import PIECE, LimitOption, WhereOption, chosen, some
 from xaqueue.cli.replacing import replacing
 from xaqueue.cli.target import Target
 from xaqueue.connection import Connection
-from xaqueue.errors import Error, InvalidArgument, OutcomeUnknown
+from xaqueue.errors import DataError, Error, InvalidArgument, OutcomeUnknown, ProgrammingError
 from xaqueue.message import Message, check_queue_name, id_digits_of
 
+PIECE_BYTES = 8 * 1024 * 1024
+"""Lines that have come to so much are brought before more are read."""
 DUMPED = 4096
 """Bytes of a body that are shown in hex, unless all of them are asked for."""
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[][{}:,]|[^][{}:,"\s]+')
@@ -126,6 +128,19 @@ def import_(
     typer.echo(f"{what} {done.format(there)} there already")
 
 
+def _pieces(lines: Iterator[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
+    """What goes into one transaction each."""
+    piece, size_bytes = list[tuple[int, bytes]](), 0
+    for number, line in lines:
+        piece.append((number, line))
+        size_bytes += len(line)
+        if len(piece) == PIECE or size_bytes >= PIECE_BYTES:
+            yield piece
+            piece, size_bytes = [], 0
+    if piece:
+        yield piece
+
+
 def _bring(
     connection: Connection | Target,
     lines: Iterator[tuple[int, bytes]],
@@ -136,15 +151,23 @@ def _bring(
     """How many were there already, and how many were added, or might be. before: the line before the first."""
     counts, committed, number = [0, 0], before, before
     try:
-        for number, line in lines:
-            message = output.message_from(line, queue)
-            counts[connection.restore(message)] += 1
-            if isinstance(connection, Connection) and number - committed == PIECE:
+        for piece in _pieces(lines):
+            messages: list[Message] = []
+            for one in piece:
+                number, line = one
+                messages.append(output.message_from(line, queue))
+            try:
+                added = connection.restore_many(messages)
+            except (DataError, ProgrammingError):
+                for one, message in zip(piece, messages, strict=True):  # which of them it is
+                    number, _ = one
+                    connection.restore(message)
+                raise
+            counts = [counts[0] + added.count(False), counts[1] + added.count(True)]
+            if isinstance(connection, Connection):
                 connection.commit()
                 committed = number
                 bar(number - before)
-        if isinstance(connection, Connection):
-            connection.commit()
     except (Error, KeyboardInterrupt) as error:
         so_far = f"imported up to line {committed:,}" if committed > before else "nothing was imported"
         behind = f"; whether it was up to line {number:,} is not known" if isinstance(error, OutcomeUnknown) else ""

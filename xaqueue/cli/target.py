@@ -6,6 +6,7 @@ Of a directory the definitions in force are read. By a URL a server tells whethe
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import ExitStack
 
 from xaqueue.cli import glance
@@ -46,6 +47,9 @@ class Target(ExitStack):
             self.take(message.queue, message, is_new=True)
             ids.add(message.message_id)
         return not found
+
+    def restore_many(self, messages: Iterable[Message]) -> list[bool]:
+        return [*map(self.restore, messages)]
 
     def take(self, queue: str, message: Message | None = None, *, is_new: bool = False) -> None:
         """One more, or only whether the queue is there. UnknownQueue, QueueFull; of a new one MessageTooLarge."""

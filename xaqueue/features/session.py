@@ -42,6 +42,7 @@ class Verbs:
     enqueue_many = bulk.enqueue_many
     enqueue_to = bulk.enqueue_to
     publish = bulk.publish
+    restore = bulk.restore
     dequeue_many = bulk.dequeue_many
     move = retries.move
 

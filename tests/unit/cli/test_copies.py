@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import string
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -140,24 +140,35 @@ def test_an_import_that_is_broken_off_goes_on(at: Path | str, tmp_path: Path, mo
     before, file = filled(at), tmp_path / "orders.jsonl"
     run("export", "orders", "-o", file, "--space", at)
     run("purge", "orders", "--yes", "--space", at)
-    calls = iter(range(130))
-    restore = Connection.restore
+    calls = iter(range(1))
+    restore = Connection.restore_many
 
-    def interrupted(connection: Connection, message: Message) -> bool:
+    def interrupted(connection: Connection, messages: Iterable[Message]) -> list[bool]:
         if next(calls, None) is None:
             raise KeyboardInterrupt
-        return restore(connection, message)
+        return restore(connection, messages)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Connection, "restore", interrupted)
+        patched.setattr(Connection, "restore_many", interrupted)
         told = refused("import", file, "--space", at, code=130)
-    assert "stopped at line 131: imported up to line 100. --from-line 101 goes on there" in told
+    assert "stopped at line 200: imported up to line 100. --from-line 101 goes on there" in told
     assert len(bodies(at, "orders")) == 100
     with xaqueue.connect(at) as connection:
         assert connection.remove("orders", before[0].message_id)
     assert run("import", file, "--from-line", "101", "--space", at).startswith("150 messages imported, 0 were")
     assert bodies(at, "orders") == [one.body for one in before[1:]], "what was consumed does not come again"
     assert run("import", file, "--space", at).startswith("1 message imported, 249 were")
+
+
+def test_large_lines_are_not_read_all_at_once(space: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(space, 7)
+    lines = run("export", "orders", "--space", space).splitlines(keepends=True)
+    run("purge", "orders", "--yes", "--space", space)
+    monkeypatch.setattr(copies, "PIECE_BYTES", len("".join(lines[:3])))
+    wrong = "".join(lines[:5]) + "[1]\n"
+    told = refused("import", "-", "--space", space, stdin=wrong)
+    assert "stopped at line 6: imported up to line 3. --from-line 4 goes on there" in told
+    assert run("import", "-", "--space", space, stdin="".join(lines)).startswith("4 messages imported, 3 were there")
 
 
 @pytest.mark.parametrize(

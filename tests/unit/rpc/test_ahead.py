@@ -422,7 +422,10 @@ def test_an_older_server_gets_the_frames_that_it_knows(server: ServerThread, mon
         connection.rollback()
         ids = connection.enqueue_many("others", [b"0", (b"1", {"content_type": "text/plain"})])
         connection.commit()
-        assert [one.content_type for one in connection.browse("others")] == [None, "text/plain"]
+        copied = list(connection.browse("others"))
+        assert [one.content_type for one in copied] == [None, "text/plain"]
+        assert connection.restore_many(copied + copied[:1], "orders") == [True, True, False]
+        connection.rollback()
         assert [one.message_id for one in connection.dequeue_many("others", 9)] == ids
         connection.rollback()
         assert [one.message.message_id for one in connection.receive("others", 9)] == ids

@@ -65,6 +65,7 @@ def right_calls(xid: tuple[int, bytes, bytes]) -> list[tuple[str, list[Any]]]:
         ("release_carrier", ["0123456789abcdef.ledger"]),
         ("move", ["orders", b"0123456789abcdef", "replies"]),
         ("remove", ["orders", b"0123456789abcdef"]),
+        ("restore", ["orders", [b"0123456789abcdeg"], [{"tries": 2}], [b"body"]]),
         ("restore", ["orders", b"0123456789abcdef", {"tries": 2, "origin": "{}", "later": [1]}, b"body"]),
         ("receive", ["no queue", {"max_messages": 3, "lease_s": 1.5, "wait_s": 0}]),  # refused, or it waited for ever
         ("settle", ["orders", b"0123456789abcdef", "nack", 1_000_000]),

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from xaqueue.core.engine import blocks
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
-from xaqueue.core.model.block import Kind, before_time, head_of, pack, pack_properties, repacked
+from xaqueue.core.model.block import Kind, before_time, head_of, pack, pack_properties
 from xaqueue.core.model.branch import Branch, Rider, State, Written
 from xaqueue.core.model.entry import Entry
 from xaqueue.core.model.message_name import tags_of
@@ -16,11 +16,9 @@ from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import DiskLow, InvalidArgument
 from xaqueue.message import (
     EnqueueOptions,
-    Message,
     MessageId,
     Properties,
     body_of,
-    check_message_id,
     id_of,
     properties_of,
 )
@@ -76,24 +74,15 @@ def _enqueue_with(space: Space, branch: Branch, name: str, body: bytes, options:
     return message_id
 
 
-def restore(space: Space, branch: Branch, name: str, message: Message) -> bool:
-    """Adds the block of a message that comes back; see ``ResourceManager.restore``."""
-    space.definitions.find(name)
-    message_id, body = check_message_id(message.message_id), body_of(message.body)
-    properties, packed = repacked(name, message.properties)
-    head, checksum = head_of(Kind.ENQUEUE, message_id, packed, body, space.epoch, space.definitions.max_body_bytes)
-    with space.lock:
-        queue = space.queue(name)
-        if message_id in queue.index or message_id in queue.pending:
-            own = {one.kind for one in branch.blocks if message_id in one.ids and one.queue == name}
-            if Kind.DEQUEUE in own:
-                raise InvalidArgument(f"message {message_id.hex()} of queue {name} is taken by this same transaction")
-            if own or message_id in queue.index:
-                return False
-    check_room(space, branch, len(body))
-    written = Written(0, Kind.ENQUEUE, name, message_id, checksum, Entry(0, message_id, tags_of(properties)))
-    add(space, branch, written, (head, body), Terms(is_given=True))
-    return True
+def has_locked(branch: Branch, queue: Queue, message_id: MessageId) -> bool:
+    """Whether a message that comes back is there: in the queue, or added by the branch. Raises InvalidArgument where it
+    takes that."""
+    if message_id not in queue.index and message_id not in queue.pending:
+        return False
+    own = {one.kind for one in branch.blocks if message_id in one.ids and one.queue == queue.name}
+    if Kind.DEQUEUE in own:
+        raise InvalidArgument(f"message {message_id.hex()} of queue {queue.name} is taken by this same transaction")
+    return bool(own) or message_id in queue.index
 
 
 def add(space: Space, branch: Branch, written: Written, content: tuple[bytes, bytes], terms: Terms) -> None:

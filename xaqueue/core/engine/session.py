@@ -226,10 +226,6 @@ class Session(Association):
             name, wanted = check_queue_name(queue), id_of(message_id)
             return taking.dequeue(self.space, branch, name, 0.0, wanted, None, even_early=True) is not None
 
-    def restore(self, queue: str, message: Message) -> bool:
-        with self._work() as branch:
-            return messages.restore(self.space, branch, check_queue_name(queue), message)
-
     def browse(self, queue: str, limit: int | None = None, id_digits: str = "") -> Iterator[Message]:
         self._check_open()
         self.space.wait_until_loaded()

@@ -30,7 +30,7 @@ from xaqueue.core.model.definitions import MANY
 from xaqueue.core.model.entry import Entry, MessageBlock, Run
 from xaqueue.core.model.message_block import MOST_BYTES, decode_table, encode
 from xaqueue.core.model.queue import Queue
-from xaqueue.errors import DamagedBlock, InvalidArgument
+from xaqueue.errors import DamagedBlock
 from xaqueue.features.limits.queue_room import each_alone
 from xaqueue.features.topics.format import says_blocks
 from xaqueue.message import Message, MessageId, stored_message
@@ -215,7 +215,10 @@ def _add(
 
 def check_new(queue: Queue, ids: Sequence[MessageId]) -> None:
     if queue.index.has_any(ids) or not queue.pending.isdisjoint(ids) or len(set(ids)) < len(ids):
-        raise InvalidArgument(f"messages of these ids are in queue {queue.name} already: ids are unique")
+        raise messages.there_is(
+            queue,
+            next(one for at, one in enumerate(ids) if one in queue.index or one in queue.pending or one in ids[:at]),
+        )
 
 
 def take(space: Space, branch: Branch, name: str, count: int, most_bytes: float, taken: list[Written]) -> list[Message]:

@@ -18,7 +18,17 @@ from xaqueue.core.engine import messages, taking
 from xaqueue.core.engine.disk_space import FILE_BYTES
 from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
-from xaqueue.core.model.block import NO_MESSAGE, Kind, head_of, pack, pack_properties, stored_in
+from xaqueue.core.model.block import (
+    NO_MESSAGE,
+    PREFIX_BYTES,
+    Kind,
+    head_of,
+    pack,
+    pack_properties,
+    property_map,
+    repacked,
+    stored_in,
+)
 from xaqueue.core.model.branch import Branch, Written
 from xaqueue.core.model.entry import Entry
 from xaqueue.core.model.message_name import tags_in, tags_of
@@ -33,13 +43,16 @@ from xaqueue.message import (
     EnqueueOptions,
     Message,
     MessageId,
+    Properties,
     body_of,
+    check_message_id,
     check_queue_name,
     check_queues,
     id_of,
     ids_in,
     properties_in,
     properties_of,
+    restored,
     stored_options,
 )
 from xaqueue.rpc import wire
@@ -203,6 +216,51 @@ def _check_own(caller: Caller, own: Any, count: int, others: Any) -> None:
             caller.check_failure_queue(one.get("failure_queue"))
 
 
+@verb(PRODUCE)
+def restore(self: Session, queue: str, found: Sequence[Message]) -> list[bool]:
+    """See ``ResourceManager.restore``."""
+    with self._work() as branch:
+        return _restore(self.space, branch, check_queue_name(queue), found)
+
+
+@restore.client
+def _(self: Link, queue: str, found: Sequence[Message]) -> list[bool]:
+    self._check_working()
+    self._check_size(max([len(message.body) for message in found], default=0))
+    each = [repacked(queue, message.properties) for message in found]
+    rows = [(one.message_id, property_map(more), one.body) for one, (more, _) in zip(found, each, strict=True)]
+    if self.space["protocol"] < 4:
+        return [self._ask("restore", queue, *row) for row in rows]
+    added: list[bool] = []
+    sizes = [len(one.body) + len(packed) for one, (_, packed) in zip(found, each, strict=True)]
+    for page in _pages(sizes, min(PAGE_BYTES, self.space["max_body_bytes"])):
+        added += self._ask("restore", queue, *map(list, zip(*rows[page], strict=True)))
+    return added
+
+
+@restore.server
+def _(caller: Caller, queue: str, ids: Any, properties: Any, bodies: Any) -> bool | list[bool]:
+    """Of one message, or of several by columns."""
+    columns = ids, properties, bodies
+    is_one = type(ids) is not list
+    if not is_one and ({*map(type, columns)} != {list} or len({*map(len, columns)}) > 1 or len(ids) > PAGE):
+        raise InvalidArgument(f"restore is refused: as many ids, properties and bodies, at most {PAGE}, are wanted")
+    rows = [columns] if is_one else zip(*columns, strict=True)
+    found = restore(caller.session, queue, [_coming_back(caller, queue, *row) for row in rows])
+    return found[0] if is_one else found
+
+
+def _coming_back(caller: Caller, queue: str, message_id: Any, properties: Any, body: Any) -> Message:
+    """Whoever adds a message that says where it was must be allowed to add it there, where a requeue brings it."""
+    if not isinstance(properties, dict):
+        raise InvalidArgument("properties are refused: a map, as in a command block, is wanted")
+    message = Message(check_message_id(message_id), queue, 0, body, restored(queue, properties))
+    caller.check_failure_queue(message.properties.failure_queue)
+    if message.origin is not None and message.origin.queue:
+        caller.check_adding(check_queue_name(message.origin.queue))
+    return message
+
+
 def _take_many(
     self: Session, queue: str, count: int, *, wait_s: float | None = 0.0, most_bytes: float = inf
 ) -> list[Message]:
@@ -352,18 +410,48 @@ def _enqueue_many(
         stored = [*map(stored_options, each)]
         size_bytes += sum(_sizes(name, stored))
         own = [*zip(map(tags_in, stored), stored, strict=True)]
-    on_disk = size_bytes + FILE_BYTES * max(len(bodies) - 1, 0)
+    queue = _with_room(space, branch, name, size_bytes, len(head), len(bodies))
+    has_own, terms = bool(options or own), messages.PLAIN
+    if has_own or ids is not None:
+        terms = messages.Terms(ids is not None, wanted=properties if has_own else None)
+    return _add_all(space, branch, queue, packed, tags, given, bodies, own, terms)
+
+
+def _restore(space: Space, branch: Branch, name: str, found: Sequence[Message]) -> list[bool]:
+    space.definitions.find(name)
+    each = [repacked(name, message.properties) for message in found]
+    ids = [check_message_id(message.message_id) for message in found]
+    bodies = [body_of(message.body) for message in found]
+    longest, limit_bytes = max(bodies, key=len, default=b""), space.definitions.max_body_bytes
+    head_of(Kind.ENQUEUE, NO_MESSAGE, b"", longest, space.epoch, limit_bytes)  # raises MessageTooLarge
+    new: dict[MessageId, int] = {}
+    with space.lock:
+        queue = space.queue(name)
+        for at, message_id in enumerate(ids):
+            if not messages.has_locked(branch, queue, message_id):
+                new.setdefault(message_id, at)
+    own = [(tags_of(each[at][0]), property_map(each[at][0])) for at in new.values()]
+    for _, stored in own:
+        del stored["queue"]
+    size_bytes = sum([len(bodies[at]) + len(each[at][1]) for at in new.values()])
+    queue = _with_room(space, branch, name, size_bytes, PREFIX_BYTES, len(new))
+    some, packed = [bodies[at] for at in new.values()], pack_properties(Properties(name))
+    _add_all(space, branch, queue, packed, "", [*new], some, own, messages.Terms(is_given=True))
+    return [new.get(message_id) == at for at, message_id in enumerate(ids)]
+
+
+def _with_room(space: Space, branch: Branch, name: str, size_bytes: int, head_bytes: int, count: int) -> Queue:
+    """The queue, which has room for so many messages of so many bytes in all, beside the head of each; so has the
+    disk."""
+    on_disk = size_bytes + FILE_BYTES * max(count - 1, 0)
     if not space.room.has(on_disk):
         messages.check_room(space, branch, on_disk)
     with space.lock:
         queue = space.queues.get(name) or space.queue(name)
         if queue.room is not None:
-            size_bytes += len(head) * len(bodies)
-            queue.room.admit(space, branch, queue, size_bytes, count=len(bodies), may_wait=True)
-    has_own, terms = bool(options or own), messages.PLAIN
-    if has_own or ids is not None:
-        terms = messages.Terms(ids is not None, wanted=properties if has_own else None)
-    return _add_all(space, branch, queue, packed, tags, given, bodies, own, terms)
+            size_bytes += head_bytes * count
+            queue.room.admit(space, branch, queue, size_bytes, count=count, may_wait=True)
+    return queue
 
 
 def _add_all(

@@ -136,6 +136,7 @@ class AsyncConnection:
     requeue = _carried(Connection.requeue)
     remove = _carried(Connection.remove)
     restore = _carried(Connection.restore)
+    restore_many = _carried(Connection.restore_many)
     request = _carried(Connection.request)
     reply = _carried(Connection.reply)
     flush = _carried(Connection.flush)

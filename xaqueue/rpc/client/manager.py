@@ -59,7 +59,6 @@ class RemoteManager(Verbs, Link, half="ask"):
     enqueue = messages.enqueue
     dequeue = messages.dequeue
     remove = messages.remove
-    restore = messages.restore
     browse = messages.browse
 
     take_ahead = ahead.take

@@ -12,19 +12,16 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from xaqueue.access import BROWSE, CONSUME, NOTHING, PRODUCE
 from xaqueue.core.engine.session import Session
-from xaqueue.core.model.block import pack_properties, property_map, repacked
+from xaqueue.core.model.block import pack_properties
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import ConnectionLost, Error, InvalidArgument
 from xaqueue.message import (
     EnqueueOptions,
     Message,
     MessageId,
-    check_message_id,
-    check_queue_name,
     id_digits_of,
     id_of,
     properties_of,
-    restored,
 )
 from xaqueue.rpc import wire
 from xaqueue.rpc.verb import methods, verb, verb_of
@@ -113,25 +110,6 @@ def _(caller: Caller, queue: str, options: Any = None) -> Any:
     given = {} if options is None else wire.options_of(options, "dequeue", DEQUEUE_OPTIONS)
     message = caller.session.dequeue(queue, **given)
     return None if message is None else wire.message_to(message)
-
-
-@verb_of(PRODUCE, Session.restore)
-def restore(self: Link, queue: str, message: Message) -> bool:
-    self._check_working()
-    properties, _ = repacked(queue, message.properties)
-    return bool(self._ask("restore", queue, message.message_id, property_map(properties), message.body))
-
-
-@restore.server
-def _(caller: Caller, queue: str, message_id: Any, properties: Any, body: Any) -> bool:
-    """Whoever adds a message that says where it was must be allowed to add it there, where a requeue brings it."""
-    if not isinstance(properties, dict):
-        raise InvalidArgument("properties are refused: a map, as in a command block, is wanted")
-    message = Message(check_message_id(message_id), queue, 0, body, restored(queue, properties))
-    caller.check_failure_queue(message.properties.failure_queue)
-    if message.origin is not None and message.origin.queue:
-        caller.check_adding(check_queue_name(message.origin.queue))
-    return caller.session.restore(queue, message)
 
 
 def browse_next(caller: Caller, cursor: Any) -> tuple[int | None, list[Any]]:

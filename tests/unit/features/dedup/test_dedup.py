@@ -681,7 +681,7 @@ def test_what_claims_nothing_claims_nothing_after_a_crash(bare: BareSpace, way: 
     if way == "move":
         branch.session.move("from", before.message_id, "q")
     else:
-        branch.session.restore("q", before)
+        branch.session.restore("q", [before])
     if end == "taken":
         branch.commit_at_once()
         taker = Branch(bare, "taker")

@@ -139,6 +139,18 @@ def restore(root: Path) -> None:
             assert connection.restore(message, "there")
 
 
+def restore_many(root: Path) -> None:
+    put_each(root, "source")
+    with xaqueue.connect(root) as connection:
+        assert connection.restore_many(connection.browse("source"), "there") == [True] * COUNT
+
+
+def served_restore_many(root: Path) -> None:
+    put_each(root, "source")
+    with client(root) as connection:
+        assert connection.restore_many(connection.browse("source"), "there") == [True] * COUNT
+
+
 def import_(root: Path) -> None:
     put_each(root, "source")
     run("export", "source", "--output", root.with_name("lines"), "--space", root)
@@ -218,12 +230,13 @@ def sink(root: Path) -> None:
 DOORS: list[Door] = [
     *(enqueue_many, enqueue_many_with_options, enqueue, put_each, publish, enqueue_to, forward, move, requeue),
     *(restore, import_, reply, in_two_phases, served_enqueue_many, served_enqueue, served_plain, served_asyncio, sink),
-    *(each_at_once, served_each_at_once),
+    *(each_at_once, served_each_at_once, restore_many, served_restore_many),
 ]
 
 
 AT_ONCE: list[Door] = [
     *(enqueue_many, enqueue_many_with_options, served_enqueue_many, each_at_once, served_each_at_once, forward, sink),
+    *(restore_many, served_restore_many, import_),
 ]
 """These make one call of it."""
 
