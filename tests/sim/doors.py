@@ -271,10 +271,11 @@ def large(size_bytes: int | None) -> Any:
 
 
 @contextmanager
-def full_disk(fs: FailingFileSystem, calls: int) -> Iterator[None]:
-    """Behind so many calls nothing finds room, where it stands already neither; and then there is some."""
+def full_disk(fs: FailingFileSystem, calls: int, within: str) -> Iterator[None]:
+    """Behind so many calls nothing finds room, where it stands already neither; and then there is some. within: only of
+    paths with this."""
     with mock.patch.object(failing_disk, "GROWS", failing_disk.GROWS | {"write_at", "write_synced"}):
-        fs.fail(calls, errno.ENOSPC)
+        fs.fail(calls, errno.ENOSPC, within=within)
         try:
             yield
         finally:

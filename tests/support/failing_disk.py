@@ -22,19 +22,21 @@ class FailingFileSystem(ForgetfulFileSystem):
         self.fail_at: int | None = None
         """How many more calls succeed."""
         self.fails_with = errno.EIO
+        self.fails_in = ""
+        """Only calls count whose path has this."""
         self.struck: list[tuple[str, object]] = []
         self.calling = ""
         """The call of now, which changes or syncs something."""
         super().__init__(None, tree)
 
-    def fail(self, at: int, number: int) -> None:
-        self.fail_at, self.fails_with = at, number
+    def fail(self, at: int, number: int, *, within: str = "") -> None:
+        self.fail_at, self.fails_with, self.fails_in = at, number, within
 
     def heal(self) -> None:
         self.fail_at = None
 
     def strike(self, name: str, path: object) -> None:
-        if self.fail_at is None:
+        if self.fail_at is None or self.fails_in not in f"{path}":
             return
         self.fail_at -= 1
         lasts = self.fails_with == errno.ENOSPC and name in GROWS

@@ -135,14 +135,15 @@ class Blocks(Rules):
         if branch is None or not branch.takes or not is_near:
             raise Over  # nothing would tell what became of it; who is far may be lost with his branch
         session, calls, was_active = world.seat(number), world.dice.randrange(6), branch.state == ACTIVE
+        place = world.dice.choice(("", "", "/.gone/", "+"))  # "+" of a block
         if was_active:
             session.end(branch.xid)
 
         def commit() -> None:
             flags = Flag.ONEPHASE if was_active else Flag.NOFLAGS
-            with doors.full_disk(world.fs, calls), suppress(RetryLater, DiskFull):
+            with doors.full_disk(world.fs, 0 if place else calls, place), suppress(RetryLater, DiskFull):
                 session.commit(branch.xid, flags)
-            if calls > 2 and doors.is_past_commit(world.space, branch.xid):
+            if (calls > 2 or place) and doors.is_past_commit(world.space, branch.xid):
                 session.commit(branch.xid, flags)  # some of it may be done
 
         def given_up(model: Model) -> None:
