@@ -33,6 +33,7 @@ from xaqueue.message import (
 )
 from xaqueue.message_calls import MessageCalls
 from xaqueue.one_call import Process, alone
+from xaqueue.savepoint import Savepoint
 from xaqueue.times import FOREVER_S, check_seconds
 from xaqueue.transaction import Phase
 from xaqueue.xa import Flag, Outcome
@@ -161,6 +162,17 @@ class Connection(MessageCalls):
                 self._within(partial(self._transaction.give_up, error))
             raise
         self._within(self._transaction.conclude)
+
+    @alone
+    def savepoint(self) -> Savepoint:
+        """A savepoint of the transaction, which begins with it where there is none: ``with connection.savepoint():``.
+
+        An exception that leaves the block undoes what the transaction did in it, and nothing else: what it added is
+        gone, what it took is back, and the transaction goes on. What belongs to no transaction stays, such as a
+        delivery that was acknowledged. It can be rolled back by itself, too; see ``Savepoint``. Savepoints nest.
+        Raises as ``enqueue`` does outside of a transaction.
+        """
+        return Savepoint(self._transaction, self._within)
 
     # Two phases
 

@@ -113,6 +113,12 @@ class ResourceManager(Protocol):
         """In the branch, adds messages with their ids and all their properties, which were checked by nobody yet; see
         ``Connection.restore``. False where the queue, or the branch, has one of this id."""
 
+    def mark(self) -> int:
+        """Of the associated branch, as it is now."""
+
+    def cut(self, mark: int) -> None:
+        """What the associated branch has added and taken since this mark of it is undone."""
+
     def browse(self, queue: str, limit: int | None = None, id_digits: str = "") -> Iterator[Message]:
         """Committed messages in the order of the queue, locking nothing; with hex digits those whose id begins so."""
 

@@ -89,7 +89,7 @@ class Transaction:
     """What a connection is in. Its connection lets in one thread at a time."""
 
     def __init__(self, manager: ResourceManager, make_id: Callable[[], bytes]) -> None:
-        self._manager = manager
+        self.manager = manager
         self._leaving: Any = manager if getattr(manager, "leaves", False) else None
         """The same where its verbs leave the branch themselves, so that no ``end`` goes before them."""
         self._make_id = make_id
@@ -99,6 +99,8 @@ class Transaction:
         """Messages that it has added or taken."""
         self.thread: threading.Thread | None = None
         """Whose work it is."""
+        self.savepoints: list[object] = []
+        """Each within the one before it; those of an earlier transaction are over."""
 
     def check_open(self) -> None:
         if self.phase is Phase.CLOSED:
@@ -146,7 +148,7 @@ class Transaction:
         xid = Xid.local(self._make_id())
         self.enter(Phase.LOCAL, xid)
         try:
-            self._manager.start(xid)
+            self.manager.start(xid)
         except BaseException as error:  # or interrupted: there may be one by now, in which nothing was done
             if not isinstance(error, ConnectionLost):  # no server has heard of it, and none is waited for again
                 with suppress(Error):
@@ -159,7 +161,7 @@ class Transaction:
         before = self.phase, self.xid
         self.phase, self.xid, self.uncommitted, self.thread = Phase.ACTIVE, xid, 0, HERE.thread
         try:
-            self._manager.start(xid, flags, timeout_s)
+            self.manager.start(xid, flags, timeout_s)
         except Error:  # interrupted it may have begun, and can be rolled back
             self.phase, self.xid = before
             raise
@@ -185,7 +187,7 @@ class Transaction:
         """Leaves the branch, as ``tpc_end`` says."""
         current = self.check("tpc_end")
         try:
-            self._manager.end(current, flags)
+            self.manager.end(current, flags)
         except RolledBack:
             self.phase = Phase.ENDED
             raise
@@ -199,7 +201,7 @@ class Transaction:
         xid = self.xid
         if self.phase is Phase.PREPARED and xid is not None and not late:
             try:  # as ``_finish``, without the call
-                self._manager.commit(xid)
+                self.manager.commit(xid)
             except (UnknownXid, HeuristicOutcome):
                 self.leave()
                 raise
@@ -210,14 +212,14 @@ class Transaction:
             self.prepare()
         match self.phase:
             case Phase.PREPARED:
-                self._finish(self._commit_late if late else self._manager.commit, current)
+                self._finish(self._commit_late if late else self.manager.commit, current)
             case Phase.READ_ONLY:
                 self.leave()
             case _:
                 self._commit_one_phase()
 
     def _commit_late(self, xid: Xid) -> None:
-        self._manager.commit(xid, Flag.LATE)
+        self.manager.commit(xid, Flag.LATE)
 
     def roll_back_branch(self) -> None:
         """As ``tpc_rollback`` without an xid."""
@@ -237,7 +239,7 @@ class Transaction:
     def explain(self, reason: str | BaseException) -> None:
         """Why what is not prepared is going to be rolled back."""
         if self.xid is not None and self.phase in UNCOMMITTED:
-            self._manager.explain(self.xid, reason_of(reason) or "-")
+            self.manager.explain(self.xid, reason_of(reason) or "-")
 
     def give_up(self, error: BaseException) -> None:
         """A block ends with this exception: what is prepared, or may be, stays."""
@@ -278,7 +280,7 @@ class Transaction:
         else:
             return
         if self._leaving is None:
-            self._manager.end(xid)
+            self.manager.end(xid)
 
     def prepare(self) -> bool:
         before, leaving = self.phase, self._leaving
@@ -292,16 +294,16 @@ class Transaction:
             else:
                 if before is Phase.ACTIVE:  # as ``_end``, without the call
                     before = self.phase = Phase.ENDED
-                    self._manager.end(xid)
+                    self.manager.end(xid)
                 self.phase = Phase.PREPARING
-                vote = self._manager.prepare(xid)
+                vote = self.manager.prepare(xid)
         except RolledBack:
             self._discard(xid)
             raise
         except OutcomeUnknown:
             raise
         except ProtocolError:
-            if before is not Phase.PREPARING or self._manager.outcome(xid) is not Outcome.IN_DOUBT:
+            if before is not Phase.PREPARING or self.manager.outcome(xid) is not Outcome.IN_DOUBT:
                 self.phase = before
                 raise
             vote = Vote.OK  # the first call was interrupted behind its step
@@ -316,7 +318,7 @@ class Transaction:
         xid = self.check("tpc_carry")
         self._end(xid)
         if self._leaving is not None and self._leaving.is_in_branch:
-            self._manager.end(xid)
+            self.manager.end(xid)
         try:
             found = vote(xid, carrier)
         except RolledBack:
@@ -334,7 +336,7 @@ class Transaction:
             if self._leaving is not None:
                 self._leaving.commit(xid, Flag.ONEPHASE, leaves=True)
             else:
-                self._manager.commit(xid, Flag.ONEPHASE)
+                self.manager.commit(xid, Flag.ONEPHASE)
         except RolledBack:
             self._discard(xid)
             raise
@@ -343,7 +345,7 @@ class Transaction:
             raise
         except UnknownXid:
             self.leave()  # a call before was interrupted behind its step
-            if not xid.is_local or self._manager.outcome(xid) is not Outcome.COMMITTED:
+            if not xid.is_local or self.manager.outcome(xid) is not Outcome.COMMITTED:
                 raise  # else it was past its commit point, and somebody has completed it
         self.leave()
 
@@ -358,12 +360,12 @@ class Transaction:
         if self._leaving is not None:
             self._leaving.rollback(xid, leaves=True)
         else:
-            self._manager.rollback(xid)
+            self.manager.rollback(xid)
 
     def _discard(self, xid: Xid) -> None:
         """The resource manager refused: whatever is left of the branch goes, and the transaction is over."""
         with suppress(UnknownXid, HeuristicOutcome, ConnectionLost):  # whose server does so by itself
-            self._manager.rollback(xid)
+            self.manager.rollback(xid)
         self.leave()
 
     def _finish(self, verb: Callable[[Xid], None], xid: Xid) -> None:

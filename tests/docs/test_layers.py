@@ -29,6 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     *(
         ("xaqueue.transaction", "xaqueue.awaited"),
+        ("xaqueue.savepoint",),
         ("xaqueue.one_call",),
         ("xaqueue.message_calls",),
     ),
@@ -68,6 +69,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     *(
         ("xaqueue.features.leases", "xaqueue.features.streams.streams", "xaqueue.features.topics.bulk"),
+        ("xaqueue.features.savepoints",),
         ("xaqueue.features.batches.verbs", "xaqueue.features.carry.verbs", "xaqueue.features.retries.verbs"),
         ("xaqueue.features.scrub.verbs", "xaqueue.features.snapshots.verbs"),
     ),

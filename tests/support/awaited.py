@@ -17,7 +17,7 @@ import xaqueue
 from support.contract_connection import PATIENCE_S
 from support.served import ServerThread
 from xaqueue.message import Message, MessageId
-from xaqueue.rpc.client.asyncio import AsyncConnection, AsyncDelivery
+from xaqueue.rpc.client.asyncio import AsyncConnection, AsyncDelivery, AsyncSavepoint
 from xaqueue.snapshot import SnapshotStatus
 from xaqueue.xa import Flag, Outcome
 from xaqueue.xid import Xid
@@ -70,6 +70,31 @@ class HeldDelivery:
 
     def extend(self, lease_s: float = 30.0) -> None:
         self._thread.run(self.of_tasks.extend(lease_s))
+
+
+class HeldSavepoint:
+    """The methods of Savepoint, each by awaiting that of an AsyncSavepoint."""
+
+    def __init__(self, thread: LoopThread, savepoint: AsyncSavepoint) -> None:
+        self._thread, self._savepoint = thread, savepoint
+
+    @property
+    def is_over(self) -> bool:
+        return self._savepoint.is_over
+
+    def rollback(self) -> None:
+        self._thread.run(self._savepoint.rollback())
+
+    def release(self) -> None:
+        self._thread.run(self._savepoint.release())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._thread.run(self._savepoint.__aexit__(kind, error, trace))
 
 
 class Facade:
@@ -197,6 +222,12 @@ class Facade:
     @property
     def in_transaction(self) -> bool:
         return self.connection.in_transaction
+
+    def savepoint(self) -> HeldSavepoint:
+        async def begun() -> AsyncSavepoint:
+            return await self.connection.savepoint()
+
+        return HeldSavepoint(self._thread, self._thread.run(begun()))
 
     @contextmanager
     def transaction(self) -> Iterator[Self]:

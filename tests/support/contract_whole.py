@@ -11,6 +11,7 @@ from support.contract_connection import (
 )
 from support.contract_leases import LeaseContract
 from support.contract_reasons import ReasonContract
+from support.contract_savepoints import SavepointContract
 
 
 class WholeContract(
@@ -20,6 +21,7 @@ class WholeContract(
     KillContract,
     LeaseContract,
     ReasonContract,
+    SavepointContract,
     ConcurrencyContract,
 ):
     """For a class of tests with a fixture ``host``."""

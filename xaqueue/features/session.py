@@ -20,6 +20,7 @@ from xaqueue.features.batches import verbs as batches
 from xaqueue.features.carry import verbs as carrying
 from xaqueue.features.leases import leases
 from xaqueue.features.retries import verbs as retries
+from xaqueue.features.savepoints import savepoints
 from xaqueue.features.scrub import verbs as scrub
 from xaqueue.features.snapshots import verbs as snapshots
 from xaqueue.features.streams import streams
@@ -45,6 +46,9 @@ class Verbs:
     restore = bulk.restore
     dequeue_many = bulk.dequeue_many
     move = retries.move
+
+    mark = savepoints.mark
+    cut = savepoints.cut
 
     receive = leases.receive
     settle = leases.settle

@@ -55,7 +55,9 @@ PARAMS: dict[str, list[Any]] = {
     "indoubt_forget": [GLOBAL, "me"],
 }
 ENOUGH: dict[str, frozenset[Right] | None] = {
-    **dict.fromkeys(("hello", "echo", "status", "metrics", "close", "browse_next", "browse_end", "work")),
+    **dict.fromkeys(
+        ("hello", "echo", "status", "metrics", "close", "browse_next", "browse_end", "work", "mark", "cut")
+    ),
     **dict.fromkeys(
         ("start", "end", "prepare", "commit", "harden", "rollback", "return", "explain", "deliver"),
         frozenset({Right.TRANSACT}),

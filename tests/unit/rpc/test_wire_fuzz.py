@@ -73,6 +73,8 @@ def right_calls(xid: tuple[int, bytes, bytes]) -> list[tuple[str, list[Any]]]:
         ("extend", ["orders", b"0123456789abcdef", 1.5]),
         ("accept", ["orders", b"0123456789abcdef"]),
         ("outcome", [UNKNOWN]),
+        ("mark", []),
+        ("cut", [0]),
         ("enqueue", ["orders", b"body", {"priority": 1, "headers": {"a": "b"}, "message_id": b"0123456789abcdef"}]),
         (
             "enqueue",

@@ -135,8 +135,8 @@ class DirectoryLog(GroupCommit):
                 self.fail(error)
                 raise self._failed() from error
 
-    def return_untried(self, written: Written) -> None:
-        """It is where its block is."""
+    def return_untried(self, *taken: Written) -> None:
+        """They are where their blocks are."""
 
     def remember_takes(self, begin: Callable[[], Register]) -> None:
         """Its block says so."""

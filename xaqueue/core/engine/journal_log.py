@@ -190,10 +190,13 @@ class JournalLog(DeferringCommit):
     def remember_takes(self, begin: Callable[[], Register]) -> None:
         self.register = begin()
 
-    def return_untried(self, written: Written) -> None:
+    def return_untried(self, *taken: Written) -> None:
         if self.register is not None:
-            with self._fencing():
-                self.register.add([written], returned=True)
+            try:
+                self.register.add(taken, returned=True)
+            except OSError as error:
+                self.fail(error)
+                raise self._failed() from error
 
     def _whole_entry(self, change: Change | Entry) -> Entry:
         """Of a journal that is kept: what stands in active/ by now is in it as well, since no snapshot has that."""

@@ -153,8 +153,8 @@ class Log(Protocol):
         without room for a block has it added later, or not at all: what ends the branch may need none. Raises
         ResourceFailed."""
 
-    def return_untried(self, written: Written) -> None:
-        """If this process is killed from here on, this dequeue is no try. Raises ResourceFailed."""
+    def return_untried(self, *taken: Written) -> None:
+        """If this process is killed from here on, these dequeues are no tries. Raises ResourceFailed."""
 
     def remember_takes(self, begin: Callable[[], Register]) -> None:
         """From here on takes are remembered there, where no block says so. Raises what begin raises."""

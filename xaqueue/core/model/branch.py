@@ -421,6 +421,9 @@ class Rider:
         """The branch has one block more, of a message that it adds. wanted: its properties, where it is a new one that
         has some of its own. Called with the lock held."""
 
+    def cut_locked(self, space: Any, branch: Branch) -> None:
+        """Some of its blocks came to nothing, and it goes on without them. Called with the lock held."""
+
     def listed(self) -> Mapping[int, bytes]:
         """By the number of a block what the branch block says of it: where there is something, the branch has one even
         if it has no other block."""

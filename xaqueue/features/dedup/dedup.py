@@ -138,6 +138,12 @@ class Claims(Rider):
             self.numbers[written.number] = key = hash_of(wanted.dedup_key)
             self.keys.setdefault((written.queue, key), written.message_id)  # another session may have added one
 
+    def cut_locked(self, space: Space, branch: Branch) -> None:
+        left = {one.number: one for one in branch.blocks if one.number in self.numbers}
+        self.numbers, self.keys = {number: self.numbers[number] for number in left}, {}
+        for number, written in left.items():
+            self.keys.setdefault((written.queue, self.numbers[number]), written.message_id)
+
     def listed(self) -> Mapping[int, bytes]:
         return self.numbers
 

@@ -10,6 +10,7 @@ from xaqueue.core.model import layout, records
 from xaqueue.core.model.block import ADDS, NO_TRY, Head, Kind
 from xaqueue.core.model.block_files import ids_taken
 from xaqueue.core.model.branch import Branch
+from xaqueue.core.model.entry import Entry
 from xaqueue.core.model.record_kinds import Looking, Opening, RecordKind
 from xaqueue.core.recovery.prepared import PreparedBranch
 from xaqueue.features.retries import moving, tries
@@ -31,16 +32,16 @@ class TriesKind(RecordKind):
                 moving.leaves(branch, written, moving.MOVED)
 
     def undone(self, space: Any, xid: Xid, heads: Sequence[Head]) -> None:
-        """What it held was tried."""
-        held = []
+        """What it held was tried: once, though a loss of power may bring back a block of a dequeue that was undone."""
+        held = dict[Entry, str]()
         for head in heads if not moving.is_own(xid) else ():
             is_try = head.kind is Kind.DEQUEUE and NO_TRY not in head.properties.unknown
             for message_id in ids_taken(space.fs, head) if is_try else ():
                 entry = space.queue(head.properties.queue).index.find(message_id)
                 if entry is not None and not entry.locked and entry.tries <= head.properties.tries:
                     entry.tries = head.properties.tries
-                    held.append((head.properties.queue, entry))
-        tries.count(space, str(xid), held)
+                    held[entry] = head.properties.queue
+        tries.count(space, str(xid), [(queue, entry) for entry, queue in held.items()])
 
     def finish(self, opening: Opening) -> None:
         space = opening.space

@@ -156,6 +156,7 @@ def enqueue_many(
             rows = zip(bodies, each, made, strict=True)
             return [self._ask("enqueue", queue, body, {**more, "message_id": one}) for body, more, one in rows]
     is_asked = ids is not None or checked.dedup_key is not None or "dedup_key" in chain.from_iterable(each)
+    is_asked |= self._branch.is_marked
     for page in _pages(sizes, min(PAGE_BYTES, self.space["max_body_bytes"])):
         some = b"".join(made[page]) if self.space["protocol"] > 2 else made[page]
         call = "enqueue_many", queue, some, bodies[page], options, *([each[page]] if each else ())

@@ -112,6 +112,8 @@ class RemoteBranch:
     """Its end belongs to what is deferred."""
     room_bytes: int = DEFERRED_BYTES
     """For what is deferred yet."""
+    is_marked: bool = False
+    """There may be a savepoint."""
     next_queue: str = ""
     """Of which the next message is asked for with its commit."""
 

@@ -139,6 +139,9 @@ class Link:
 
     def _defer(self, branch: RemoteBranch, work: Work, size_bytes: int) -> None:
         """Adds this to the branch: it has no answer of its own, and is sent with what is asked next."""
+        if branch.is_marked:
+            self._ask("enqueue", *enqueue_of(work))
+            return
         if branch.ends:
             self._pipeline_deferred(branch)  # it is out of order, as the server says
         deferred = branch.deferred

@@ -1,0 +1,1 @@
+"""What a branch did since a mark is undone, and it goes on."""
