@@ -6,8 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from xaqueue.core.engine.journal_log import ALL_KEPT_BYTES
-from xaqueue.core.engine.log import HELD_BYTES
+from xaqueue.core.engine.log import ALL_KEPT_BYTES, HELD_BYTES
 
 BRANCHES = 64
 MiB = 1 << 20

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from support.log_owner import LogOwner
-from xaqueue.core.engine.directory_log import DirectoryLog
+from xaqueue.core.engine.directory_log import DirectoryLog, UnsyncedLog
 from xaqueue.core.model.change import MOVE, PUT, Change, CoreStep
 from xaqueue.core.model.definitions import UNDEFINED
 from xaqueue.core.model.queue import Queue
@@ -114,7 +114,8 @@ class Scene:
         self.woken: list[Step] = []
 
     def _log(self, hardening: Hardening) -> GroupCommit:
-        log = DirectoryLog(self.fs, hardening, self.lock, self.owner)
+        kind = UnsyncedLog if hardening == NONE else DirectoryLog
+        log = kind(self.fs, hardening, self.lock, self.owner)
         log.changed_queues["q"] = Queue("q", UNDEFINED, threading.Condition())
         return log
 

@@ -20,7 +20,7 @@ from xaqueue.core.model import definitions, layout
 from xaqueue.core.model import options as takes
 from xaqueue.core.model.order import Order
 from xaqueue.core.owner import definitions_file
-from xaqueue.core.storage.hardening import DEFAULT, GRAMMAR, Hardening
+from xaqueue.core.storage.hardening import DEFAULT, GRAMMAR, NOTHING, Hardening
 from xaqueue.errors import AccessDenied, ConnectionLost, InvalidArgument
 from xaqueue.features import opening
 from xaqueue.features.counters.values import Counting
@@ -91,9 +91,10 @@ def status(json: JsonOption = False, space: SpaceOption = None) -> None:
 
 
 def _status_rows(found: inspect.Status, *, has_all: bool) -> list[tuple[str, object]]:
-    """has_all: the owner itself told it; with a journal it alone knows of branches that have no file yet."""
+    """has_all: the owner itself told it; with a journal and at NONE it alone knows of branches without a file."""
     owner = found.owner
-    unseen = found.owned and found.journal is not None and not has_all
+    keeps = found.journal is not None or found.sync == str(NOTHING)
+    unseen = found.owned and keeps and not has_all
     who = owner.who if owner else "nobody yet"
     damaged = f", {found.damaged} of them damaged: see `xaqueue indoubt list`" if found.damaged else ""
     return [

@@ -120,9 +120,8 @@ def _in_turn(verb: Callable[Concatenate[Session, P], T]) -> Callable[Concatenate
 
 
 class TurnSession(Session, half="perform"):
-    """Of a space whose threads take turns: for its calls that touch files."""
+    """Of a space whose threads take turns: for its calls that touch files, as an enqueue hardly ever does."""
 
-    enqueue = _in_turn(Session.enqueue)
     dequeue = _in_turn(Session.dequeue)
     prepare = _in_turn(Session.prepare)
     commit = _in_turn(Session.commit)

@@ -165,6 +165,15 @@ def test_status_from_outside_does_not_count_what_the_owner_has_in_memory(root: P
     assert "active         0 branches\n" in run("status")[0]
 
 
+def test_status_from_outside_does_not_count_what_is_in_memory_at_none(tmp_path: Path) -> None:
+    where = str(tmp_path / "space")
+    with xaqueue.connect(where, create=True, sync="NONE") as connection:
+        connection.enqueue("orders", b"small")
+        assert "0 branches with files\n" in run("status", "--space", where)[0]
+        connection.rollback()
+    assert "0 branches\n" in run("status", "--space", where)[0]
+
+
 def test_status_of_a_killed_space(tmp_path: Path) -> None:
     root = broken_journal.make(tmp_path / "killed")
     told = run("status", "--space", str(root))[0]

@@ -13,6 +13,7 @@ import pytest
 
 import xaqueue
 from xaqueue.core.engine.heuristics import decide
+from xaqueue.core.engine.log import HELD_BYTES
 from xaqueue.core.model import layout
 from xaqueue.core.owner.definitions_file import write_definitions
 from xaqueue.core.storage.ids import fresh_id
@@ -179,6 +180,8 @@ def test_a_branch_in_doubt_tells_what_it_adds_and_holds(space: Path) -> None:
 def test_an_active_branch_is_counted_and_not_in_doubt(space: Path) -> None:
     with xaqueue.connect(space) as connection:
         connection.enqueue("orders", b"x")
+        assert status(space).active == 0, "that is in memory"
+        connection.enqueue("orders", bytes(HELD_BYTES + 1))
         assert status(space).active == 1
         assert in_doubt(space) == []
 

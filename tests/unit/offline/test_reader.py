@@ -91,6 +91,7 @@ def test_a_message_above_the_watermark_is_not_taken(owner: Connection, root: Pat
 
 def test_messages_of_several_ranges_come_in_order(root: Path, owner: Connection) -> None:
     last = RANGE_SIZE + 3
+    owner.define("orders", blocks="one")
     put(owner, *(b"%d" % number for number in range(1, last + 1)))
     orders = QueueReader(root, "orders")
     assert orders.ranges() == [0, 1]

@@ -77,7 +77,7 @@ def add_branch_block(space: Space, branch: Branch) -> None:
     if branch.branch_block is not None:  # a commit in one phase found no room
         space.discard([branch.branch_block.path])
         branch.branch_block = None
-    if not space.log.is_atomic and space.was_here(branch.xid):  # its old blocks must not come back among these
+    if space.log.hardens_names and space.was_here(branch.xid):  # its old blocks must not come back among these
         space.log.sync_names((PREPARED,))
     branch.blocks.sort(key=attrgetter("number"))
     block = Block(Kind.BRANCH, NO_MESSAGE, Properties(""), pack_list(list_of(branch)), space.epoch)

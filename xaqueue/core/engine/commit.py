@@ -69,25 +69,26 @@ def prepare(space: Space, branch: Branch, *, performs: bool = True) -> tuple[Cha
     if len(blocks) > 1 or blocks[0].shared is not None or (branch.riders and branch.needs_list):
         add_branch_block(space, branch)
         blocks, suffix = branch.all_blocks, ""
-    if branch.to_harden:
-        space.log.harden(branch)
-    ops: list[Op] = []
-    for written in blocks:
-        target = f"{PREPARED}/{branch.name}.{suffix or numbered(written.number)}"
-        if written.path:
-            ops.append((MOVE, written.path, target, 0))
-        else:
-            assert written.content is not None
-            ops.append((PUT, target, *written.content, 0))
-    change, publish = Change(CoreStep.PREPARE, branch.name, ops), partial(_publish_prepared, space, branch, blocks, ops)
-    if performs:
-        try:
+    try:
+        if branch.to_harden:
+            space.log.harden(branch)
+        ops: list[Op] = []
+        for written in blocks:
+            target = f"{PREPARED}/{branch.name}.{suffix or numbered(written.number)}"
+            if written.path:
+                ops.append((MOVE, written.path, target, 0))
+            else:
+                assert written.content is not None
+                ops.append((PUT, target, *written.content, 0))
+        change = Change(CoreStep.PREPARE, branch.name, ops)
+        publish = partial(_publish_prepared, space, branch, blocks, ops)
+        if performs:
             if len(ops) > STEP_FILES:
                 change = space.log.ahead(branch, change)
             space.log.perform(change, publish, branch)
-        except RetryLater as full:
-            branch.rollback_reason = DiskFull(f"{full}. Branch {branch.xid} is rolled back")
-            raise branch.rollback_reason from full
+    except RetryLater as full:
+        branch.rollback_reason = DiskFull(f"{full}. Branch {branch.xid} is rolled back")
+        raise branch.rollback_reason from full
     return change, publish
 
 
@@ -95,7 +96,8 @@ def _publish_prepared(space: Space, branch: Branch, blocks: Sequence[Written], o
     """Called with the lock held."""
     for written, op in zip(blocks, ops, strict=True):
         written.path = op[2] if op[0] == MOVE else op[1]
-        if branch.kept[0] > HELD_BYTES:
+    if branch.kept[0] > HELD_BYTES:
+        for written in blocks:
             written.content = None
     branch.prepared_at = space.now_ns() // 1000
     branch.base = State.PREPARED

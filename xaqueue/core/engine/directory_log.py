@@ -13,7 +13,7 @@ stands is its state. What a step does comes as a change, see ``xaqueue.core.mode
                           round writes what is not decided. The last bit takes the block, and behind its sync the bitmap
     its rest              a crash may bring it back: recovery finds its work done (rule 3)
 
-With NONE nothing is synced, and no step waits for another. Steps of several threads share the syncs of a round.
+Steps of several threads share the syncs of a round. With NONE nothing is synced: ``UnsyncedLog``.
 """
 
 from __future__ import annotations
@@ -27,9 +27,20 @@ from functools import partial
 from itertools import takewhile
 from typing import NamedTuple
 
-from xaqueue.core.engine.log import NEVER, STEP_FILES, CommitPending, Copying, Owner, Register
+from xaqueue.core.engine.log import (
+    BLOCK_BYTES,
+    HELD_BYTES,
+    KEPT_BYTES,
+    NEVER,
+    STEP_FILES,
+    CommitPending,
+    Copying,
+    Keeping,
+    Owner,
+    Register,
+)
 from xaqueue.core.model import layout
-from xaqueue.core.model.block import ADDS, HEAD_READ_BYTES, size_in_head
+from xaqueue.core.model.block import ADDS, HEAD_READ_BYTES, Kind, size_in_head
 from xaqueue.core.model.block_files import dequeue_block, make_shared
 from xaqueue.core.model.branch import Branch, Written
 from xaqueue.core.model.change import DROP, MOVE, PUT, Change, Op
@@ -49,6 +60,9 @@ PARALLEL_SYNCS = 8
 
 STAGED = ".put."
 """In active/, where a name that starts with a dot is no block."""
+
+
+_ENQUEUE = Kind.ENQUEUE
 
 
 class _Touched:
@@ -90,6 +104,7 @@ class DirectoryLog(GroupCommit):
     waiting_room = (0, 0)
     reads_of_memory = None
     journal_epoch = 0
+    _never_syncs = False
 
     def __init__(
         self,
@@ -107,29 +122,32 @@ class DirectoryLog(GroupCommit):
         self._hardens = bool(hardening.content)
         self._sync_content = fs.sync_file if hardening.content == "FSYNC" else fs.sync_data
         self.hardens_names = hardening.directories
-        self._never_syncs = not hardening.content and not hardening.directories
         self._marks: dict[str, Queue] = {}
         self.changed_queues: dict[str, Queue] = {}
         self._pool: ThreadPoolExecutor | None = None
+        self._spilling = threading.Lock()
 
     # Blocks of active branches
 
-    def add(self, branch: Branch, written: Written, head: bytes, body: bytes, *, may_wait: bool = True) -> None:
+    def _write(self, branch: Branch, written: Written, head: bytes, body: bytes, *, may_wait: bool = True) -> None:
         path = f"{ACTIVE}/{branch.name}.{written.number:03d}"
         make = self.fs.create if written.shared is None else partial(make_shared, self.fs, written)
         try:
             make(path, [head, body] if body else [head])
-            written.path = path
+            written.path, written.content = path, None
         except BaseException as error:
             if not isinstance(error, OSError):  # interrupted: it would be in the way of a later branch of this name
                 discard(self.fs, path)
             raise
-        branch.to_harden = self._hardens
+        if self._hardens:
+            branch.to_harden = True
+
+    add = _write
 
     def take(self, branch: Branch, taken: Sequence[Written], epoch: int) -> None:
         try:
             for written in taken:
-                self.add(branch, written, dequeue_block(written, epoch, self._owner.queues[written.queue]), b"")
+                self._write(branch, written, dequeue_block(written, epoch, self._owner.queues[written.queue]), b"")
         except OSError as error:
             if error.errno not in NO_ROOM:
                 self.fail(error)
@@ -208,30 +226,7 @@ class DirectoryLog(GroupCommit):
             raise self._failed() from error
 
     def perform(self, plan: Plan, publish: Publish = nothing, of: Branch | None = None, *, late: bool = False) -> None:
-        change: Change | None
-        if self._never_syncs:  # and nobody waits for anybody
-            with self._lock:
-                if self.failure is not None:
-                    raise self._failed()
-                self.steps += 1
-                try:
-                    change = plan() if callable(plan) else plan
-                    if change is not None:
-                        self._carry_out(change, change.point or change.ops)
-                        if change.point:
-                            self._carry_out(change, change.ops)
-                    if self._lost():
-                        self._check_owner()
-                    publish()
-                    if self.changed_queues or self._marks:
-                        self.mark_published_locked()
-                except Error:
-                    raise
-                except BaseException as error:
-                    self.fail(error)
-                    raise self._failed() from error
-        else:
-            change = super().perform(plan, publish)
+        change = super().perform(plan, publish)
         if change is not None and change.rest:
             self._tidy(change)
 
@@ -474,6 +469,73 @@ class DirectoryLog(GroupCommit):
     def _sync_names(self, directories: Iterable[str]) -> None:
         for path in directories:
             self.fs.sync_dir(path)
+
+
+class UnsyncedLog(DirectoryLog, Keeping):
+    """Level NONE: nothing is synced, and no step waits for another. What a branch adds one by one is in memory until it
+    is prepared, or committed in one phase; before its step it is written to active/."""
+
+    _never_syncs = True
+
+    def add(self, branch: Branch, written: Written, head: bytes, body: bytes, *, may_wait: bool = True) -> None:
+        if written.kind is not _ENQUEUE:
+            self._write(branch, written, head, body)
+            return
+        (kept, count), first = branch.kept, written.shared
+        size = len(head) + len(body) + BLOCK_BYTES if first is None or first is written else BLOCK_BYTES
+        kept += size
+        if kept > HELD_BYTES:
+            self._kept_left -= size
+            if kept > KEPT_BYTES or len(body) > HELD_BYTES or (self._kept_left < 0 and not self._has_left(size)):
+                self._write(branch, written, head, body)
+                return
+        branch.kept, written.content, branch.to_harden = (kept, count + 1), (head, body), True
+
+    def spill(self, branch: Branch) -> None:
+        self._spill(branch, list(branch.blocks))
+
+    def harden(self, branch: Branch) -> None:
+        try:
+            for written in branch.blocks:
+                if written.content is not None:
+                    self._write(branch, written, *written.content)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                self.fail(error)
+                raise self._failed() from error
+            why = f"there is no room for what branch {branch.xid} adds ({error.strerror})"
+            raise RetryLater(f"{why}: nothing was done, free some and try again") from error
+        branch.kept = 0, 0
+
+    def harden_unprepared(self, branch: Branch, complete: Callable[[], None]) -> None:
+        if branch.to_harden:
+            self.harden(branch)
+        if branch.needs_list:
+            complete()
+
+    def perform(self, plan: Plan, publish: Publish = nothing, of: Branch | None = None, *, late: bool = False) -> None:
+        with self._lock:
+            if self.failure is not None:
+                raise self._failed()
+            self.steps += 1
+            try:
+                change = plan() if callable(plan) else plan
+                if change is not None:
+                    self._carry_out(change, change.point or change.ops)
+                    if change.point:
+                        self._carry_out(change, change.ops)
+                if self._lost():
+                    self._check_owner()
+                publish()
+                if self.changed_queues or self._marks:
+                    self.mark_published_locked()
+            except Error:
+                raise
+            except BaseException as error:
+                self.fail(error)
+                raise self._failed() from error
+        if change is not None and change.rest:
+            self._tidy(change)
 
 
 def _rank(directory: str) -> int:

@@ -27,7 +27,7 @@ from itertools import chain
 from xaqueue.core.engine import redo
 from xaqueue.core.engine.behind import Behind, DeferringCommit, Turn
 from xaqueue.core.engine.disk_space import refusal
-from xaqueue.core.engine.log import BLOCK_BYTES, HELD_BYTES, Copying, Owner, Register
+from xaqueue.core.engine.log import BLOCK_BYTES, HELD_BYTES, KEPT_BYTES, Copying, Keeping, Owner, Register
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import ADDS, HEAD_READ_BYTES, size_in_head, split_block
 from xaqueue.core.model.block_files import make_shared, read_block
@@ -41,10 +41,6 @@ from xaqueue.core.storage.journal import Journal, checkpoint_entry
 from xaqueue.core.storage.journal_format import Entry
 from xaqueue.core.storage.scheduling import THREADS, Threads
 
-KEPT_BYTES = 8 * 1024 * 1024
-"""How much of its blocks a branch keeps in memory, at most; the rest is written to active/."""
-ALL_KEPT_BYTES = 64 * 1024 * 1024
-"""The same of all branches that are not prepared. HELD_BYTES of each it may have in any case."""
 PENDING_BYTES = 32 * 1024 * 1024
 PENDING_FILES = 16 * 1024
 """Whoever adds a message beyond either follows first."""
@@ -64,7 +60,7 @@ COPIES = 20
 log = logging.getLogger("xaqueue")
 
 
-class JournalLog(DeferringCommit):
+class JournalLog(DeferringCommit, Keeping):
     """See ``Log``. ``follow`` and ``checkpoint`` may run in other threads beside the steps."""
 
     is_atomic = follows = True
@@ -87,8 +83,6 @@ class JournalLog(DeferringCommit):
         self.fs = fs
         self.register: Register | None = None
         self._kept_bytes = min(KEPT_BYTES, journal.largest_bytes)
-        self._kept_left = 0
-        """What all may keep before it is counted again."""
         self.behind = Behind(lock, cache_bytes)
         self._marks = {}
         if journal.kept:
@@ -97,9 +91,7 @@ class JournalLog(DeferringCommit):
         """The LSN behind the last change that was published."""
         self.followed = journal.position
         """Every change below this LSN is done in the directories."""
-        self._following = threading.Lock()
-        self._spilling = threading.Lock()
-        """Held while a block goes to active/: two sessions may find at once that it has to."""
+        self._following, self._spilling = threading.Lock(), threading.Lock()
         self.checkpoints = 0
         self._covered = journal.position
         self._covered_at = time.monotonic()
@@ -140,11 +132,6 @@ class JournalLog(DeferringCommit):
             self._spill(branch, [one for one in branch.blocks if one.shared is original])
         self._write(branch, written, head, body)
 
-    def _has_left(self, size: int) -> bool:
-        """Whether so much more may be kept, by what branches keep now: nobody needs to say what he lets go."""
-        self._kept_left = ALL_KEPT_BYTES - self._owner.kept()[0] - size
-        return self._kept_left >= 0
-
     def _end_earlier(self, branch: Branch) -> None:
         """Before a block goes to active/: a crash would leave an earlier branch of this name, whose commit is deferred,
         prepared, and a replay would move the block to where that one's was.
@@ -167,17 +154,6 @@ class JournalLog(DeferringCommit):
     def spill(self, branch: Branch) -> None:
         self._end_earlier(branch)
         self._waiting.run(partial(self._spill, branch, list(branch.blocks)))
-
-    def _spill(self, branch: Branch, blocks: Sequence[Written]) -> None:
-        with suppress_room():
-            for written in blocks:
-                with self._spilling:
-                    if written.content is not None and not written.path:
-                        head, body = written.content
-                        self._write(branch, written, head, body)
-                        size, count = branch.kept
-                        size -= BLOCK_BYTES if written.original is not None else len(head) + len(body) + BLOCK_BYTES
-                        branch.kept = size, count - 1
 
     def take(self, branch: Branch, taken: Sequence[Written], epoch: int) -> None:
         if self.register is not None:

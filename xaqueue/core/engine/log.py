@@ -16,6 +16,7 @@ from xaqueue.core.model.change import Change
 from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage import group_commit
+from xaqueue.core.storage.fs import suppress_room
 from xaqueue.core.storage.group_commit import Plan, Publish, Shipping, Step
 from xaqueue.errors import RetryLater
 
@@ -26,6 +27,10 @@ BLOCK_BYTES = 1024
 """More than a record holds of a block beside its message."""
 HELD_BYTES = 64 * 1024
 """What a prepared branch may hold of its blocks in memory; there may be many, and for long."""
+KEPT_BYTES = 8 * 1024 * 1024
+"""How much of its blocks a branch keeps in memory, at most; the rest is written to active/."""
+ALL_KEPT_BYTES = 64 * 1024 * 1024
+"""The same of all branches that are not prepared. HELD_BYTES of each it may have in any case."""
 NEVER = float("inf")
 
 
@@ -112,6 +117,36 @@ class Copying(Protocol):
 
     def rest(self) -> None:
         """Copies all else; nothing changes meanwhile."""
+
+
+class Keeping:
+    """What memory keeps of the blocks of branches that are not prepared, which a crash may take: of either log."""
+
+    _owner: Owner
+    _kept_left = 0
+    """What all may keep before it is counted again."""
+    _spilling: threading.Lock
+    """Held while a block goes to active/: two sessions may find at once that it has to."""
+
+    def _has_left(self, size: int) -> bool:
+        """Whether so much more may be kept, by what branches keep now: nobody needs to say what he lets go."""
+        self._kept_left = ALL_KEPT_BYTES - self._owner.kept()[0] - size
+        return self._kept_left >= 0
+
+    def _spill(self, branch: Branch, blocks: Sequence[Written]) -> None:
+        with suppress_room():
+            for written in blocks:
+                with self._spilling:
+                    if written.content is not None and not written.path:
+                        head, body = written.content
+                        self._write(branch, written, head, body)
+                        size, count = branch.kept
+                        size -= BLOCK_BYTES if written.original is not None else len(head) + len(body) + BLOCK_BYTES
+                        branch.kept = size, count - 1
+
+    def _write(self, branch: Branch, written: Written, head: bytes, body: bytes) -> None:
+        """Makes the block's file in active/. Raises OSError."""
+        raise NotImplementedError
 
 
 class Log(Protocol):

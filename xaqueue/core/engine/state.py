@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from enum import IntEnum
 from functools import partial
 
-from xaqueue.core.engine.directory_log import DirectoryLog
+from xaqueue.core.engine.directory_log import DirectoryLog, UnsyncedLog
 from xaqueue.core.engine.disk_space import RoomLimit
 from xaqueue.core.engine.features import Features
 from xaqueue.core.engine.journal_log import JournalLog
@@ -104,7 +104,8 @@ class Space(Memory):
                 cache_bytes=self.definitions.cache_bytes,
             )
         else:
-            self.log = DirectoryLog(fs, hardening, self.lock, self, waiting=waiting)
+            kind = UnsyncedLog if hardening == NOTHING else DirectoryLog
+            self.log = kind(fs, hardening, self.lock, self, waiting=waiting)
 
     def serve(self) -> None:
         """Recovery is done, and some may be using its branches already."""

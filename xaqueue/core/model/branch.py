@@ -269,7 +269,7 @@ class Branch:
     branch_block: Written | None = None
     """Lists the others, where there are several, once they are prepared."""
     to_harden: bool = False
-    """Some of its blocks are files, whose content is to be on disk before they get another name."""
+    """Some of its blocks are files, or are to be, whose content is to be on disk before they get another name."""
     numbers: int = 0
     """The highest block number given out."""
     base: State = State.ACTIVE
@@ -321,7 +321,9 @@ class Branch:
     @property
     def needs_list(self) -> bool:
         """Whether its blocks alone do not say what it does."""
-        return len(self.blocks) > 1 or self.blocks[0].shared is not None or any(one.listed() for one in self.riders)
+        if len(self.blocks) > 1 or self.blocks[0].shared is not None:
+            return True
+        return bool(self.riders) and any(one.listed() for one in self.riders)
 
     @property
     def is_for_operator(self) -> bool:

@@ -21,6 +21,7 @@ from support.bare_space import DURABLE, BareSpace
 from support.interruption import interrupt
 from xaqueue import Connection
 from xaqueue.core.engine import session as session_module
+from xaqueue.core.engine.log import HELD_BYTES
 from xaqueue.core.model.definitions import MANY, Definitions, QueueDefinition
 from xaqueue.errors import Error, ResourceFailed
 from xaqueue.features.session import Session
@@ -122,7 +123,7 @@ def test_an_interrupted_take_leaves_its_messages_to_others(bare: BareSpace, name
 
 
 ADDS: dict[str, Callable[[Session], object]] = {
-    "put one": lambda session: session.enqueue("q", b""),
+    "put one": lambda session: session.enqueue("q", bytes(HELD_BYTES + 1)),
     "put many": lambda session: session.enqueue_many("q", BODIES),
     "take one": lambda session: session.dequeue("q"),
     "take many": lambda session: session.dequeue_many("q", 5),

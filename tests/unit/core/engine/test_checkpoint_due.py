@@ -12,7 +12,7 @@ from support.forgetful import ForgetfulFileSystem
 from support.journal_log_scene import RANGE, LoggedDirectories, directories
 from support.log_owner import LogOwner
 from xaqueue.core.engine import journal_log
-from xaqueue.core.engine.directory_log import DirectoryLog
+from xaqueue.core.engine.directory_log import UnsyncedLog
 from xaqueue.core.engine.journal_log import LOOK_S
 from xaqueue.core.engine.log import NEVER
 from xaqueue.core.model.change import PUT
@@ -23,7 +23,7 @@ HOUR_S = 3600.0
 
 
 def test_directories_need_none() -> None:
-    log = DirectoryLog(ForgetfulFileSystem(), NOTHING, threading.Lock(), LogOwner(lambda _: None))
+    log = UnsyncedLog(ForgetfulFileSystem(), NOTHING, threading.Lock(), LogOwner(lambda _: None))
     log.checkpoint()
     assert (log.checkpoint_in(0.0), log.checkpoints, log.is_covered) == (NEVER, 0, True)
 

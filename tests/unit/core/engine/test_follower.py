@@ -24,7 +24,8 @@ from support.journal_log_scene import DIRECTORIES, MARK, RANGE, LoggedDirectorie
 from support.journal_of import journal_of
 from xaqueue.core.engine import journal_log
 from xaqueue.core.engine.behind import Turn
-from xaqueue.core.engine.journal_log import KEPT_BYTES, LAG_S
+from xaqueue.core.engine.journal_log import LAG_S
+from xaqueue.core.engine.log import KEPT_BYTES
 from xaqueue.core.model.block import Kind as Block
 from xaqueue.core.model.branch import Branch, Written
 from xaqueue.core.model.change import DROP, MOVE, PUT, Op

@@ -1,4 +1,5 @@
-"""What branches keep in memory of their blocks, with a journal: so much of each and of all, and above that files."""
+"""What branches keep in memory of their blocks, with a journal or at NONE: so much of each and of all, and above that
+files."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import pytest
 
 import xaqueue
 from support.bare_space import A_FILE_EACH, BareSpace, bare_space
-from xaqueue.core.engine import blocks, heuristics, journal_log
+from xaqueue.core.engine import blocks, directory_log, heuristics, journal_log, log
 from xaqueue.core.engine.log import HELD_BYTES
 from xaqueue.core.model import layout
 from xaqueue.errors import DiskFull, RetryLater
@@ -24,12 +25,20 @@ BODY = bytes(7 * KiB)
 BEYOND = 2 * EACH // len(BODY)
 
 
-@pytest.fixture
-def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BareSpace]:
+@pytest.fixture(params=["JOURNAL", "NONE"])
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[BareSpace]:
     monkeypatch.setattr(journal_log, "KEPT_BYTES", EACH)
-    monkeypatch.setattr(journal_log, "ALL_KEPT_BYTES", ALL)
-    with bare_space(tmp_path / "space", "JOURNAL", definitions=A_FILE_EACH) as opened:
+    monkeypatch.setattr(directory_log, "KEPT_BYTES", EACH)
+    monkeypatch.setattr(log, "ALL_KEPT_BYTES", ALL)
+    with bare_space(tmp_path / "space", request.param, definitions=A_FILE_EACH) as opened:
         yield opened
+
+
+def room_fails(bare: BareSpace) -> dict[tuple[str, str], int]:
+    """What a step needs room for."""
+    if not bare.space.log.follows:
+        return {("create", "active/"): errno.ENOSPC}
+    return {("write_at", "journal/"): errno.ENOSPC, ("create", "journal/"): errno.ENOSPC}
 
 
 def begun(bare: BareSpace, stack: ExitStack, count: int, *, messages: int = BEYOND) -> list[xaqueue.Connection]:
@@ -99,8 +108,8 @@ def test_what_was_spilled_is_kept_no_more(bare: BareSpace) -> None:
 def test_of_a_shared_body_only_one_block_counts(bare: BareSpace) -> None:
     """What is added to several queues is spilled as one file, and all its names."""
     with closing(bare.connect()) as connection:
-        connection.enqueue_to(["a", "b", "c"], bytes(EACH // 2))
-        assert EACH / 2 < bare.space.kept()[0] < EACH * 3 / 4
+        connection.enqueue_to(["a", "b", "c"], bytes(HELD_BYTES))
+        assert HELD_BYTES < bare.space.kept()[0] < HELD_BYTES * 3 / 2
         (branch,) = bare.space.branches.values()
         blocks.spill(bare.space, branch)
         assert bare.space.kept() == (0, 0)
@@ -135,7 +144,7 @@ def test_what_ends_gives_it_back(bare: BareSpace, end: Callable[[xaqueue.Connect
 def test_a_step_that_fails_gives_nothing_back_and_an_operator_does(bare: BareSpace) -> None:
     with ExitStack() as stack:
         open_ones = begun(bare, stack, 8)
-        bare.fs.faults = {("write_at", "journal/"): errno.ENOSPC, ("create", "journal/"): errno.ENOSPC}
+        bare.fs.faults = room_fails(bare)
         for connection in open_ones[:4]:
             with pytest.raises(DiskFull):
                 connection.tpc_prepare()
@@ -182,17 +191,18 @@ def test_files_of_a_branch_are_synced_together(bare: BareSpace, two_phase: bool)
     assert [path for path in synced if not path.startswith("journal/")] == []
 
 
+@pytest.mark.parametrize("level", ["JOURNAL", "NONE"])
 @pytest.mark.parametrize("two_phase", [True, False])
-def test_on_a_full_disk_a_large_branch_in_memory_ends_as_any_other(tmp_path: Path, two_phase: bool) -> None:
+def test_on_a_full_disk_a_large_branch_in_memory_ends_as_any_other(tmp_path: Path, level: str, two_phase: bool) -> None:
     """A prepare is rolled back, and a commit is done again once there is room."""
-    bodies = [bytes(100 * KiB)] * 70
-    opened = bare_space(tmp_path / "space", "JOURNAL", definitions=A_FILE_EACH)
+    bodies = [bytes(60 * KiB)] * 100
+    opened = bare_space(tmp_path / "space", level, definitions=A_FILE_EACH)
     with opened as bare, closing(bare.connect()) as connection:
         connection.tpc_begin(Xid(1, b"large", b"b"))
         connection.enqueue_many("q", bodies)
         assert in_files(bare) == 0
         assert bare.space.kept()[1] == len(bodies)
-        bare.fs.faults = {("write_at", "journal/"): errno.ENOSPC, ("create", "journal/"): errno.ENOSPC}
+        bare.fs.faults = room_fails(bare)
         with pytest.raises(DiskFull if two_phase else RetryLater):
             connection.tpc_prepare() if two_phase else connection.tpc_commit()
         bare.fs.faults.clear()

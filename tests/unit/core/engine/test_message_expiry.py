@@ -151,7 +151,7 @@ def test_one_that_a_branch_holds_goes_when_that_gives_it_back(tmp_path: Path) ->
 
 def test_it_stops_between_two_pieces_and_goes_on(tmp_path: Path) -> None:
     clock = Later()
-    with bare_space(tmp_path / "s", "NONE", clock) as bare:
+    with bare_space(tmp_path / "s", "NONE", clock, definitions=A_FILE_EACH) as bare:
         expiring(bare, 3 * cleanup.PIECE)
         clock.now_us += 10
         assert not cleanup.expire(bare.space, lambda: True)

@@ -25,7 +25,7 @@ from xaqueue.core.engine.disk_space import (
     refusal,
     segment_bytes,
 )
-from xaqueue.core.engine.journal_log import KEPT_BYTES
+from xaqueue.core.engine.log import KEPT_BYTES
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.model.definitions import Definitions

@@ -13,7 +13,7 @@ import pytest
 
 from support.bare_space import DURABLE, BareSpace, bare_space
 from xaqueue.core.engine import heuristics, journal_log
-from xaqueue.core.engine.journal_log import KEPT_BYTES
+from xaqueue.core.engine.log import KEPT_BYTES
 from xaqueue.core.model import layout
 from xaqueue.errors import DiskFull, DuplicateXid
 from xaqueue.features.session import Session

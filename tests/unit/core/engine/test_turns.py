@@ -136,8 +136,8 @@ def test_no_turn_is_kept_between_calls(bare: BareSpace) -> None:
 @pytest.mark.parametrize(
     ("verb", "call", "path"),
     [
-        ("enqueue", "create", "active/"),
         ("dequeue", "create", "active/"),
+        ("prepare", "create", "active/"),
         ("prepare", "rename", "prepared/"),
         ("commit", "rename", "committed/"),
     ],
@@ -146,7 +146,6 @@ def test_a_call_that_touches_files_is_one_turn(bare: BareSpace, verb: str, call:
     bare.put("q", b"1")
     session = Session(bare.space)
     verbs: dict[str, Callable[[], object]] = {
-        "enqueue": lambda: session.enqueue("q", b"2"),
         "dequeue": lambda: session.dequeue("q"),
         "prepare": lambda: session.prepare(X),
         "commit": lambda: session.commit(X),
@@ -168,13 +167,15 @@ def test_a_call_that_touches_files_is_one_turn(bare: BareSpace, verb: str, call:
 
 def test_others_begin_behind_it(bare: BareSpace) -> None:
     one, other = Session(bare.space), Session(bare.space)
-    one.start(X)
-    other.start(Y)
+    for session, xid in ((one, X), (other, Y)):
+        session.start(xid)
+        session.enqueue("q", b"1")
+        session.end(xid)
     held, began = Held(bare, "create", "active/"), list[bool]()
-    first = Work(lambda: one.enqueue("q", b"1"))
+    first = Work(lambda: one.prepare(X))
     assert held.reached.wait(LIMIT_S)
     bare.fs.meanwhile["create", "active/"] = lambda: began.append(held.let_go.is_set())
-    second = Work(lambda: other.enqueue("q", b"2"))
+    second = Work(lambda: other.prepare(Y))
     second.thread.join(0.1)  # where it takes no turn it is over by now
     held.let_go.set()
     first.end()
@@ -223,39 +224,43 @@ def test_who_waits_for_a_step_of_the_same_branch_gives_its_turn_up(bare: BareSpa
 
 def test_a_verb_within_a_verb_that_has_waited(bare: BareSpace) -> None:
     """What it took again it gives back, and no more."""
+    for body in (b"1", b"2"):
+        bare.put("q", body)
     session = Session(bare.space)
     session.start(X)
     taken = session.space.waiting
     assert isinstance(taken, Turns)
-    inner = session.enqueue
+    inner = session.dequeue
 
-    def outer() -> None:
+    def outer() -> list[Any]:
         turn_of(bare).acquire()
-        inner("q", b"1")
+        first = inner("q")
         taken.give_up()
-        inner("q", b"2")
+        found = [first, inner("q")]
         assert is_free(bare)
+        return found
 
-    outer()
+    assert [message.body for message in outer()] == [b"1", b"2"]
     session.end(X)
     session.commit(X, Flag.ONEPHASE)
-    assert bare.take("q") == [b"1", b"2"]
+    assert bare.take("q") == []
 
 
 def test_whose_call_hangs_keeps_others_for_a_moment_only(bare: BareSpace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "PATIENCE_S", 0.001)
     session = Session(bare.space)
     session.start(X)
+    session.enqueue("q", b"late")
+    session.end(X)
     held = Held(bare, "create", "active/")
-    hangs = Work(lambda: session.enqueue("q", b"late"))
+    hangs = Work(lambda: session.prepare(X))
     assert held.reached.wait(LIMIT_S)
     assert Work(lambda: put(Session(bare.space), b"a", b"1")).end() is None
     assert bare.take("q") == [b"1"]  # and gives it back
     held.let_go.set()
     hangs.end()
     assert is_free(bare)
-    session.end(X)
-    session.commit(X, Flag.ONEPHASE)
+    session.commit(X)
     assert bare.take("q") == [b"1", b"late"]
 
 
@@ -279,18 +284,19 @@ def test_an_interrupt_before_its_turn_has_done_nothing(bare: BareSpace, verb: st
 
 
 def test_an_interrupt_behind_its_turn_gives_it_back(bare: BareSpace) -> None:
+    bare.put("q", b"1")
     session = Session(bare.space)
     turns, turn = bare.space.waiting, turn_of(bare)
     turns.turn = cast(Any, _Interrupted(turn, late=True))
     session.start(X)
     with pytest.raises(KeyboardInterrupt):
-        session.enqueue("q", b"1")
+        session.dequeue("q")
     turns.turn = turn
     assert is_free(bare)
     session.enqueue("q", b"2")
     session.end(X)
     session.commit(X, Flag.ONEPHASE)
-    assert bare.take("q") == [b"2"]
+    assert bare.take("q") == [b"1", b"2"]
 
 
 class _Interrupted:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from support.bare_space import BareSpace, bare_space
+from support.bare_space import A_FILE_EACH, BareSpace, bare_space
 from support.damages import Damage, check_set_aside, damaged, fingerprint, flip, harm
 from xaqueue.core.engine import heuristics
 from xaqueue.core.model import layout
@@ -210,15 +210,16 @@ def test_a_name_that_holds_what_looks_like_a_number_is_not_taken_for_one(bare: B
     assert bare.in_doubt() == [], "without .000 it was promised to nobody"
 
 
-def test_a_large_list_of_blocks_with_aflipped_bit_leaves_the_branch_in_doubt(bare: BareSpace) -> None:
+def test_a_large_list_of_blocks_with_aflipped_bit_leaves_the_branch_in_doubt(tmp_path: Path) -> None:
     """The list is longer than what is read and verified as a head."""
-    xid = bare.prepare("many", add=[("orders", b"x")] * 2200)
-    path = bare.block("prepared", xid, "000")
-    assert path.stat().st_size > 70_000
-    was = harm(bare, path, lambda large: flip(large, -1))
-    bare.reopen()
-    check_set_aside(bare, path, was)
-    assert bare.in_doubt() == [xid]
+    with bare_space(tmp_path / "space", definitions=A_FILE_EACH) as bare:
+        xid = bare.prepare("many", add=[("orders", b"x")] * 2200)
+        path = bare.block("prepared", xid, "000")
+        assert path.stat().st_size > 70_000
+        was = harm(bare, path, lambda large: flip(large, -1))
+        bare.reopen()
+        check_set_aside(bare, path, was)
+        assert bare.in_doubt() == [xid]
 
 
 # active/ and heuristic/

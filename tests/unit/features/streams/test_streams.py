@@ -364,6 +364,8 @@ def test_half_a_record_is_read_again(host: Host, monkeypatch: pytest.MonkeyPatch
 
 @on(BARE)
 def test_range_directories_go_with_their_messages(host: Host) -> None:
+    with host.connect() as connection:
+        connection.define("orders", blocks="one")
     host.put(*range(2 * RANGE_SIZE + 10))
     host.streams.reserve("orders", STREAM, 0, 2 * RANGE_SIZE)
     host.streams.consume("orders", STREAM, RANGE_SIZE - 1)

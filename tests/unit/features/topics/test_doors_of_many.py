@@ -234,6 +234,8 @@ DOORS: list[Door] = [
 ]
 
 
+KEEPS = ("JOURNAL", "NONE")
+"""Where memory keeps what one adds until it is prepared."""
 AT_ONCE: list[Door] = [
     *(enqueue_many, enqueue_many_with_options, served_enqueue_many, each_at_once, served_each_at_once, forward, sink),
     *(restore_many, served_restore_many, import_),
@@ -265,5 +267,5 @@ def came_out(root: Path, door: Door, blocks: str, level: str) -> tuple[list[int]
 def test_messages_are_the_same_by_each_door(tmp_path: Path, door: Door, level: str) -> None:
     files, wanted = came_out(tmp_path / "one" / "space", door, "one", level)
     assert files == [1] * COUNT
-    in_files = [COUNT] if level == "JOURNAL" or door in AT_ONCE else [1] * COUNT
+    in_files = [COUNT] if level in KEEPS or door in AT_ONCE else [1] * COUNT
     assert came_out(tmp_path / "many" / "space", door, "many", level) == (in_files, wanted)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from support.bare_space import BareSpace
+from support.bare_space import BareSpace, bare_space
 from support.interruption import interrupt
 from xaqueue import Connection
 from xaqueue.core.model import layout
@@ -70,11 +70,21 @@ def definitions(blocks: str = "many") -> Definitions:
     return parse(TOML.format(blocks))
 
 
+LEVELS = ["JOURNAL", "NONE"]
+"""At which memory keeps what is added until then."""
+
+
+@pytest.fixture(params=LEVELS)
+def bare(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[BareSpace]:
+    with bare_space(tmp_path / "space", request.param, definitions=definitions()) as opened:
+        yield opened
+
+
 @pytest.fixture
-def bare(tmp_path: Path) -> Iterator[BareSpace]:
-    opened = BareSpace(tmp_path / "space", "JOURNAL", definitions=definitions())
-    yield opened
-    opened.crash()
+def recorded(tmp_path: Path) -> Iterator[BareSpace]:
+    """With a journal."""
+    with bare_space(tmp_path / "space", "JOURNAL", definitions=definitions()) as opened:
+        yield opened
 
 
 def files(bare: BareSpace, queue: str = "q") -> list[int]:
@@ -144,13 +154,14 @@ VARIED: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("way", WAYS)
-def test_each_has_all_that_is_its_own(tmp_path: Path, way: str) -> None:
+def test_each_has_all_that_is_its_own(tmp_path: Path, way: str, level: str) -> None:
     """The same as where each has a file, in the same order."""
     shown: list[list[Message]] = []
     for kind in ("one", "many"):
         clock = count(2**50, 1_000)
-        bare = BareSpace(tmp_path / kind, "JOURNAL", definitions=definitions(kind), now_us=clock.__next__)
+        bare = BareSpace(tmp_path / kind, level, definitions=definitions(kind), now_us=clock.__next__)
         connection = bare.connect()
         connection.enqueue("r", b"")  # it has a transaction
         for place in range(COUNT):
@@ -244,7 +255,7 @@ def test_what_is_in_active_stays_a_file(bare: BareSpace) -> None:
     wanted += add(connection, begin=COUNT)
     connection.commit()
     assert files(bare) == [*[1] * COUNT, COUNT]
-    assert branch.kept[1] == 1
+    assert branch.kept[1] == int(bare.space.log.follows)
     assert bodies_of(take(bare)) == wanted
 
 
@@ -309,12 +320,13 @@ def test_what_several_queues_have_is_recorded_once(bare: BareSpace, way: str) ->
     """Each queue has a block, of which the properties name none: they are those of the queue that one looks at."""
     connection, log = bare.connect(), bare.space.log
     wanted = publish(connection, "u", content_type="text/plain")
-    before = log.figures()["journal_end"]
+    before = log.figures().get("journal_end", 0)
     end(bare, connection, way)
     if "kill" not in way:
-        assert log.figures()["journal_end"] - before < 1.5 * sum(map(len, wanted))
+        assert log.figures().get("journal_end", 0) - before < 1.5 * sum(map(len, wanted))
     for queue in "de":
         assert files(bare, queue) == [COUNT]
+    assert len({path.stat().st_ino for path in (bare.root / layout.COMMITTED).glob("queue=*/range=*/*+*")}) == 1
     assert [found for found in check(bare.root) if found.severity is Severity.DAMAGE] == []
     bare.reopen()
     ids = []
@@ -355,11 +367,12 @@ def test_other_messages_of_the_same_sizes_are_no_other_name(bare: BareSpace) -> 
         assert bodies_of(take(bare, queue))[1:] == [b"%s%d" % (queue.encode(), place) for place in range(1, COUNT)]
 
 
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("hollows", [False, True])
-def test_one_message_of_several_queues_is_no_duplicate(tmp_path: Path, hollows: bool) -> None:
+def test_one_message_of_several_queues_is_no_duplicate(tmp_path: Path, hollows: bool, level: str) -> None:
     """To those who check a space: also of a block that was made smaller."""
     now = count(2**50, 1_000)
-    bare = BareSpace(tmp_path / "space", "JOURNAL", definitions=definitions(), now_us=now.__next__)
+    bare = BareSpace(tmp_path / "space", level, definitions=definitions(), now_us=now.__next__)
     connection = bare.connect()
     publish(connection, "u")
     connection.commit()
@@ -377,9 +390,9 @@ def test_one_message_of_several_queues_is_no_duplicate(tmp_path: Path, hollows: 
     assert [one for one in findings if one.severity is Severity.DUPLICATE] == []
 
 
-def test_a_record_is_no_larger_than_of_files(bare: BareSpace) -> None:
+def test_a_record_is_no_larger_than_of_files(recorded: BareSpace) -> None:
     """Queues that share some messages with one queue, and some with another, have no block in common."""
-    connection, log = bare.connect(), bare.space.log
+    connection, log = recorded.connect(), recorded.space.log
     for place in range(COUNT):
         connection.enqueue_to(["d", "q"], b"dq%d" % place * 2_000)
         connection.enqueue_to(["d", "e"], b"de%d" % place * 2_000)
@@ -388,9 +401,9 @@ def test_a_record_is_no_larger_than_of_files(bare: BareSpace) -> None:
     connection.commit()
     assert branch.kept == kept
     assert log.figures()["journal_end"] - before <= kept[0]
-    assert [files(bare, queue) for queue in "deq"] == [[1] * 2 * COUNT, [1] * COUNT, [1] * COUNT]
-    bare.reopen()
-    assert [len(take(bare, queue)) for queue in "deq"] == [2 * COUNT, COUNT, COUNT]
+    assert [files(recorded, queue) for queue in "deq"] == [[1] * 2 * COUNT, [1] * COUNT, [1] * COUNT]
+    recorded.reopen()
+    assert [len(take(recorded, queue)) for queue in "deq"] == [2 * COUNT, COUNT, COUNT]
 
 
 def test_a_branch_in_doubt_is_told_by_queue(bare: BareSpace) -> None:
@@ -418,18 +431,18 @@ def test_an_interrupted_merge_loses_nothing(bare: BareSpace) -> None:
     assert bodies_of(take(bare)) == wanted
 
 
-def test_what_memory_keeps_is_counted(bare: BareSpace) -> None:
-    connection = bare.connect()
+def test_what_memory_keeps_is_counted(recorded: BareSpace) -> None:
+    connection = recorded.connect()
     add(connection)
     branch: Any = connection._manager._current  # type: ignore[attr-defined]
-    blocks.merge(bare.space, branch)
+    blocks.merge(recorded.space, branch)
     (written,) = branch.blocks
     before = branch.kept
-    fresh = bare.connect()
+    fresh = recorded.connect()
     fresh.enqueue("q", b"")
     other: Any = fresh._manager._current  # type: ignore[attr-defined]
     other.kept = (0, 0)
-    bare.space.log.add(other, other.blocks[0], *written.content)
+    recorded.space.log.add(other, other.blocks[0], *written.content)
     assert other.kept == before
     connection.rollback()
     fresh.rollback()
