@@ -345,6 +345,8 @@ MUTANTS: Sequence[Mutant] = (
     own_bits(),
     dropped("core.model.change.Change.take_back", None, Blocks, levels=JOURNALS),
     undone("rename", "/.gone/", (Blocks,), JOURNALS),
+    undone("write_at", "/.gone/", (Blocks,), DIRECTORIES),
+    unsynced("one_phase: content bitmap", (Blocks,)),
 )
 
 
