@@ -165,7 +165,9 @@ class Decisions:
     def committed_deferred(self, gtrid: bytes, participant: str) -> None:
         """It has done what was decided, and is going to harden that: it has not acknowledged it yet."""
         with self.lock:
-            self.table.open[gtrid].deferred.add(participant)
+            made = self.table.open.get(gtrid)
+            if made is not None:  # else its node is ended, and others see to it
+                made.deferred.add(participant)
 
     def acknowledged(self, gtrid: bytes, participant: str) -> bool:
         """A participant has done what was decided; returns whether it was the last one that had to."""

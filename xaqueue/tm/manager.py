@@ -367,7 +367,9 @@ class TransactionManager:
         self._coordinator.loop.end()
 
     def _is_hardened(self) -> bool:
-        """Whether each queue has hardened what became of its branches."""
+        """Whether each queue has hardened what became of its branches, and nobody can prepare another one."""
+        if self._coordinator.live():
+            return False
         for name, source in self._sources.items():
             if name != self._log.decides:
                 try:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -22,6 +23,7 @@ from urllib.parse import quote
 from xaqueue.errors import DecisionLogError, InvalidArgument, ProtocolError
 from xaqueue.tm import driver
 from xaqueue.tm.decisions import Decisions
+from xaqueue.tm.driver import Dialect
 from xaqueue.tm.gtrid import Gtrid
 from xaqueue.tm.node_tables import NodeTables
 from xaqueue.tm.participant import ConnectionSource
@@ -121,6 +123,8 @@ class DatabaseNode(Decisions):
         if self._tables is None:
             self._tables = NodeTables.find(connection, make=make)
             self.rows = self._tables or self.rows
+            if self._tables is not None and self._tables.trouble:
+                log.warning("[database-copy] %s: nothing is swept here", self._tables.trouble)
         return self._tables
 
     # Its name and its signs
@@ -167,9 +171,18 @@ class DatabaseNode(Decisions):
             node = secrets.token_hex(8)
             self._take_name("", 0)
             self._met = met
+            if tables.dialect is Dialect.SQLITE:
+                self._meet_all()
             tables.register(connection, node, self._names())
             self.table.lasts[self.decides] = EVERY_EPOCH
             self._signed(tables, node, 1)
+
+    def _meet_all(self) -> None:
+        """Each queue that answers: once a transaction writes, nobody else does, not even this for its first prepare."""
+        for name, source in self._sources.items():
+            if name != self.decides:
+                with suppress(Exception), source.opened() as connection:
+                    self._met[identity_of(connection, name)] = None
 
     def _signed(self, tables: NodeTables, node: str, sign: int) -> None:
         self.named = f"{Gtrid(node, sign, 0, tables.database).of_node}{sign:08x}"
@@ -310,7 +323,7 @@ class DatabaseNode(Decisions):
         if tables is None or tables.trouble:
             return None
         self._swept[name] = now + self.timing.sweep * random.uniform(0.8, 1.2)
-        return Sweep(tables, source, self, identity_of(connection, name), connection)
+        return Sweep(tables, source, self.node, identity_of(connection, name), connection, self.timing.buried)
 
     # The end
 

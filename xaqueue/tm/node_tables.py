@@ -40,6 +40,8 @@ _LIMITED = (
     f"current_setting('idle_in_transaction_session_timeout')::interval BETWEEN '1ms' AND '{IDLE_S}s' THEN "
     f"current_setting('idle_in_transaction_session_timeout') ELSE '{IDLE_S}s' END, true)"
 )
+_LIMIT = "idle_write_transaction_timeout"
+_LIMIT_MARIADB = f"SET SESSION {_LIMIT} = IF(@@{_LIMIT} BETWEEN 1 AND {IDLE_S}, @@{_LIMIT}, {IDLE_S})"
 _NOW_US = {
     Dialect.POSTGRESQL: "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint",
     Dialect.SQLITE: "CAST(strftime('%s', 'now') AS INTEGER) * 1000000",
@@ -112,6 +114,8 @@ class NodeTables(DecisionRows):
     """Its id, 16 hex digits."""
     schema: str
     """Of the tables, as their names are to be qualified, whatever a session's search path says."""
+    has_limit: bool = False
+    """Whether it is a MariaDB, which can end a session that stands still in a transaction that has written."""
     trouble: str = ""
     """Why nothing of others may be touched: it is a copy."""
 
@@ -146,8 +150,9 @@ class NodeTables(DecisionRows):
         trouble = ""
         if not _is_same(place, _place_of(connection, dialect)):
             trouble = "it is a copy of the database that it says it is: see `xaqueue tm claim` and `xaqueue tm new-id`"
+        has_limit = dialect is Dialect.MYSQL and bool(run(connection, f"SHOW VARIABLES LIKE '{_LIMIT}'"))
         connection.rollback()
-        return cls(dialect, database, schema, trouble)
+        return cls(dialect, database, schema, has_limit, trouble)
 
     def claim(self, connection: Any, *, is_new: bool = False) -> None:
         """It is the database that it says it is, wherever it stands now; is_new: it is another one from here on."""
@@ -284,6 +289,8 @@ class NodeTables(DecisionRows):
         elif not is_marked(connection):
             return False
         else:
+            if self.has_limit:
+                run(connection, _LIMIT_MARIADB)
             lock = " LOCK IN SHARE MODE" if dialect is Dialect.MYSQL else ""
             added = run(
                 connection,
@@ -301,9 +308,7 @@ class NodeTables(DecisionRows):
         key = last_resource.checked(gtrid)
         try:
             with _durable(connection, self.dialect):
-                if self.dialect is Dialect.POSTGRESQL:
-                    run(connection, f"SET LOCAL lock_timeout = '{LOCK_S}s'")
-                elif self.dialect is Dialect.MYSQL:
+                if self.dialect is Dialect.MYSQL:
                     run(connection, f"SET SESSION innodb_lock_wait_timeout = {LOCK_S}")
                 run(
                     connection,
@@ -414,7 +419,7 @@ def _durable(connection: Any, dialect: Dialect) -> Iterator[None]:
         run(connection, "SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
     try:
         if dialect is Dialect.POSTGRESQL:
-            run(connection, f"SELECT {_SYNCED}")
+            run(connection, f"SELECT {_SYNCED}, set_config('lock_timeout', '{LOCK_S}s', true)")
         yield
         connection.commit()
     except BaseException:

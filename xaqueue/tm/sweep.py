@@ -9,7 +9,7 @@ committed, told its whole list, and does not list the branch; asked in this orde
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from xaqueue.tm import driver
 from xaqueue.tm.gtrid import Gtrid, ListedBranch
@@ -17,9 +17,6 @@ from xaqueue.tm.node_tables import NodeTables, Standing
 from xaqueue.tm.participant import ConnectionSource
 from xaqueue.tm.voting import Reply
 from xaqueue.xa import Outcome
-
-if TYPE_CHECKING:
-    from xaqueue.tm.node import DatabaseNode
 
 
 class Swept(NamedTuple):
@@ -34,17 +31,24 @@ class Sweep:
     """One round at one participant: made before that is asked for its list. Raises what a driver raises."""
 
     def __init__(
-        self, tables: NodeTables, source: ConnectionSource, node: DatabaseNode, identity: str, connection: Any
+        self,
+        tables: NodeTables,
+        source: ConnectionSource,
+        own_node: str,
+        identity: str,
+        connection: Any,
+        buried_s: float,
     ) -> None:
+        """identity: of the participant. buried_s: so long a tombstone stands."""
         self._tables = tables
         self._source = source
-        self._node = node
+        self._own_node = own_node
         self._identity = identity
         self._connection = connection
         with source.opened() as own:
             self._decisions = tables.of_ended(own, identity)
             self._tombstones = [
-                one for one in tables.tombstones(own, node.timing.buried) if identity in one.names() or not one.names()
+                one for one in tables.tombstones(own, buried_s) if identity in one.names() or not one.names()
             ]
         if self._decisions or self._tombstones:
             connection.harden()
@@ -54,7 +58,7 @@ class Sweep:
         others = [
             branch
             for branch in listed
-            if branch.gtrid.database == self._tables.database and branch.gtrid.node != self._node.node
+            if branch.gtrid.database == self._tables.database and branch.gtrid.node != self._own_node
         ]
         if not others:
             return

@@ -1,0 +1,443 @@
+"""What nodes of one database survive that is no death of a process: copies, clocks, outages, one another."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+import xaqueue
+from support.node_child import FAST
+from support.patience import PATIENCE_S, eventually
+from xaqueue import TransactionManager
+from xaqueue.tm import manager as manager_module
+from xaqueue.tm.node import DatabaseNode
+from xaqueue.tm.recovery import RecoveryThread
+
+MONTH_US = 31 * 86_400 * 1_000_000
+Connect = Callable[[], Any]
+
+
+class Killed(BaseException):
+    """What comes instead of the end of a process."""
+
+
+class Scene:
+    """A database, a space, and managers over them whose clocks go fast."""
+
+    def __init__(self, place: Path, connect: Connect) -> None:
+        self.place, self.connect = place, connect
+        self.is_down = False
+        self.made: list[TransactionManager] = []
+        self.space = self.new_space("space")
+        with closing(connect()) as own:
+            own.cursor().execute("create table orders (n int)")
+            own.commit()
+
+    def new_space(self, name: str) -> Path:
+        xaqueue.connect(self.place / name, create=True).close()
+        (self.place / name / "queues.toml").write_text("[queues.q]\n")
+        return self.place / name
+
+    def reach(self) -> Any:
+        if self.is_down:
+            raise psycopg.OperationalError("the database is away")
+        return self.connect()
+
+    def make(self, connect: Connect | None = None, space: Path | None = None, **options: Any) -> TransactionManager:
+        parties: dict[str, Any] = {"db": connect or self.reach, "queue": partial(xaqueue.connect, space or self.space)}
+        self.made.append(TransactionManager(parties, recovery_interval_s=0.1, **options))
+        return self.made[-1]
+
+    def dead(self, step: str, number: int, **options: Any) -> TransactionManager:
+        """A process that died there in its transaction."""
+
+        def die(at: str, gtrid: bytes, name: str) -> None:
+            if at == step:
+                raise Killed
+
+        manager = self.make(on_step=die, **options)
+        die_in(manager, number, before=lambda: kill(manager))
+        return manager
+
+    def select(self, what: str, connect: Connect | None = None) -> list[tuple[Any, ...]]:
+        with closing((connect or self.connect)()) as own:
+            cursor = own.cursor()
+            cursor.execute(f"select {what}")
+            return [tuple(row) for row in cursor.fetchall()]
+
+    def execute(self, statement: str) -> None:
+        with closing(self.connect()) as own:
+            own.cursor().execute(statement)
+            own.commit()
+
+    @property
+    def rows(self) -> list[int]:
+        return sorted(n for (n,) in self.select("n from orders"))
+
+    def messages(self, space: Path | None = None) -> list[int]:
+        with xaqueue.connect(space or self.space) as connection:
+            return sorted(int(message.body) for message in connection.browse("q"))
+
+    def in_doubt(self, space: Path | None = None) -> list[Any]:
+        with xaqueue.connect(space or self.space) as connection:
+            return connection.tpc_recover()
+
+    def count(self, table: str) -> int:
+        return int(self.select(f"count(*) from xaqueue_{table}")[0][0])
+
+    def close(self) -> None:
+        for manager in self.made:
+            manager.close()
+
+
+def enter(tx: Any, number: int) -> None:
+    tx["queue"].enqueue("q", b"%d" % number)
+    cursor = tx["db"].cursor()
+    cursor.execute(f"insert into orders values ({number})")
+    cursor.close()
+
+
+def die_in(manager: TransactionManager, number: int, before: Callable[[], object] = lambda: None) -> None:
+    """With its connections."""
+    tx = manager.transaction()
+    enter(tx, number)
+    before()
+    with pytest.raises(Killed):
+        tx.commit()
+    for branch in tx._branches.values():
+        branch.discard()
+
+
+def put(manager: TransactionManager, number: int) -> None:
+    with manager.transaction() as tx:
+        enter(tx, number)
+
+
+def node_of(manager: TransactionManager) -> DatabaseNode:
+    node = manager._log
+    assert isinstance(node, DatabaseNode)
+    return node
+
+
+def kill(manager: TransactionManager) -> None:
+    """Its threads stop, and nothing is said."""
+    node_of(manager)._closed.set()
+    manager._stopped.set()
+    for recovery in manager._recoveries.values():
+        recovery.stop(5)
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xaqueue.tm.node.Timing", lambda: FAST)
+
+
+@pytest.fixture
+def scene(dsn: str, tmp_path: Path) -> Iterator[Scene]:
+    with closing(Scene(tmp_path, partial(psycopg.connect, dsn))) as made:
+        yield made
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Iterator[Scene]:
+    """Of SQLite."""
+    with closing(Scene(tmp_path, partial(sqlite3.connect, tmp_path / "db"))) as made:
+        yield made
+
+
+# Its name
+
+
+def test_a_copied_machine_takes_a_name_of_its_own(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    manager = scene.make()
+    put(manager, 1)
+    name = manager.node
+    scene.execute("update xaqueue_signs set n = n + 100")
+    eventually(lambda: manager.node not in ("", name))
+    assert f"somebody else gives signs as node {name}" in caplog.text
+    put(manager, 2)
+    assert scene.rows == scene.messages() == [1, 2]
+
+
+def test_a_database_that_has_lost_commits_is_told_of(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    """A standby that was promoted without them, or an older copy."""
+    manager = scene.make()
+    put(manager, 1)
+    name = manager.node
+    with manager.transaction() as tx:
+        enter(tx, 2)
+    eventually(lambda: node_of(manager).epoch > 1)
+    scene.execute("delete from xaqueue_decisions")
+    scene.execute("update xaqueue_signs set n = 1")
+    eventually(lambda: manager.node not in ("", name))
+    (said,) = [one.getMessage() for one in caplog.records if one.levelno == logging.CRITICAL]
+    assert "database-lost-commits" in said
+    assert tx.gtrid.decode() in said
+
+
+def test_nobody_is_ended_for_a_database_that_was_away(scene: Scene) -> None:
+    managers = scene.make(), scene.make()
+    for number, manager in enumerate(managers):
+        put(manager, number)
+    names = [manager.node for manager in managers]
+    for _ in range(3):
+        scene.is_down = True
+        time.sleep(2 * FAST.silent * FAST.sign)
+        scene.is_down = False
+        time.sleep(2 * FAST.sign)
+    for number, manager in enumerate(managers):
+        put(manager, 10 + number)
+    assert [manager.node for manager in managers] == names
+    assert scene.count("ended") == 0
+    assert scene.rows == scene.messages() == [0, 1, 10, 11]
+
+
+# Its end
+
+
+def test_nodes_that_close_leave_nothing_and_those_that_die_a_tombstone_for_a_month(scene: Scene) -> None:
+    for number in range(20):
+        manager = scene.make()
+        put(manager, number)
+        manager.close()
+    assert [scene.count(table) for table in ("nodes", "signs", "ended", "decisions")] == [0, 0, 0, 0]
+    for number in range(20):
+        kill(scene.dead("committed-last", 100 + number))
+    other = scene.make()
+    eventually(lambda: scene.count("nodes") == 1 and not scene.in_doubt())
+    eventually(lambda: scene.count("decisions") == 0)
+    assert scene.count("ended") == 20
+    assert len(scene.rows) == 40
+    assert scene.rows == scene.messages()
+    scene.execute(f"update xaqueue_ended set at = at - {MONTH_US}")
+    eventually(lambda: scene.count("ended") == 0)
+    assert scene.count("signs") == 1
+    other.close()
+
+
+def test_a_tombstone_stays_until_each_queue_was_asked(scene: Scene) -> None:
+    """However old: its branch there is undecided, and nobody else would know that."""
+    far = scene.new_space("far")
+    scene.dead("prepared", 1, space=far)
+    near = scene.make()
+    put(near, 2)
+    eventually(lambda: scene.count("ended") == 1)
+    scene.execute(f"update xaqueue_ended set at = at - {MONTH_US}")
+    time.sleep(4 * FAST.sweep)
+    assert scene.count("ended") == 1
+    scene.make(space=far)
+    eventually(lambda: scene.count("ended") == 0)
+    assert scene.in_doubt(far) == []
+    assert scene.messages(far) == []
+
+
+def test_a_close_beside_a_transaction_under_way_leaves_a_tombstone(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have prepared by then, and be stopped for good."""
+    monkeypatch.setattr(manager_module, "CLOSE_PATIENCE_S", 0.2)
+    prepared, goes_on = threading.Event(), threading.Event()
+
+    def hold(step: str, gtrid: bytes, name: str) -> None:
+        if step == "commit-last":
+            prepared.set()
+            assert goes_on.wait(PATIENCE_S)
+            raise Killed
+
+    manager = scene.make(on_step=hold)
+
+    thread = threading.Thread(target=die_in, args=(manager, 1))
+    thread.start()
+    assert prepared.wait(PATIENCE_S)
+    manager.close()
+    goes_on.set()
+    thread.join(PATIENCE_S)
+    scene.make()
+    eventually(lambda: not scene.in_doubt())
+    assert scene.rows == scene.messages() == []
+
+
+# Who may touch what
+
+
+def test_two_services_with_one_name_for_two_queues(scene: Scene) -> None:
+    """The other one's queue knows no such branch, and says nothing by that."""
+    here, there = scene.space, scene.new_space("there")
+    scene.dead("commit", 1, space=there)
+    other = scene.make(space=here)
+    put(other, 2)
+    eventually(lambda: scene.count("ended") == 1)
+    time.sleep(4 * FAST.sweep)
+    assert scene.select("count(*) from xaqueue_decisions where participants <> ''")[0][0] >= 1
+    assert len(scene.in_doubt(there)) == 1
+    scene.make(space=there)
+    eventually(lambda: not scene.in_doubt(there))
+    eventually(lambda: scene.count("decisions") == 0)
+    assert scene.messages(there) == [1]
+    assert scene.messages(here) == [2]
+
+
+def test_what_is_decided_is_carried_out_for_a_node_that_lives(scene: Scene) -> None:
+    """Its recovery may hang."""
+
+    def die(at: str, gtrid: bytes, name: str) -> None:
+        if at == "commit":
+            raise Killed
+
+    manager = scene.make(on_step=die)
+    for recovery in manager._recoveries.values():
+        recovery.stop(5)
+    die_in(manager, 1)
+    assert len(scene.in_doubt()) == 1
+    scene.make().transaction().rollback()
+    eventually(lambda: not scene.in_doubt())
+    assert scene.rows == scene.messages() == [1]
+    assert scene.count("ended") == 0
+    assert scene.count("decisions") == 1
+
+
+def test_what_is_undecided_of_a_node_that_lives_is_left(scene: Scene) -> None:
+    prepared, goes_on = threading.Event(), threading.Event()
+
+    def hold(step: str, gtrid: bytes, name: str) -> None:
+        if step == "commit-last":
+            prepared.set()
+            assert goes_on.wait(PATIENCE_S)
+
+    manager, other = scene.make(on_step=hold), scene.make()
+    thread = threading.Thread(target=put, args=(manager, 1))
+    thread.start()
+    assert prepared.wait(PATIENCE_S)
+    put(other, 2)
+    time.sleep(4 * FAST.sweep + FAST.sign * FAST.silent)
+    assert len(scene.in_doubt()) == 1
+    goes_on.set()
+    thread.join(PATIENCE_S)
+    assert scene.rows == scene.messages() == [1, 2]
+    assert scene.count("ended") == 0
+
+
+def test_a_clone_that_was_taken_while_a_node_lives_touches_nothing_of_it(
+    files: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has the node's row, which is silent there; an application of its own is on the same queue."""
+    prepared, goes_on = threading.Event(), threading.Event()
+
+    def hold(step: str, gtrid: bytes, name: str) -> None:
+        if step == "commit-last" and len(names) > 1:
+            prepared.set()
+            assert goes_on.wait(PATIENCE_S)
+
+    names: list[int] = []
+    manager = files.make(on_step=hold)
+    put(manager, 1)
+    names.append(node_of(manager).epoch)
+    shutil.copy(files.place / "db", files.place / "clone")
+    eventually(lambda: node_of(manager).epoch > names[0])
+    names.append(node_of(manager).epoch)
+    thread = threading.Thread(target=put, args=(manager, 2))
+    thread.start()
+    assert prepared.wait(PATIENCE_S)
+    connect = partial(sqlite3.connect, files.place / "clone")
+    clone = files.make(connect)
+    put(clone, 3)
+    eventually(lambda: files.select("count(*) from xaqueue_ended", connect)[0][0] == 1)
+    eventually(lambda: "branch-left" in caplog.text)
+    assert len(files.in_doubt()) == 1
+    goes_on.set()
+    thread.join(PATIENCE_S)
+    assert files.rows == [1, 2]
+    assert files.messages() == [1, 2, 3]
+
+
+# Sweepers
+
+
+class Watched(psycopg.Cursor[Any]):
+    """Of a sweeper, to whom something happens at one of its statements, before or after that is carried out."""
+
+    left = 0
+    is_after = False
+    happens: Callable[[], object]
+
+    def execute(self, *arguments: Any, **options: Any) -> Any:
+        Watched.left -= 1
+        is_due = Watched.left == 0
+        if is_due and not Watched.is_after:
+            Watched.happens()
+        super().execute(*arguments, **options)
+        if is_due and Watched.is_after:
+            Watched.happens()
+        return self
+
+
+def die() -> None:
+    raise Killed
+
+
+class Sweeper:
+    """Another process that ends whoever gives no sign, and sweeps, once."""
+
+    def __init__(self, scene: Scene, connect: Connect) -> None:
+        self._opened: list[Any] = []
+
+        def opened() -> Any:
+            self._opened.append(connect())
+            return self._opened[-1]
+
+        self._manager = scene.make(opened)
+        self._manager.transaction().rollback()
+        kill(self._manager)
+
+    def sweep(self) -> None:
+        node_of(self._manager).end_silent(-1.0)
+        node_of(self._manager)._swept.clear()
+        one = RecoveryThread(self._manager._coordinator, self._manager._sources["queue"], 60.0)
+        try:
+            assert one.run_once().error == ""
+        finally:
+            one._drop()
+
+    def die(self) -> None:
+        while self._opened:
+            self._opened.pop().close()
+
+
+@pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("what", ["dies", "is overtaken"])
+def test_two_sweepers_whatever_happens_to_one_at_any_statement(
+    scene: Scene, dsn: str, what: str, is_after: bool
+) -> None:
+    """It is killed, and the other one begins anew; or the other one does all of it in between."""
+    first, second = Sweeper(scene, partial(psycopg.connect, dsn, cursor_factory=Watched)), Sweeper(scene, scene.connect)
+    Watched.is_after = is_after
+    Watched.happens = staticmethod(die if what == "dies" else second.sweep)
+    number = statement = 0
+    while statement == 0 or Watched.left <= 0:
+        statement += 1
+        scene.dead("prepared", number + 1)
+        scene.dead("committed-last", number + 2)
+        number += 2
+        Watched.left = statement
+        with suppress(Killed):
+            first.sweep()
+        first.die()
+        reached, Watched.left = Watched.left, 0
+        second.sweep()
+        second.sweep()
+        assert scene.in_doubt() == []
+        assert scene.rows == scene.messages() == list(range(2, number + 1, 2))
+        assert scene.select("gtrid from xaqueue_decisions where decision = 'commit'") == []
+        Watched.left = reached
+    assert statement > 10
