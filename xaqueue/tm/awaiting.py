@@ -61,8 +61,13 @@ class AsyncLoop:
 
     def check_may_block(self) -> None:
         """Raises InterfaceError in the loop, for a call that waits for what happens there."""
-        if self._is_used and self._is_here:
+        if not self.may_block:
             raise InterfaceError("this call would stop the event loop that it waits for: use asyncio.to_thread")
+
+    @property
+    def may_block(self) -> bool:
+        """Whether this is not the loop in which something lives."""
+        return not (self._is_used and self._is_here)
 
     def wait(self, given: Awaitable[T]) -> T:
         """The result of what is to be awaited, in a task and in a thread."""

@@ -142,7 +142,7 @@ class Coordinator:
     def enter(self, transaction: LiveTransaction) -> bytes:
         """Its name; it is live from here on. Raises InterfaceError once closed, DecisionLogError."""
         if self.log.gives_signs and not self.log.is_fresh:
-            self.loop.in_thread(self.log.freshen)
+            self.log.freshen(may_wait=self.loop.may_block)
         with self._mutex:
             if self.is_closing:
                 raise InterfaceError("the transaction manager is closed: open it again")

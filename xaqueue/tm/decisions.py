@@ -53,7 +53,7 @@ class Decisions:
         """Whether a transaction may be begun, where it gives signs."""
         return True
 
-    def freshen(self) -> None:
+    def freshen(self, *, may_wait: bool = True) -> None:
         """Transactions may be begun behind it."""
 
     def start(self) -> None:

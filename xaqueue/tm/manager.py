@@ -383,6 +383,11 @@ class TransactionManager:
         """For participants with async connections: they live in this event loop."""
         self._check_open()
         self._coordinator.join_loop()
+        try:
+            await asyncio.to_thread(self._log.freshen)
+        except BaseException:
+            await asyncio.to_thread(self.close)
+            raise
         return self
 
     async def __aexit__(

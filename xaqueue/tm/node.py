@@ -17,10 +17,11 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
-from xaqueue.errors import DecisionLogError, InvalidArgument, ProtocolError
+from xaqueue.errors import DecisionLogError, InvalidArgument, OperationalError, ProtocolError
 from xaqueue.tm import driver
 from xaqueue.tm.decisions import Decisions
 from xaqueue.tm.driver import Dialect
@@ -73,7 +74,9 @@ class DatabaseNode(Decisions):
         """Of each participant that was opened once, whether it is a database."""
         self._tables: NodeTables | None = None
         self._mutex = threading.Lock()
-        """Held while it signs, or takes a name."""
+        """Held while it signs, or takes a name, and by no event loop."""
+        self._beside = threading.Lock()
+        """Held while a thread looks for those in an event loop."""
         self._swept: dict[str, float] = {}
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -84,7 +87,9 @@ class DatabaseNode(Decisions):
         self.named = "XAQ2".ljust(44, "0")  # nobody's
         self._signed_s = 0.0
         self._met: dict[str, None] = {}
-        """What its participants say of themselves, as its last sign has them."""
+        """What its participants say of themselves."""
+        self._known = frozenset[str]()
+        """Those that its last sign has."""
         self._is_doubtful = False
         """A decision failed: whether it may decide is to be asked."""
         self.is_unclean = False
@@ -134,11 +139,15 @@ class DatabaseNode(Decisions):
         """Whether a transaction may be begun without a look at the database."""
         return bool(self.node) and not self._is_doubtful and time.monotonic() - self._signed_s < self.timing.stale
 
-    def freshen(self) -> None:
+    def freshen(self, *, may_wait: bool = True) -> None:
         """It has a name, under which it may decide, and a sign of life that is not old.
 
-        Raises what the driver raises, InvalidArgument, OperationalError.
+        may_wait: else, in the event loop of its connections, it goes on under the name that it has, and another thread
+        looks. Raises what the driver raises, InvalidArgument, OperationalError.
         """
+        if not may_wait:
+            self._freshen_beside()
+            return
         if not self.is_fresh:
             with self._mutex:
                 if not self.is_fresh:
@@ -146,11 +155,32 @@ class DatabaseNode(Decisions):
         if self._thread is None:
             self.start()
 
+    def _freshen_beside(self) -> None:
+        if not self.node:
+            raise OperationalError(
+                "this process has no name yet in the database that decides: begin with `async with` of the "
+                "transaction manager, or try again in a moment"
+            )
+
+        def look() -> None:
+            try:
+                with suppress(Exception):  # its thread meets the same, and says so
+                    self.freshen()
+            finally:
+                self._beside.release()
+
+        if self._beside.acquire(blocking=False):
+            threading.Thread(target=look, name="xaqueue-tm-node", daemon=True).start()
+
     def meet(self, connection: Any, name: str) -> None:
         """Something is going to be prepared there: whoever ends this node is to know of it. Raises as ``freshen``."""
         identity = identity_of(connection, name)
-        if identity not in self._met:
-            with self._mutex:
+        if identity not in self._known:
+            self._sources[name].loop.in_thread(partial(self._meet, identity))
+
+    def _meet(self, identity: str) -> None:
+        with self._mutex:
+            if identity not in self._known:
                 self._met[identity] = None
                 self._sign()
 
@@ -187,6 +217,7 @@ class DatabaseNode(Decisions):
     def _signed(self, tables: NodeTables, node: str, sign: int) -> None:
         self.named = f"{Gtrid(node, sign, 0, tables.database).of_node}{sign:08x}"
         self.node, self.epoch, self._signed_s, self._is_doubtful = node, sign, time.monotonic(), False
+        self._known = frozenset(self._met)
 
     def _lost(self, tables: NodeTables, connection: Any) -> None:
         """Its last sign is not there: says why."""
@@ -351,7 +382,7 @@ class DatabaseNode(Decisions):
 
     def abandon(self) -> None:
         """In a forked child: the name is the parent's, and this one takes its own at its first transaction."""
-        self.lock, self._mutex = threading.Lock(), threading.Lock()
+        self.lock, self._mutex, self._beside = threading.Lock(), threading.Lock(), threading.Lock()
         self._thread = None
         self.table = DecisionTable()
         self._done_rows, self._over, self._swept = {}, [], {}

@@ -22,7 +22,7 @@ from urllib.parse import unquote
 
 from xaqueue.errors import InvalidArgument, OperationalError, RolledBack
 from xaqueue.tm import driver, last_resource
-from xaqueue.tm.driver import Dialect, run
+from xaqueue.tm.driver import Adapter, Dialect, run
 from xaqueue.tm.guard import IS_MARKED, is_marked
 from xaqueue.tm.last_resource import NAMES_LENGTH, DecisionRow, DecisionRows, create_statement
 from xaqueue.xa import Code, Outcome
@@ -39,6 +39,9 @@ _LIMITED = (
     "set_config('idle_in_transaction_session_timeout', CASE WHEN "
     f"current_setting('idle_in_transaction_session_timeout')::interval BETWEEN '1ms' AND '{IDLE_S}s' THEN "
     f"current_setting('idle_in_transaction_session_timeout') ELSE '{IDLE_S}s' END, true)"
+)
+_HASTY = ", ".join(
+    f"set_config('{setting}', '{LOCK_S}s', true)" for setting in ("lock_timeout", "idle_in_transaction_session_timeout")
 )
 _LIMIT = "idle_write_transaction_timeout"
 _LIMIT_MARIADB = f"SET SESSION {_LIMIT} = IF(@@{_LIMIT} BETWEEN 1 AND {IDLE_S}, @@{_LIMIT}, {IDLE_S})"
@@ -237,22 +240,23 @@ class NodeTables(DecisionRows):
         return True
 
     def _end_postgresql(self, connection: Any, node: str) -> bool:
+        statement = (
+            f"WITH s AS (SELECT {_SYNCED}), "
+            f"l AS (SELECT n.node FROM {self.schema}xaqueue_nodes n, s WHERE n.node = '{node}' "
+            "FOR UPDATE OF n SKIP LOCKED), "
+            f"x AS (DELETE FROM {self.schema}xaqueue_nodes n USING l WHERE n.node = l.node RETURNING n.node) "
+            f"INSERT INTO {self.schema}xaqueue_ended (node, at, participants) SELECT x.node, {self._now_us}, "
+            f"g.participants FROM x JOIN {self.schema}xaqueue_signs g ON g.node = x.node"
+        )
+        if isinstance(connection, Adapter) or not hasattr(connection, "autocommit"):
+            with _durable(connection, self.dialect):  # who stands still behind it is ended by the database
+                return bool(run(connection, statement))
         connection.rollback()
-        plain = driver.driver_of(connection)
-        plain.autocommit = True
+        connection.autocommit = True
         try:
-            ended = run(
-                connection,
-                f"WITH s AS (SELECT {_SYNCED}), "
-                f"l AS (SELECT n.node FROM {self.schema}xaqueue_nodes n, s WHERE n.node = '{node}' "
-                "FOR UPDATE OF n SKIP LOCKED), "
-                f"x AS (DELETE FROM {self.schema}xaqueue_nodes n USING l WHERE n.node = l.node RETURNING n.node) "
-                f"INSERT INTO {self.schema}xaqueue_ended (node, at, participants) SELECT x.node, {self._now_us}, "
-                f"g.participants FROM x JOIN {self.schema}xaqueue_signs g ON g.node = x.node",
-            )
+            return bool(run(connection, statement))
         finally:
-            plain.autocommit = False
-        return bool(ended)
+            connection.autocommit = False
 
     def state_of(self, connection: Any, gtrid: bytes) -> BranchState:
         """What is known of this transaction, at one moment."""
@@ -419,7 +423,7 @@ def _durable(connection: Any, dialect: Dialect) -> Iterator[None]:
         run(connection, "SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
     try:
         if dialect is Dialect.POSTGRESQL:
-            run(connection, f"SELECT {_SYNCED}, set_config('lock_timeout', '{LOCK_S}s', true)")
+            run(connection, f"SELECT {_SYNCED}, {_HASTY}")
         yield
         connection.commit()
     except BaseException:
