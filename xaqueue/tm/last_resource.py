@@ -33,7 +33,8 @@ _CREATE = (
     f"participants VARCHAR({NAMES_LENGTH}) NOT NULL, carried "
 )
 _INSERT = f"INSERT INTO {TABLE} (gtrid, decision, participants)"
-_AT_A_TIME = 1000
+AT_A_TIME = 1000
+"""Rows that one statement removes, at most."""
 _LIFE = "life"
 _PRUNED = "pruned"
 _WORDS = {Outcome.COMMITTED: "commit", Outcome.ROLLED_BACK: "rollback"}
@@ -197,7 +198,7 @@ def delete_rows(
         groups.setdefault((space, carrier), []).append(gtrid)
     for (space, carrier), left in groups.items():
         while left:
-            some, left = left[:_AT_A_TIME], left[_AT_A_TIME:]
+            some, left = left[:AT_A_TIME], left[AT_A_TIME:]
             if dialect_of(connection) is Dialect.POSTGRESQL:
                 run(connection, "SET LOCAL synchronous_commit = off")
             keys = ", ".join(f"'{checked(gtrid)}'" for gtrid in some)

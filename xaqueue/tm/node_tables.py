@@ -364,9 +364,11 @@ class NodeTables(DecisionRows):
         carried: Mapping[bytes, tuple[str, str, int]] = last_resource.NOTHING,
     ) -> None:
         """Decisions that all have carried out."""
-        for gtrid in gtrids:
-            key = last_resource.checked(gtrid)
-            self._lazily(connection, f"DELETE FROM {self.schema}xaqueue_decisions WHERE gtrid = '{key}'")
+        left = [f"'{last_resource.checked(gtrid)}'" for gtrid in gtrids]
+        while left:
+            some, left = left[: last_resource.AT_A_TIME], left[last_resource.AT_A_TIME :]
+            keys = ", ".join(some)
+            self._lazily(connection, f"DELETE FROM {self.schema}xaqueue_decisions WHERE gtrid IN ({keys})")
 
     def tombstones(self, connection: Any, age_s: float) -> list[Standing]:
         """Of nodes that were ended so long ago, and have no decision to commit any more."""
