@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timedelta
-from itertools import chain
+from itertools import chain, count, repeat
 from struct import Struct
 from typing import Any, NewType, TypedDict, cast
 
@@ -302,6 +302,20 @@ def stored_message(message_id: MessageId, queue: str, seq: int, body: bytes, sto
     made.__class__ = Message
     message: Message = made
     return message
+
+
+def stored_messages(
+    ids: Sequence[MessageId], queue: str, first: int, bodies: Sequence[bytes], stored: Iterable[Mapping[str, Any]]
+) -> list[Message]:
+    """As many as there are ids, whose numbers follow one another, without a call for each."""
+    found: list[Any] = [*map(_new, repeat(_Made, len(ids)))]
+    made: Any
+    for made, made.message_id, made.seq, made.body, made.properties in zip(
+        found, ids, count(first), bodies, stored, strict=False
+    ):
+        made.queue = queue
+        made.__class__ = Message
+    return found
 
 
 def stored_of(message: Message) -> Mapping[str, Any] | None:

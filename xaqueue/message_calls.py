@@ -156,13 +156,14 @@ class MessageCalls(OneCall):
         given: list[Any] = [*bodies]
         ids: list[Any] | None = None
         own: list[EnqueueOptions] | None = None
-        if tuple in {*map(type, given)}:
+        if tuple in (types := {*map(type, given)}):
             given, ids, own = each_of(given, options, time.time_ns() // 1000)
             options = own[0]
             own = own if own.count(options) < len(own) else None
             ids = ids if any(ids) else None
         else:
-            given = [body if type(body) is bytes else body_of(body) for body in given]
+            if types != {bytes}:
+                given = [*map(body_of, given)]
             options = options_of(options, time.time_ns() // 1000) if options else options
         self._transaction.work()
         found = self._manager.enqueue_many(queue, given, ids, own, **({} if own else options))

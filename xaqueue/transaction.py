@@ -139,14 +139,15 @@ class Transaction:
     def work(self) -> None:
         """Where there is no transaction, a local one begins."""
         if self.phase not in WORKING:
-            self.check("work")
+            if self.phase is not Phase.NONE:
+                self.check("work")
             self._begin_local()
         elif self.thread is not HERE.thread:
             self._check_thread()
 
     def _begin_local(self) -> None:
         xid = Xid.local(self._make_id())
-        self.enter(Phase.LOCAL, xid)
+        self.phase, self.xid, self.uncommitted, self.thread = Phase.LOCAL, xid, 0, HERE.thread  # as ``enter``
         try:
             self.manager.start(xid)
         except BaseException as error:  # or interrupted: there may be one by now, in which nothing was done
@@ -171,7 +172,8 @@ class Transaction:
         if self.phase is not Phase.LOCAL:
             self.check("commit")
         if self.phase is not Phase.NONE:
-            self._check_thread()
+            if self.thread is not HERE.thread:
+                self._check_thread()
             self._commit_one_phase()
 
     def rollback(self) -> None:
@@ -330,11 +332,14 @@ class Transaction:
 
     def _commit_one_phase(self) -> None:
         assert self.xid is not None
-        xid = self.xid
+        xid, leaving = self.xid, self._leaving
         try:
-            self._end(xid)
-            if self._leaving is not None:
-                self._leaving.commit(xid, Flag.ONEPHASE, leaves=True)
+            if self.phase is Phase.LOCAL and leaving is not None:  # as ``_end``, without the call
+                self.phase = Phase.LOCAL_ENDED
+            else:
+                self._end(xid)
+            if leaving is not None:
+                leaving.commit(xid, Flag.ONEPHASE, leaves=True)
             else:
                 self.manager.commit(xid, Flag.ONEPHASE)
         except RolledBack:
@@ -347,7 +352,7 @@ class Transaction:
             self.leave()  # a call before was interrupted behind its step
             if not xid.is_local or self.manager.outcome(xid) is not Outcome.COMMITTED:
                 raise  # else it was past its commit point, and somebody has completed it
-        self.leave()
+        self.phase, self.xid, self.uncommitted = Phase.NONE, None, 0
 
     def _roll_back(self) -> None:
         assert self.xid is not None

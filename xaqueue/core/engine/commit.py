@@ -257,8 +257,7 @@ def undo(space: Space, branch: Branch) -> None:
 
     RetryLater: nothing was done. What was never prepared is undone all the same, and nothing of that is recorded.
     """
-    if branch.riders:
-        many.expand(space, branch)
+    many.expand(space, branch)
     returns = space.features.returns
     back = returns.of(space, branch)
     records = returns.records(space, back)

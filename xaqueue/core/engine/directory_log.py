@@ -304,21 +304,21 @@ class DirectoryLog(GroupCommit):
         """Messages with these bits leave their blocks."""
         fs = self.fs
         for block, bits in taken.items():
-            path, directory = block.gone_path, block.path.rpartition("/")[0]
-            gone = block.gone | bits
-            if gone.bit_count() < block.named.count:
+            path, gone = block.gone_path, block.gone | bits
+            if gone.bit_count() < block.count:
                 if not block.has_bitmap:
                     self._name_bitmap(path.rpartition("/")[0], touched)
                 fs.write_at(path, 0, encode_gone(block.queue, block.named, gone, self._owner.epoch))
                 touched.files[path], block.has_bitmap = None, True
             else:
+                directory = block.path.rpartition("/")[0]
                 if self.hardens_names:
                     fs.hold_dir(directory)
                 discard(fs, block.path)
                 touched.sources[directory] = None
                 touched.emptied.append(path)
             block.gone = gone
-        if self._never_syncs:
+        if self._never_syncs and touched.emptied:
             self._remove(touched.emptied)
 
     def _remove(self, bitmaps: Iterable[str]) -> None:
@@ -427,9 +427,9 @@ class DirectoryLog(GroupCommit):
 
     # The directories
 
-    def read(self, path: str, *, may_wait: bool = True) -> bytes:
-        data = self.fs.read(path, HEAD_READ_BYTES)  # as ``read_block``, which each dequeue would call
-        return data if len(data) < HEAD_READ_BYTES else self.fs.read(path, size_in_head(data) + 1)
+    def read(self, path: str, *, may_wait: bool = True, at_once: int = HEAD_READ_BYTES) -> bytes:
+        data = self.fs.read(path, at_once)  # as ``read_block``, which each dequeue would call
+        return data if len(data) < at_once else self.fs.read(path, size_in_head(data) + 1)
 
     def modified_us(self, path: str) -> int:
         return self.fs.modified_ns(path) // 1000

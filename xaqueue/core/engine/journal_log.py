@@ -273,7 +273,7 @@ class JournalLog(DeferringCommit, Keeping):
 
     # The directories
 
-    def read(self, path: str, *, may_wait: bool = True) -> bytes:
+    def read(self, path: str, *, may_wait: bool = True, at_once: int = HEAD_READ_BYTES) -> bytes:
         put = self.behind.held.get(path) or self.behind.cached.get(path)
         if put is not None:
             self._hits += 1
@@ -282,8 +282,8 @@ class JournalLog(DeferringCommit, Keeping):
         self._misses += 1
         if path not in self.behind.dropped:
             try:
-                data = self.fs.read(path, HEAD_READ_BYTES)  # as ``read_block``, which each dequeue would call
-                return data if len(data) < HEAD_READ_BYTES else self.fs.read(path, size_in_head(data) + 1)
+                data = self.fs.read(path, at_once)  # as ``read_block``, which each dequeue would call
+                return data if len(data) < at_once else self.fs.read(path, size_in_head(data) + 1)
             except FileNotFoundError:
                 pass
         if not may_wait:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from xaqueue.core.engine.features import Features
+from xaqueue.core.model.block import HEAD_READ_BYTES
 from xaqueue.core.model.branch import Branch, Written
 from xaqueue.core.model.change import Change
 from xaqueue.core.model.definitions import Definitions
@@ -271,9 +272,9 @@ class Log(Protocol):
     def waiting_room(self) -> tuple[int, int]:
         """Bytes and files, about, that wait for room on the disk."""
 
-    def read(self, path: str, *, may_wait: bool = True) -> bytes:
+    def read(self, path: str, *, may_wait: bool = True, at_once: int = HEAD_READ_BYTES) -> bytes:
         """A block's bytes, as of all that was published. may_wait: for the directories, where it is not in its place
-        yet. Raises OSError."""
+        yet; at_once: of a larger file its head is read first. Raises OSError."""
 
     def modified_us(self, path: str) -> int:
         """When the message of this file was committed, int microseconds UTC, as of all that was shown. Called with the

@@ -27,10 +27,11 @@ from xaqueue.core.model.block import (
     pack,
     split_message,
 )
-from xaqueue.core.model.branch import Branch, Rider, Written
+from xaqueue.core.model.branch import Branch, Written
 from xaqueue.core.model.change import DROP, PUT, Change, CoreStep, Op
 from xaqueue.core.model.entry import Entry, MessageBlock, Run
-from xaqueue.core.model.message_block import Table, check_block, decode_table, encode_gone
+from xaqueue.core.model.message_block import MOST_BYTES, Table, check_block, decode_table, encode_gone
+from xaqueue.core.model.message_name import Named
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.model.records import files_of
 from xaqueue.core.storage.fs import discard
@@ -42,10 +43,11 @@ KEPT = 8
 
 def number(queue: Queue, run: Run, arrivals: list[tuple[str, int]]) -> str:
     """Gives its messages their numbers, which are new arrivals; or they have kept theirs. Returns its path."""
-    count = len(run.ids)
-    run.seq = queue.keep_number(run.seq, count) if run.seq else queue.allocate_many(count)
-    arrivals += [(queue.name, run.seq), (queue.name, run.seq + count - 1)]
-    return layout.messages_path(queue.name, run.named)
+    count, name = len(run.ids), queue.name
+    run.seq = seq = queue.keep_number(run.seq, count) if run.seq else queue.allocate_many(count)
+    arrivals += [(name, seq), (name, seq + count - 1)]
+    run.block = block = queue.block(Named(seq, seq + count - 1, run.message_id))
+    return block.path
 
 
 def takes(queue: Queue, entry: Entry, taken: dict[MessageBlock, int]) -> bool:
@@ -56,24 +58,16 @@ def takes(queue: Queue, entry: Entry, taken: dict[MessageBlock, int]) -> bool:
     return block is not None
 
 
-class _Together(Rider):
-    """Rides on a branch that has taken some together."""
-
-    acts = False
-
-
-TOGETHER = _Together()
-
-
 def expand(space: Space, branch: Branch) -> None:
     """What it has taken together it has taken one by one from here on: whoever undoes it sees it so, or a part."""
     with space.lock:
-        for written in [*branch.blocks] if TOGETHER in branch.riders else ():
-            if written.kind is Kind.DEQUEUE and type(written.entry) is Run:
+        for written in [*branch.blocks]:
+            run = written.entry
+            if type(run) is Run and written.kind is Kind.DEQUEUE:
                 name, at = written.queue, branch.blocks.index(written)
                 singles = [
                     Written(number, Kind.DEQUEUE, name, entry.message_id, 0, entry)
-                    for number, entry in enumerate(space.queues[name].index.expand(written.entry), branch.numbers + 1)
+                    for number, entry in enumerate(space.queues[name].index.expand(run), branch.numbers + 1)
                 ]
                 singles[0].path = written.path  # the file of all, where there is one
                 branch.numbers += len(singles)
@@ -87,16 +81,17 @@ def publish(space: Space, queue: Queue, run: Run, kind: Kind) -> None:
         if queue.consumed_run(run):
             space.has_consumed()
         return
-    named = run.named
-    queue.add_block(named)
-    for seq, entry in enumerate(run.entries, named.first):
+    assert run.block is not None
+    queue.add_block(run.block)
+    ids, seqs = run.ids, range(run.seq, run.seq + len(run.ids))
+    for seq, entry in zip(seqs, run.entries, strict=False):
         entry.seq = seq
         queue.index.add(entry)
     if not run.entries:
-        queue.index.add_plain(range(named.first, named.last + 1), run.ids)
-    queue.pending.difference_update(run.ids)
-    queue.enqueued += named.count
-    queue.shown = max(queue.shown, named.last)
+        queue.index.add_plain(seqs, ids)
+    queue.pending.difference_update(ids)
+    queue.enqueued += len(ids)
+    queue.shown = max(queue.shown, seqs[-1])
     space.log.changed_queues[queue.name] = queue
 
 
@@ -108,7 +103,7 @@ def opened(space: Space, block: MessageBlock, *, may_wait: bool = True) -> tuple
     """Its table and all of it. Raises DamagedBlock, OSError."""
     if (found := block.opened) is not None:
         return found
-    data = space.log.read(block.path, may_wait=may_wait)
+    data = space.log.read(block.path, may_wait=may_wait, at_once=MOST_BYTES)
     try:
         table = decode_table(data)
     except DamagedBlock:
@@ -134,7 +129,7 @@ def content(space: Space, queue: Queue, entry: Entry, *, may_wait: bool = True) 
         return packed, body
     table, data = block.opened or opened(space, block, may_wait=may_wait)
     entry.block, index = block, entry.seq - block.named.first
-    return _packed(table, index), table.body(data, index)
+    return _packed(table, index) if table.own else table.packed, table.body(data, index)
 
 
 def _packed(table: Table, index: int) -> bytes:
@@ -185,7 +180,7 @@ def leave(space: Space, taken: Mapping[MessageBlock, int], ops: list[Op], rest: 
     Where the files are the record the log does that, once the step is decided."""
     for block, bits in taken.items() if space.log.is_atomic else ():
         block.gone |= bits
-        if block.gone.bit_count() == block.named.count:
+        if block.gone.bit_count() == block.count:
             ops.append((DROP, block.path))
             rest.append((DROP, block.gone_path))
         else:

@@ -80,9 +80,9 @@ class Session(Association):
 
     def commit(self, xid: Xid, flags: Flag = Flag.NOFLAGS, *, leaves: bool = False) -> None:
         """leaves: as of ``prepare``."""
-        call, late = Call.COMMIT, False
-        if flags is not Flag.NOFLAGS:
-            call, late = call_of("commit", flags), flags is not Flag.ONEPHASE and bool(flags & Flag.LATE)
+        call, late = _COMMIT_ONEPHASE if flags is _ONEPHASE else Call.COMMIT, False
+        if flags is not _ONEPHASE and flags is not Flag.NOFLAGS:
+            call, late = call_of("commit", flags), bool(flags & Flag.LATE)
         space, branch = self.space, self._take(xid, call, leaves)
         try:
             try:
@@ -396,5 +396,5 @@ class Session(Association):
         raise branch.rollback_reason or RolledBack(f"branch {branch.xid} was rolled back")
 
 
-_ACTIVE = State.ACTIVE
+_ACTIVE, _ONEPHASE, _COMMIT_ONEPHASE = State.ACTIVE, Flag.ONEPHASE, Call.COMMIT_ONEPHASE
 _UNFINISHED = (State.ACTIVE, State.ROLLBACK_ONLY)

@@ -72,6 +72,7 @@ class Kind(IntEnum):
 
 
 ADDS = (Kind.ENQUEUE, Kind.MESSAGES)
+MANY, MANY_HEAD = MAGIC + bytes((FORMAT_VERSION, Kind.MESSAGES)), struct.Struct("<8xIQQ16s4xI")
 _MESSAGE, _MESSAGE_HEAD = MAGIC + bytes((FORMAT_VERSION, Kind.ENQUEUE)), struct.Struct("<8xIQ8x16s4xI")
 """What a message begins with, and where in its head stands what it is split by."""
 

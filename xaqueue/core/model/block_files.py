@@ -23,6 +23,7 @@ from xaqueue.core.model.block import (
     Head,
     Kind,
     head_of,
+    pack,
     pack_properties,
     size_in_head,
 )
@@ -69,14 +70,15 @@ def ranges_in(fs: FileSystem, queue: str) -> list[int]:
 def dequeue_block(written: Written, epoch: int, queue: Queue) -> bytes:
     """The block that names the message to remove, says how many tries that had had, and in which block it lies."""
     entry = written.entry
-    block = queue.block_of(entry.seq) if queue.blocks and entry is not None else None
-    packed = _packed(written.queue, entry.tries if entry is not None else 0, written.is_try)
-    if block is not None and entry is not None:
-        named = block.named
-        bits = block.bits(entry).to_bytes((named.count + 7) // 8, "little")
+    block = entry.block or queue.block_of(entry.seq) if queue.blocks and entry is not None else None
+    if block is None or entry is None:
+        packed = _packed(written.queue, entry.tries if entry is not None else 0, written.is_try)
+    else:  # as ``pack_properties``, without the values
+        had = {"tries": entry.tries} if entry.tries else {}
         unknown: dict[str, Any] = {} if written.is_try else {NO_TRY: True}
-        unknown[BLOCK] = [named.first, named.message_id, named.count, bits]
-        packed = pack_properties(Properties(written.queue, tries=entry.tries, unknown=unknown))
+        named, bits = block.named, block.bits(entry).to_bytes((block.count + 7) // 8, "little")
+        unknown[BLOCK] = named.first, named.message_id, block.count, bits
+        packed = pack({"queue": written.queue, **had, **unknown})
     head, written.checksum = head_of(Kind.DEQUEUE, written.message_id, packed, b"", epoch)
     return head
 

@@ -41,7 +41,7 @@ class Entry:
     path = ""
     """Of its file, once somebody has read that."""
     block: MessageBlock | None = None
-    """In which it lies, once somebody has read that."""
+    """In which it lies, once somebody has read that, or will lie."""
 
     def __init__(self, seq: int, message_id: MessageId, tags: str = "", retry: Retry | None = None) -> None:
         """tags: of its file's name; see ``message_name``. retry: where a delivery of it has failed."""
@@ -70,20 +70,16 @@ class Run(Entry):
         self.entries = entries
         """Of those that are added, where some have tags; of those that are taken, once somebody has asked for one."""
 
-    @property
-    def named(self) -> Named:
-        """Of its block, once it has its numbers."""
-        return Named(self.seq, self.seq + len(self.ids) - 1, self.message_id)
-
 
 class MessageBlock:
     """Of a block of many messages in ``committed/``: where they lie. All else of each is its own."""
 
-    __slots__ = ("gone", "gone_path", "has_bitmap", "held", "left", "named", "opened", "path", "queue")
+    __slots__ = ("count", "gone", "gone_path", "has_bitmap", "held", "left", "named", "opened", "path", "queue")
 
     def __init__(self, queue: str, named: Named, path: str, gone_path: str, gone: int = 0) -> None:
         self.queue = queue
         self.named = named
+        self.count = count = named.count
         self.path = path
         self.gone_path = gone_path
         self.opened: tuple[Table, bytes] | None = None
@@ -93,19 +89,19 @@ class MessageBlock:
         are the record: by what was carried out."""
         self.has_bitmap = False
         """Where the files are the record: its name is on disk, or will be with the round."""
-        self.left = named.count - gone.bit_count()
+        self.left = count - gone.bit_count()
         """How many are there."""
-        self.held = named.count
+        self.held = count
         """How many it has a body of."""
 
     @property
     def is_settled(self) -> bool:
         """No step takes from it that is planned, and not published yet: such a one may come to nothing."""
-        return self.gone.bit_count() == self.named.count - self.left
+        return self.gone.bit_count() == self.count - self.left
 
     def bits(self, entry: Entry) -> int:
         """Of this message, or of these."""
-        return ((1 << len(entry.ids)) - 1 if isinstance(entry, Run) else 1) << entry.seq - self.named.first
+        return ((1 << len(entry.ids)) - 1 if type(entry) is Run else 1) << entry.seq - self.named.first
 
     def take_through(self, seq: int) -> None:
         """What is there with this number or one below is gone."""

@@ -32,6 +32,8 @@ from xaqueue.core.model.block import (
     COLUMNS,
     HEAD_CRC,
     HOLLOW,
+    MANY,
+    MANY_HEAD,
     NO_MESSAGE,
     PREFIX_BYTES,
     Kind,
@@ -39,6 +41,7 @@ from xaqueue.core.model.block import (
     decode_head,
     head_of,
     head_of_many,
+    names,
     pack_properties,
     stored_in,
     verify_table,
@@ -67,8 +70,8 @@ class Table:
     """The properties that all have."""
     ids: bytes
     """One behind the other."""
-    sizes: Sequence[int]
-    checksums: Sequence[int]
+    sizes: tuple[int, ...]
+    checksums: tuple[int, ...]
     offsets: Sequence[int]
     """Where in the file each body begins, and where the last one ends."""
     tags: str
@@ -115,16 +118,17 @@ class Table:
             self.bodies(data, index, index + 1)  # says what is wrong
         return body
 
-    def bodies(self, data: bytes, begin: int, end: int) -> list[bytes]:
+    def bodies(self, data: bytes, begin: int, end: int) -> Sequence[bytes]:
         """Those with these indexes, of the whole file. Raises DamagedBlock where one of them is not what it was."""
-        offsets = self.offsets
-        found = [data[at:to] for at, to in zip(offsets[begin:end], offsets[begin + 1 : end + 1], strict=True)]
-        if tuple(map(crc32, found)) != self.checksums[begin:end]:
-            wrong = next(at for at, body in enumerate(found, begin) if crc32(body) != self.checksums[at])
-            raise DamagedBlock(f"checksum of the body of message {wrong:,} does not match")
-        if HOLLOW in self.sizes[begin:end]:
+        sizes, offsets = self.sizes[begin:end], self.offsets
+        if HOLLOW in sizes:
             raise DamagedBlock("a message that was gone has no body any more")
-        return found
+        if offsets[end] <= len(data):
+            found: Sequence[bytes] = unpack_from("%ds" * len(sizes) % sizes, data, offsets[begin])
+            if tuple(map(crc32, found)) == self.checksums[begin:end]:
+                return found
+        wrong = next(at for at in range(begin, end) if crc32(data[offsets[at] : offsets[at + 1]]) != self.checksums[at])
+        raise DamagedBlock(f"checksum of the body of message {wrong:,} does not match")
 
     def left(self, gone: int, begin: int = 0, end: int | None = None) -> Sequence[int]:
         """The indexes of those that are there, from ``begin`` up to ``end``. gone: what the bitmap says."""
@@ -163,23 +167,24 @@ def encode(
 
 def decode_table(data: bytes) -> Table:
     """From the first bytes of a file, which may end anywhere behind its table. Raises DamagedBlock."""
-    head = decode_head(data)
-    if head.kind is not Kind.MESSAGES:
-        raise DamagedBlock(f"a block of kind {head.kind.name.lower()} is no block of messages")
-    begin, end = head.body_offset, verify_table(head.body_offset, head.checksum, data)
+    if len(data) < PREFIX_BYTES or not data.startswith(MANY):
+        raise DamagedBlock(f"a block of kind {decode_head(data).kind.name.lower()} is no block of messages")
+    properties_bytes, body_bytes, epoch, message_id, checksum = MANY_HEAD.unpack_from(data)
+    begin = PREFIX_BYTES + properties_bytes
+    end = verify_table(begin, checksum, data)
     count, rest_bytes = COLUMNS.unpack_from(data, begin)
     at = begin + COLUMNS.size
     ids, at = data[at : at + 16 * count], at + 16 * count
-    sizes: Sequence[int] = unpack_from(f"<{count}I", data, at)
-    checksums: Sequence[int] = unpack_from(f"<{count}I", data, at + 4 * count)
+    sizes: tuple[int, ...] = unpack_from(f"<{count}I", data, at)
+    checksums: tuple[int, ...] = unpack_from(f"<{count}I", data, at + 4 * count)
     tags, own, most, bits = _rest_in(data[end - rest_bytes : end], count)
     if bits is not None:
-        ids, sizes, checksums = _widened(head.message_id, most, bits, ids, sizes, checksums)
+        ids, sizes, checksums = _widened(message_id, most, bits, ids, sizes, checksums)
     offsets = list(accumulate(sizes if bits is None else [size % HOLLOW for size in sizes], initial=end))
-    if offsets[-1] + end + _SIZE.size != head.size_bytes or not most or ids[:16] != head.message_id:
+    if offsets[-1] + end + _SIZE.size != begin + body_bytes or not most or ids[:16] != message_id:
         raise DamagedBlock("its table is not that of a block of this size and id")
     packed = data[PREFIX_BYTES:begin]
-    return Table(packed, ids, sizes, checksums, offsets, tags, own, head.epoch, head.checksum)
+    return Table(packed, ids, sizes, checksums, offsets, tags, own, epoch, checksum)
 
 
 def _rest_in(data: bytes, count: int) -> tuple[str, Mapping[int, tuple[str, dict[str, Any]]], int, int | None]:
@@ -201,13 +206,13 @@ def _rest_in(data: bytes, count: int) -> tuple[str, Mapping[int, tuple[str, dict
 
 def _widened(
     first: MessageId, count: int, bits: int, ids: bytes, sizes: Sequence[int], checksums: Sequence[int]
-) -> tuple[bytes, Sequence[int], Sequence[int]]:
+) -> tuple[bytes, tuple[int, ...], tuple[int, ...]]:
     """The columns of a hollow block with a place for each of its messages again."""
     wide_ids, wide_sizes, wide_checksums = [first] + [NO_MESSAGE] * (count - 1), [HOLLOW] * count, [0] * count
     for at, index in enumerate(index for index in range(count) if bits >> index & 1):
         wide_ids[index] = MessageId(ids[16 * at : 16 * at + 16])
         wide_sizes[index], wide_checksums[index] = sizes[at], checksums[at]
-    return b"".join(wide_ids), wide_sizes, tuple(wide_checksums)
+    return b"".join(wide_ids), tuple(wide_sizes), tuple(wide_checksums)
 
 
 def decode_copy(data: bytes) -> Table:
@@ -224,6 +229,8 @@ def check_block(table: Table, queue: str, named: Named) -> None:
     """DamagedBlock unless this is the table of the block that its name says. From here on it is one of this queue."""
     if table.ids[:16] != named.message_id or table.count != named.count:
         raise DamagedBlock(f"holds {table.count:,} messages from {table.ids[:16].hex()} on, not those of its name")
+    if names(table.packed, queue):
+        return
     stored = stored_in(table.packed)
     if (owner := stored.get("queue")) == "":  # several queues have it: none is named
         table.packed, table.is_shared = msgpack.packb(stored | {"queue": queue}), True

@@ -123,7 +123,7 @@ class DeliveryOrder:
         if self._runs.get(run.seq) is run:
             entries = [Entry(seq, message_id) for seq, message_id in enumerate(run.ids, run.seq)]
             for entry in entries:
-                entry.locked = True
+                entry.locked, entry.block = True, run.block
             self._entries.update(zip(range(run.seq, run.seq + len(entries)), entries, strict=True))
             run.entries = entries  # where an interrupt comes before, it is done once more
             del self._runs[run.seq]
@@ -290,7 +290,8 @@ class DeliveryOrder:
             if hand and (not keys or hand[0] < keys[0]):
                 keys = hand
             if head >= 0 and (not keys or keys[0] > (head if self._fifo else self._key(head))):
-                return self._unpack(self._packed.pop(head) if self.order is Order.LIFO else self._packed.shift(PIECE))
+                rows, lifo = self._packed, self.order is Order.LIFO
+                return self._unpack(rows.pop(head) if lifo else [*enumerate(rows.take_run(head + PIECE, PIECE), head)])
             if not keys:
                 return None
             if passed == SKIPPED:

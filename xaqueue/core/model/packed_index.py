@@ -137,26 +137,23 @@ class PackedRows:
             self._find_head()
         return rows
 
-    def shift(self, slots: int) -> list[Row]:
-        """Takes out the rows in the first ``slots`` slots, the lowest one's being the first of these."""
-        number = self._numbers[0]
-        table = self._tables[number]
-        if not table.there[0]:
-            table.cut(table.there.find(1), len(table.there))
-        rows = table.rows(slots)
-        table.cut(slots, len(table.there))
-        if table.gaps == len(table.there):
-            self._drop(number)
-        self._find_head()
-        return rows
-
     def take_run(self, last: int, count: int) -> list[MessageId]:
         """Takes out the lowest row and those right behind it, at most so many, and up to that number of its table."""
-        table = self._tables[self._numbers[0]]
-        begin = self.head - table.start
-        end = min(begin + count, last + 1 - table.start)
-        gap = table.there.find(0, begin, end)
-        return [row[1] for row in self.shift((gap if gap >= 0 else end) - begin)]
+        number, head = self._numbers[0], self.head
+        table = self._tables[number]
+        if table.start != head:
+            table.cut(head - table.start, len(table.there))
+        ids, there, end = table.ids, table.there, min(count, last + 1 - head)
+        if table.gaps and (gap := there.find(0, 0, end)) >= 0:
+            end = gap
+        taken = ids[:end]
+        del ids[:end], there[:end]
+        self.head = table.start = head + end
+        if table.gaps == len(there):
+            self._drop(number)
+        if table.gaps or not there:
+            self._find_head()
+        return taken
 
     def remove_through(self, seq: int) -> Iterator[list[MessageId]]:
         """Takes out every row with this number or one below; yields the ids, by tables."""

@@ -247,12 +247,13 @@ class Queue:
         self.holds(seq >> RANGE_BITS, count)
         return seq
 
-    def add_block(self, named: Named, gone: int = 0) -> MessageBlock:
-        """Many of its messages lie in this block."""
+    def block(self, named: Named, gone: int = 0) -> MessageBlock:
         path, gone_path = layout.messages_path(self.name, named), layout.gone_path(self.name, named)
-        block = MessageBlock(self.name, named, path, gone_path, gone)
-        insort(self.blocks.setdefault(named.first >> RANGE_BITS, []), block, key=_last_of)
-        return block
+        return MessageBlock(self.name, named, path, gone_path, gone)
+
+    def add_block(self, block: MessageBlock) -> None:
+        """Many of its messages lie in this one."""
+        insort(self.blocks.setdefault(block.named.first >> RANGE_BITS, []), block, key=_last_of)
 
     def block_of(self, seq: int) -> MessageBlock | None:
         """In which the message of this number lies; None where it has a file of its own."""

@@ -291,8 +291,9 @@ class _Loading:
         if gone:
             self._bitmaps.append(bitmap)
         with self._lock:
-            block, whole = queue.add_block(named, known), len(left) == named.count
+            block, whole = queue.block(named, known), len(left) == named.count
             block.held, block.has_bitmap = table.held, bool(gone)
+            queue.add_block(block)
             queue.holds(named.first >> RANGE_BITS, len(left))
             if whole and table.is_plain and not self._tried:
                 queue.index.add_plain(range(named.first, named.last + 1), ids)

@@ -196,9 +196,13 @@ def extend(self: Session, queue: str, lease: bytes, lease_s: float) -> None:
 @verb(CONSUME, "work")
 def accept(self: Session, queue: str, lease: bytes) -> None:
     """The message is one that the associated branch has taken, and the lease is over."""
-    xid = _xid_of(lease)
-    with self._work() as branch, self.space.lock:
-        _hand_over_locked(self, _held_locked(self, queue, xid), branch)
+    xid, branch = _xid_of(lease), self._at_work()
+    try:  # as ``_work``, without its calls
+        with self.space.lock:
+            _hand_over_locked(self, _held_locked(self, queue, xid), branch)
+    finally:
+        branch.progress = time.monotonic()
+        branch.working.discard(self.number)
 
 
 def adopt(self: Session, lost: bytes) -> None:

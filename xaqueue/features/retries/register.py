@@ -109,12 +109,11 @@ class Register:
 
 def encode(queue: str, entry: Entry, *, returned: bool = False) -> bytes:
     """The entry of a message that is taken, or handed back; or of a run of them, which have had as many tries."""
-    name = queue.encode()
+    name, ids = queue.encode(), b"".join(entry.ids) if type(entry) is Run else b""
     tries = RETURNED if returned else entry.tries
-    content = _pack_fixed(tries, entry.seq, entry.message_id, len(name)) + name
-    if type(entry) is Run:
-        ids = b"".join(entry.ids)
-        content = _pack_fixed(RUN, entry.seq, entry.message_id, len(name)) + name + _RUN.pack(tries, len(ids)) + ids
+    content = _pack_fixed(RUN if ids else tries, entry.seq, entry.message_id, len(name)) + name
+    if ids:
+        content += _RUN.pack(tries, len(ids)) + ids
     return _pack_checksum(crc32(content)) + content
 
 

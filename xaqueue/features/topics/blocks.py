@@ -33,7 +33,7 @@ from xaqueue.core.model.queue import Queue
 from xaqueue.errors import DamagedBlock
 from xaqueue.features.limits.queue_room import each_alone
 from xaqueue.features.topics.format import says_blocks
-from xaqueue.message import Message, MessageId, stored_message
+from xaqueue.message import Message, MessageId, stored_messages
 
 FEWEST, MOST = 16, 1000
 """Messages of a block."""
@@ -225,34 +225,37 @@ def take(space: Space, branch: Branch, name: str, count: int, most_bytes: float,
     """Takes neighbours that lie in one block, and adds to ``taken`` what is written of them, before they are locked.
     None where there are none, or each is to be asked for by itself. They end with the one with which their bodies
     reach so many bytes."""
+    if count < FEWEST_TAKEN:
+        return []
     queue, written = space.queues[name], Written(0, Kind.DEQUEUE, name, NO_MESSAGE, 0)
     taken.append(written)
     run: Run | None = None
     with suppress(DamagedBlock, OSError):
         while run is None:
             with space.lock:
-                block = _next(space, branch, queue) if count >= FEWEST_TAKEN else None
+                block = _next(space, branch, queue)
                 if block is None:
                     break
-                if block.opened is not None:
-                    offsets, at = block.opened[0].offsets, queue.index.head - block.named.first
+                opened, first = block.opened, block.named.first
+                if most_bytes != inf and opened is not None:
+                    offsets, at = opened[0].offsets, queue.index.head - first
                     count = min(count, bisect_left(offsets, offsets[at] + most_bytes, at + 1) - at)
-                if block.opened is not None or most_bytes == inf:  # others find those behind it, and not it
+                if most_bytes == inf or opened is not None:  # others find those behind it, and not it
                     written.entry = run = queue.index.take_run(block.named.last, count)
                     if run is None:
                         break
-                    run.block, begin = block, run.seq - block.named.first
-                    if many.TOGETHER not in branch.riders:
-                        branch.riders = (*branch.riders, many.TOGETHER)
-                    written.message_id = run.message_id
+                    run.block, written.message_id = block, run.message_id
                     branch.numbers = written.number = branch.numbers + 1
                     branch.blocks.append(written)
-            table, data = block.opened or many.opened(space, block)
+            table, data = opened or many.opened(space, block)
         if run is not None:
+            begin = run.seq - first
             end = begin + len(run.ids)
-            bodies, seqs = table.bodies(data, begin, end), range(run.seq, run.seq + len(run.ids))
-            stored = map(table.stored, range(begin, end)) if table.own else repeat(stored_in(table.packed))
-            return [*map(stored_message, run.ids, repeat(name), seqs, bodies, stored)]
+            bodies, shared, own = table.bodies(data, begin, end), stored_in(table.packed), table.own
+            every = (
+                [shared | own[at][1] if at in own else shared for at in range(begin, end)] if own else repeat(shared)
+            )
+            return stored_messages(run.ids, name, run.seq, bodies, every)
     if run is not None:
         taking.return_entry(space, branch, written)
     taken.remove(written)
@@ -261,6 +264,7 @@ def take(space: Space, branch: Branch, name: str, count: int, most_bytes: float,
 
 def _next(space: Space, branch: Branch, queue: Queue) -> MessageBlock | None:
     """In which the next message lies, where that is plain and nobody else has a say. Called with the lock held."""
-    if queue.record is not None or queue.index.clock is not None or space.gates or branch.rollback_reason is not None:
+    index = queue.index
+    if queue.record is not None or index.clock is not None or space.gates or branch.rollback_reason is not None:
         return None
-    return queue.block_of(queue.index.head) if space.log.failure is None else None
+    return queue.block_of(index.head) if space.log.failure is None else None

@@ -22,6 +22,7 @@ from xaqueue.core.model.block import (
     NO_MESSAGE,
     PREFIX_BYTES,
     Kind,
+    before_time,
     head_of,
     pack,
     pack_properties,
@@ -269,19 +270,25 @@ def _take_many(
 
     most_bytes: it ends behind the message with which the bodies reach so many."""
     limit_s = check_seconds("wait_s", wait_s) if wait_s != 0 else 0.0
-    with self._work() as branch:
+    space, found, taken = self.space, list[Message](), list[Written]()
+    branch = self._at_work()
+    try:
         if limit_s:
             self._waits_since = time.monotonic()
         self._awaits = queue if limit_s else ""
-        space, found, taken = self.space, list[Message](), list[Written]()
+        take_each(space, branch, queue, count, limit_s, most_bytes, taken, found)
+        space.log.take(branch, taken, space.epoch)
+        branch.progress = time.monotonic()
+        branch.working.discard(self.number)
+        return found  # noqa: TRY300 (interrupted before, nobody has them)
+    except BaseException:
         try:
-            take_each(space, branch, queue, count, limit_s, most_bytes, taken, found)
-            space.log.take(branch, taken, space.epoch)
-        except BaseException:
             for written in reversed(taken):
                 taking.return_last(space, branch, [written])
-            raise
-        return found
+        finally:
+            branch.progress = time.monotonic()
+            branch.working.discard(self.number)
+        raise
 
 
 def take_each(
@@ -314,7 +321,8 @@ def take_each(
                 with space.lock:
                     space.queues[queue].index.pass_on(entry, None)
         found += some
-        most_bytes -= sum([len(message.body) for message in some])
+        if most_bytes != inf:
+            most_bytes -= sum([len(message.body) for message in some])
 
 
 @verb_of(CONSUME, _take_many)
@@ -400,18 +408,25 @@ def _enqueue_many(
     options: EnqueueOptions,
 ) -> list[MessageId]:
     space.definitions.find(name)
-    bodies = [body if type(body) is bytes else body_of(body) for body in bodies]
+    if {*map(type, bodies)} != {bytes}:
+        bodies = [*map(body_of, bodies)]
     given: Any = fresh_ids(len(bodies)) if ids is None else _complete(ids) if None in ids else ids
-    properties = properties_of(name, space.now_ns() // 1000, options)
-    packed, tags = pack_properties(properties), tags_of(properties)
+    now_us, properties, tags = space.now_ns() // 1000, None, ""
+    if options or each:
+        properties = properties_of(name, now_us, options)
+        packed, tags = pack_properties(properties), tags_of(properties)
+    else:
+        packed = before_time(name) + pack(now_us)
     epoch, limit_bytes = space.epoch, space.definitions.max_body_bytes
-    head, _ = head_of(Kind.ENQUEUE, NO_MESSAGE, packed, max(bodies, key=len, default=b""), epoch, limit_bytes)
-    size_bytes, own = sum(map(len, bodies)), list[blocks.Own]()
+    sizes = [*map(len, bodies)]
+    if sizes and max(sizes) > limit_bytes:
+        head_of(Kind.ENQUEUE, NO_MESSAGE, packed, max(bodies, key=len), epoch, limit_bytes)  # raises
+    size_bytes, own = sum(sizes), list[blocks.Own]()
     if each:
         stored = [*map(stored_options, each)]
         size_bytes += sum(_sizes(name, stored))
         own = [*zip(map(tags_in, stored), stored, strict=True)]
-    queue = _with_room(space, branch, name, size_bytes, len(head), len(bodies))
+    queue = _with_room(space, branch, name, size_bytes, PREFIX_BYTES + len(packed), len(bodies))
     has_own, terms = bool(options or own), messages.PLAIN
     if has_own or ids is not None:
         terms = messages.Terms(ids is not None, wanted=properties if has_own else None)

@@ -55,7 +55,7 @@ def _lock_run(space: Space, branch: Branch, name: str, count: int, taken: list[W
         if queue.record is not None or index.clock is not None or space.gates or branch.rollback_reason is not None:
             return
         for done in range(count):
-            if done and queue.blocks and queue.block_of(index.next_plain) is not None:
+            if done and queue.blocks and (seq := index.next_plain) >= 0 and queue.block_of(seq) is not None:
                 break  # with its neighbours
             written = Written(0, Kind.DEQUEUE, name, NO_MESSAGE, 0)
             taken.append(written)

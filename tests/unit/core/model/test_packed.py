@@ -136,9 +136,9 @@ def test_the_head_is_the_lowest_or_the_highest() -> None:
     assert list(rows.rows()) == [row(9), row(6), row(5)]
     rows.turn(newest_first=False)
     assert rows.head == 5
-    assert rows.shift(2) == [row(5), row(6)]
+    assert rows.take_run(6, 9) == [identity(5), identity(6)]
     assert rows.head == 9
-    assert rows.shift(100) == [row(9)]
+    assert rows.take_run(100, 100) == [identity(9)]
     assert rows.head == -1
     assert list(rows.rows()) == []
     assert list(rows.rows()) == []
@@ -236,7 +236,8 @@ def test_a_table_with_gaps_is_as_if_each_was_added(newest_first: bool) -> None:
     assert 5 not in rows
     assert rows.pop(7) == [row(7)]
     assert rows.add(*row(5))
-    assert rows.shift(3) == [row(3), row(4), row(5)]
+    rows.turn(newest_first=False)
+    assert rows.take_run(20, 20) == [identity(3), identity(4), identity(5)]
 
 
 def test_an_index_takes_many_also_where_its_table_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
