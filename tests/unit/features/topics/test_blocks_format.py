@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import xaqueue
 from support.bare_space import DURABLE, BareSpace, bare_space
+from xaqueue.cli.main import app
 from xaqueue.core.model import format, layout
 from xaqueue.core.model.definitions import MANY, ONE, Definitions, QueueDefinition
 from xaqueue.core.model.message_name import parse_any
@@ -106,3 +108,28 @@ def test_the_way_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         connection.define("q", blocks=MANY)
         connection.enqueue_many("q", BODIES)
     assert drained(root, 0) == 1
+
+
+def test_the_way_back_takes_no_message(tmp_path: Path) -> None:
+    """To another queue and back each is in a file of its own, as man/guide/operating.md says; [default] asks, too."""
+    root = tmp_path / "space"
+    create(root, any_queue=True)
+    with xaqueue.connect(root) as connection:
+        connection.enqueue_many("q", BODIES)
+    defined = (root / layout.QUEUES).read_text()
+    (root / layout.QUEUES).write_text(f'{defined}\n[queues.q]\nblocks = "one"\n')
+    moved("q", "aside", root)
+    moved("aside", "q", root)
+    assert version(root) == 2, "a new queue would have blocks"
+    (root / layout.QUEUES).write_text('[default]\nblocks = "one"\n')
+    moved("q", "aside", root)
+    moved("aside", "q", root)
+    assert version(root) == 1
+    (root / layout.QUEUES).write_text("[default]\n")
+    with xaqueue.connect(root) as connection:
+        assert [message.body for message in connection.browse("q")] == BODIES
+
+
+def moved(queue: str, to: str, root: Path) -> None:
+    done = CliRunner().invoke(app, ["move", queue, to, "--space", str(root)])
+    assert done.exit_code == 0, done.stderr
