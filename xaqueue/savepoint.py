@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Any, Protocol, Self
 
 from xaqueue.errors import ConnectionLost, ProtocolError, ResourceFailed, RolledBack
 from xaqueue.transaction import WORKING, Transaction
@@ -79,3 +80,43 @@ class Savepoint:
             with suppress(RolledBack, ResourceFailed, ConnectionLost):  # of which the transaction's next call tells
                 self.rollback()
                 self.release()
+
+
+class _Synchronous(Protocol):
+    @property
+    def is_over(self) -> bool: ...
+    def rollback(self) -> None: ...
+    def release(self) -> None: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class AsyncSavepoint:
+    """``Savepoint``, for ``async with``; awaited itself, it begins without a block."""
+
+    def __init__(self, begin: Callable[[], _Synchronous], carry: Callable[[Callable[[], Any]], Awaitable[Any]]) -> None:
+        """carry: makes a call, to be awaited."""
+        self._begin, self._carry = begin, carry
+
+    @property
+    def is_over(self) -> bool:
+        return self._savepoint.is_over
+
+    async def rollback(self) -> None:
+        await self._carry(self._savepoint.rollback)
+
+    async def release(self) -> None:
+        await self._carry(self._savepoint.release)
+
+    def __await__(self) -> Generator[Any, Any, Self]:
+        return self.__aenter__().__await__()
+
+    async def __aenter__(self) -> Self:
+        self._savepoint: _Synchronous = await self._carry(self._begin)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._carry(partial(self._savepoint.__exit__, kind, error, trace))

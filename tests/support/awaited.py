@@ -17,7 +17,8 @@ import xaqueue
 from support.contract_connection import PATIENCE_S
 from support.served import ServerThread
 from xaqueue.message import Message, MessageId
-from xaqueue.rpc.client.asyncio import AsyncConnection, AsyncDelivery, AsyncSavepoint
+from xaqueue.rpc.client.asyncio import AsyncConnection, AsyncDelivery
+from xaqueue.savepoint import AsyncSavepoint
 from xaqueue.snapshot import SnapshotStatus
 from xaqueue.xa import Flag, Outcome
 from xaqueue.xid import Xid

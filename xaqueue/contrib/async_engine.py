@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
-from sqlalchemy.util import greenlet_spawn
+from sqlalchemy.util import await_only, greenlet_spawn
 
 from xaqueue import InvalidArgument, Participant
 
@@ -67,6 +67,13 @@ class _AsyncConnection(_Awaitable):
         plain = await greenlet_spawn(getattr, self._plain, "lent")
         return self._session or AsyncConnection(self._engine, plain)
 
+    def tell_savepoints(self, told: Any) -> None:
+        """told: what it returns is to be awaited, in the place of its user."""
+        self._plain.tell_savepoints(_AwaitedTold(told))
+
+    async def savepoint(self) -> _Awaitable:
+        return _Awaitable(await greenlet_spawn(self._plain.savepoint))
+
     def cursor(self) -> _AsyncCursor:
         return _AsyncCursor(self._plain)
 
@@ -77,6 +84,16 @@ class _AsyncConnection(_Awaitable):
             raise InvalidArgument(f"{self._sessions!r} makes no AsyncSession: give an async_sessionmaker")
         self._session = made
         return made.sync_session
+
+
+class _AwaitedTold:
+    """Its methods wait, in a greenlet of SQLAlchemy's."""
+
+    def __init__(self, told: Any) -> None:
+        self._told = told
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: await_only(getattr(self._told, name)(*arguments))
 
 
 class _AsyncCursor(_Awaitable):

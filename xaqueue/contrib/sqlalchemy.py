@@ -38,6 +38,10 @@ _GUARDED = ("begin", "begin_twophase", "prepare_twophase", "commit", "commit_two
 """Events of a lent Connection that are the transaction manager's alone."""
 _ENDING = (["COMMIT"], ["END"], ["ROLLBACK"])
 """First words of statements, likewise."""
+_MOMENTS = {"SAVEPOINT": "begin", "ROLLBACK": "rollback", "RELEASE": "release"}
+"""First words of those of savepoints."""
+_OWN = "SA_SAVEPOINT_"
+"""Before the names that SQLAlchemy makes: what it has rolled back it never comes back to."""
 SHARED_CONNECTIONS = 2
 """PEP 249's ``threadsafety`` from which on a connection may be handed to another thread."""
 FULL_SYNC = 2
@@ -110,6 +114,7 @@ class _EngineConnection:
         """Whether the user has ended the Session's work."""
         self._is_prepared = False
         self._is_closed = False
+        self._told: Any = None
 
     def __getattr__(self, name: str) -> Any:
         if name in _OF_DRIVER:
@@ -138,8 +143,26 @@ class _EngineConnection:
             joined: dict[str, Any] = {"join_transaction_mode": "rollback_only", "close_resets_only": False}
             self._session = self._sessions(bind=self._connection, binds=None, twophase=False, **joined)
             event.listen(self._session, "before_commit", self._refuse_commit)
+            event.listen(self._session, "after_transaction_create", self._begin_nested)
             event.listen(self._session, "after_transaction_end", self._note_end)
         return self._session
+
+    def tell_savepoints(self, told: Any) -> None:
+        """told: is told of those of its user, by name: ``begin``, ``rollback``, ``release``."""
+        self._told = told
+
+    def savepoint(self) -> _Savepoint:
+        """For the transaction manager, at which its user has asked for one."""
+        return _Savepoint(self)
+
+    @contextmanager
+    def untold(self) -> Iterator[Connection | Session]:
+        """What is lent, for savepoints that the transaction manager knows."""
+        told, self._told = self._told, None
+        try:
+            yield self.lent
+        finally:
+            self._told = told
 
     # Of a branch, or of a question of the transaction manager's own
 
@@ -214,14 +237,25 @@ class _EngineConnection:
         if not self._is_permitted:
             raise ProtocolError(_ENDED)
 
-    def _refuse_ending(self, _connection: Connection, _cursor: Any, statement: str, *_: object) -> None:
+    def _watch(self, _connection: Connection, _cursor: Any, statement: str, *_: object) -> None:
+        """Refuses to end the transaction; what is said of a savepoint holds for the other participants, too."""
         words = statement.upper().replace(";", " ").split(maxsplit=2)
         if words[:1] in _ENDING and words[1:2] != ["TO"]:
             self._refuse()
+        elif self._told is not None and len(words) > 1 and words[0] in _MOMENTS:
+            name = words[-1].split()[-1]
+            getattr(self._told, _MOMENTS[words[0]])(name)
+            if words[0] == "ROLLBACK" and name.startswith(_OWN):
+                self._told.release(name)
 
     def _refuse_commit(self, session: Session) -> None:
         if not session.in_nested_transaction():
             self._refuse()
+
+    def _begin_nested(self, session: Session, begun: SessionTransaction) -> None:
+        """A Session sets its savepoint with the first statement, and others may have done something by then."""
+        if begun.nested:
+            session.connection()
 
     def _note_end(self, session: Session, ended: SessionTransaction) -> None:
         """A rollback or close of its own drops objects that were not flushed yet."""
@@ -241,7 +275,7 @@ class _EngineConnection:
             self._real = getattr(driver, "_conn", driver) if self._engine.dialect.driver == "aiosqlite" else driver
             for moment in _GUARDED:
                 event.listen(self._borrowed, moment, self._refuse)
-            event.listen(self._borrowed, "before_cursor_execute", self._refuse_ending)
+            event.listen(self._borrowed, "before_cursor_execute", self._watch)
             if self.dialect == "sqlite" and self._run("PRAGMA synchronous")[0][0] < FULL_SYNC:
                 self._run("PRAGMA synchronous = FULL")
         return self._borrowed
@@ -249,7 +283,7 @@ class _EngineConnection:
     def _return_connection(self, *, is_clean: bool = True, is_committed: bool = False) -> None:
         connection, session = self._borrowed, self._session
         assert connection is not None
-        self._borrowed = self._branch = self._session = None
+        self._borrowed = self._branch = self._session = self._told = None
         try:
             if not is_clean:
                 connection.invalidate()
@@ -300,6 +334,25 @@ class _EngineConnection:
             raise
         finally:
             self._is_permitted = False
+
+
+class _Savepoint:
+    """At the Session, or the Connection, that is lent, whose objects go with it."""
+
+    def __init__(self, connection: _EngineConnection) -> None:
+        self._connection = connection
+        with connection.untold() as lent:
+            self._nested = lent.begin_nested()
+
+    def rollback(self) -> None:
+        """It ends there, and another one begins in its place."""
+        with self._connection.untold() as lent:
+            self._nested.rollback()
+            self._nested = lent.begin_nested()
+
+    def release(self) -> None:
+        with self._connection.untold():
+            self._nested.commit()
 
 
 class _TwoPhaseConnection(_EngineConnection):

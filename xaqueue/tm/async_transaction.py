@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from xaqueue.awaited import carried
 from xaqueue.errors import ProtocolError
+from xaqueue.savepoint import AsyncSavepoint
 from xaqueue.xa import Outcome
 
 CANCELLED = "its task was cancelled"
@@ -42,6 +43,7 @@ class Transaction(Protocol):
     def rollback(self) -> None: ...
     def __getitem__(self, name: str) -> Any: ...
     def accept(self, delivery: Any, name: str = "") -> Any: ...
+    def savepoint(self) -> Any: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
@@ -108,6 +110,10 @@ class AsyncTransaction:
         accepting = self._transaction.accept(delivery, name)
         if inspect.isawaitable(accepting):
             await accepting
+
+    def savepoint(self) -> AsyncSavepoint:
+        """As ``Transaction.savepoint``, for ``async with``, or to be awaited."""
+        return AsyncSavepoint(self._transaction.savepoint, carried)
 
     async def commit(self) -> None:
         """As ``Transaction.commit``."""

@@ -230,9 +230,9 @@ class AwaitedConnection(_Awaited):
 
     def __getattr__(self, name: str) -> Any:
         found = super().__getattr__(name)
-        return partial(self._cursor, found) if name == "cursor" else found
+        return partial(self._made, found) if name in ("cursor", "savepoint") else found
 
-    def _cursor(self, make: Callable[[], Any]) -> Any:
+    def _made(self, make: Callable[[], Any]) -> Any:
         return _Awaited(self._loop, make())
 
     def close(self) -> None:

@@ -47,6 +47,20 @@ def enlist(source: ConnectionSource, gtrid: bytes) -> EnlistedBranch:
         raise
 
 
+class SqlSavepoint:
+    """Of a database that is asked by SQL."""
+
+    def __init__(self, connection: Any, name: str) -> None:
+        self._connection, self._name = connection, name
+        driver.order(connection, f"SAVEPOINT {name}")
+
+    def rollback(self) -> None:
+        driver.run(self._connection, f"ROLLBACK TO SAVEPOINT {self._name}")  # of which psycopg wants to know
+
+    def release(self) -> None:
+        driver.order(self._connection, f"RELEASE SAVEPOINT {self._name}")
+
+
 class EnlistedBranch:
     """One participant's part in one live transaction: each verb is tried once, and its failure becomes a reply.
 
@@ -75,6 +89,8 @@ class EnlistedBranch:
     """Whether its prepare may be carried out yet, behind the end of all this."""
     commits_alone = False
     """Whether it may be committed without a decision of anybody else."""
+    _savepoints = 0
+    """How many it had, by which they are named."""
 
     def __init__(
         self, source: ConnectionSource, connection: Any, gtrid: bytes, can: Abilities, cursor: Any = None
@@ -109,6 +125,16 @@ class EnlistedBranch:
     def lend(self) -> Any:
         """What the transaction's user works on: the connection, or what an adapter lends in its place."""
         return getattr(self.connection, "lent", self.connection)
+
+    def savepoint(self) -> Any:
+        """One of its own, with ``rollback`` and ``release``. Raises what the driver raises."""
+        self.lend()
+        if driver.offers(self.connection, "savepoint"):
+            return self.connection.savepoint()
+        if not self.can.takes_sql:
+            raise ProtocolError(f"participant {self.name!r} has no savepoints: roll the whole transaction back")
+        self._savepoints += 1
+        return SqlSavepoint(self.connection, f"xaqueue_{self._savepoints}")
 
     @property
     def refused(self) -> ProtocolError | None:

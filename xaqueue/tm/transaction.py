@@ -11,10 +11,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
+from xaqueue.awaited import carried
 from xaqueue.errors import (
     HeuristicHazard,
     HeuristicMixed,
@@ -30,6 +31,7 @@ from xaqueue.tm.branch import EnlistedBranch, enlist
 from xaqueue.tm.coordinator import TraceStep, unwatched
 from xaqueue.tm.ending import Ending, Phase
 from xaqueue.tm.gtrid import FORMAT_ID
+from xaqueue.tm.savepoints import Told, TransactionSavepoint
 from xaqueue.tm.voting import ParticipantOutcome, Replies, TransactionResult
 from xaqueue.xa import Code, Outcome
 from xaqueue.xid import Xid
@@ -40,6 +42,8 @@ class Transaction(Ending):
 
     _async: AsyncTransaction | None = None
     """Its face in a task of asyncio."""
+    savepoints: tuple[TransactionSavepoint, ...] = ()
+    """Those that are open, each within the one before it."""
 
     def __getitem__(self, name: str) -> Any:
         """The participant's connection, begun for this transaction. Raises KeyError, RolledBack after the timeout."""
@@ -52,7 +56,22 @@ class Transaction(Ending):
             known = self._enlist(name)
         else:
             known.check_begun()
-        return known.lend()
+        lent = known.lend()
+        for savepoint in self.savepoints:
+            savepoint.join(known)
+        return lent
+
+    def savepoint(self) -> TransactionSavepoint:
+        """A savepoint at all participants: ``with tx.savepoint():`` undoes rows and messages where an exception leaves
+        the block, and the transaction goes on. They nest.
+
+        Raises ProtocolError where the transaction is over, or a participant has none; what a driver raises.
+        """
+        return TransactionSavepoint(self)
+
+    @property
+    def branches(self) -> dict[str, EnlistedBranch]:
+        return self._branches
 
     def accept(self, delivery: Any, name: str = "") -> Any:
         """Settles a message on lease with this transaction: ``tx[name].accept(delivery)``.
@@ -172,6 +191,8 @@ class Transaction(Ending):
             branch.discard()
             self.check_active()
         self._branches[name] = branch
+        if (tell := getattr(branch.connection, "tell_savepoints", None)) is not None:
+            tell(Told(self, name, carried if self.is_async else _at_once))
         if not branch.has_two_phases:
             plain = [repr(other.name) for other in self._branches.values() if not other.has_two_phases]
             if len(plain) > 1:
@@ -250,3 +271,7 @@ class Transaction(Ending):
         """Whatever it was that the others followed from."""
         failed = [branch for branch in self._branches.values() if branch.error is not None]
         return min(failed, key=lambda branch: branch.failed_at).error if failed else None
+
+
+def _at_once(call: Callable[[], None]) -> None:
+    call()

@@ -25,7 +25,7 @@ import os
 import socket
 import ssl
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from functools import partial, wraps
 from types import TracebackType
@@ -41,6 +41,7 @@ from xaqueue.message import Message
 from xaqueue.rpc.client.lanes import FairLock, Lane, Lanes, Owner, lost
 from xaqueue.rpc.client.manager import RemoteManager, connect_s_of, dialer, hello_of
 from xaqueue.rpc.client.sockets import keep_alive
+from xaqueue.savepoint import AsyncSavepoint
 from xaqueue.spans import connection
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
@@ -93,36 +94,6 @@ class AsyncDelivery:
     nack = _settled(Delivery.nack)
     reject = _settled(Delivery.reject)
     extend = _settled(Delivery.extend)
-
-
-class AsyncSavepoint:
-    """``Savepoint``, for ``async with``; awaited itself, it begins without a block."""
-
-    def __init__(self, connection: AsyncConnection) -> None:
-        self._connection = connection
-
-    def __await__(self) -> Generator[Any, Any, Self]:
-        return self.__aenter__().__await__()
-
-    @property
-    def is_over(self) -> bool:
-        return self._savepoint.is_over
-
-    async def rollback(self) -> None:
-        await self._connection._work(lambda _: self._savepoint.rollback())  # noqa: SLF001
-
-    async def release(self) -> None:
-        await self._connection._work(lambda _: self._savepoint.release())  # noqa: SLF001
-
-    async def __aenter__(self) -> Self:
-        self._savepoint = await self._connection._work(Connection.savepoint)  # noqa: SLF001
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        end = partial(self._savepoint.__exit__, kind, error, trace)
-        await self._connection._work(lambda _: end(), is_own=False, tells=False)  # noqa: SLF001
 
 
 class AsyncConnection:
@@ -229,7 +200,7 @@ class AsyncConnection:
 
     def savepoint(self) -> AsyncSavepoint:
         """As ``Connection.savepoint``, for ``async with``, or to be awaited."""
-        return AsyncSavepoint(self)
+        return AsyncSavepoint(self._connection.savepoint, lambda call: self._work(lambda _: call()))
 
     async def explain_rollback(self, reason: str | BaseException) -> None:
         await self._work(lambda connection: connection.explain_rollback(reason), is_own=False, tells=False)

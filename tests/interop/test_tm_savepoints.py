@@ -1,0 +1,218 @@
+"""A savepoint undoes rows and messages together, whoever has set it: the transaction, or an Engine's own Session."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+pytest.importorskip("sqlalchemy", reason="sqlalchemy is not installed")
+
+from sqlalchemy import create_engine, text
+from sqlalchemy import exc as sa
+from sqlalchemy.ext.asyncio import create_async_engine
+
+import xaqueue
+from support.served import ServerThread
+from support.sqlalchemy_scene import ROW, TWO_PHASES, WAYS, Base, Order, Shop
+from xaqueue.contrib.sqlalchemy import participant
+from xaqueue.errors import ProtocolError, RolledBack
+
+EVERY = [(kind, way) for kind, ways in WAYS.items() for way in ways]
+
+
+class RefusedError(Exception):
+    """Of the work in a block."""
+
+
+def over(*kinds: tuple[str, str]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("sql_shop", kinds, indirect=True, ids=["-".join(kind) for kind in kinds])
+
+
+def insert(tx: Any, number: int) -> None:
+    tx["queue"].enqueue("orders", str(number).encode())
+    tx["db"].execute(text("insert into orders (id) values (:id)"), {"id": number})
+
+
+def books(shop: Shop) -> tuple[list[int], list[int]]:
+    shop.settle()
+    return shop.rows(), sorted(shop.messages())
+
+
+def in_block(block: Any, *calls: Callable[[], object]) -> None:
+    with block:
+        for call in calls:
+            call()
+
+
+def refuse() -> None:
+    raise RefusedError
+
+
+@over(*EVERY)
+@pytest.mark.parametrize("session", [True, False])
+def test_what_is_refused_in_a_savepoint_is_undone_at_both(sql_shop: Shop, session: bool) -> None:
+    with sql_shop.manager(session=session).transaction() as tx:
+        for number in (1, 2, 2, 3):
+            with suppress(sa.IntegrityError), tx.savepoint():
+                insert(tx, number)
+    assert books(sql_shop) == ([1, 2, 3], [1, 2, 3])
+
+
+@over(*EVERY)
+@pytest.mark.parametrize("session", [True, False])
+def test_a_nested_block_of_sqlalchemy_reaches_the_queue(sql_shop: Shop, session: bool) -> None:
+    """In its own and in ours, nested in each other; a flush that fails is undone there by the Session itself."""
+    with sql_shop.manager(session=session).transaction() as tx:
+        for number in (1, 2, 2, 3):
+            with suppress(sa.IntegrityError), tx["db"].begin_nested():
+                insert(tx, number)
+        with pytest.raises(RefusedError):
+            in_block(
+                tx["db"].begin_nested(),
+                lambda: insert(tx, 4),
+                lambda: in_block(tx.savepoint(), lambda: insert(tx, 5)),
+                lambda: in_block(tx["db"].begin_nested(), lambda: insert(tx, 6)),
+                refuse,
+            )
+        with tx.savepoint() as savepoint, tx["db"].begin_nested():
+            insert(tx, 8)
+        savepoint_of_all = tx.savepoint()
+        insert(tx, 9)
+        for _ in range(2):
+            savepoint_of_all.rollback()
+            insert(tx, 10)
+        assert savepoint.is_over
+    assert books(sql_shop) == ([1, 2, 3, 8, 10], [1, 2, 3, 8, 10])
+
+
+@over(*EVERY)
+def test_objects_of_a_session_go_with_their_savepoint(sql_shop: Shop) -> None:
+    with sql_shop.manager().transaction() as tx:
+        tx["db"].add(Order(id=1))
+        tx["queue"].enqueue("orders", b"1")
+        for number in (2, 1):
+            with suppress(sa.IntegrityError), tx["db"].begin_nested():
+                tx["queue"].enqueue("orders", b"%d" % number)
+                tx["db"].add(Order(id=number))
+                tx["db"].flush()
+        with pytest.raises(RefusedError):
+            in_block(tx.savepoint(), lambda: tx["db"].add(Order(id=3)), refuse)
+    assert books(sql_shop) == ([1, 2], [1, 2])
+
+
+@over(*EVERY)
+def test_who_joins_in_a_savepoint_begins_again(sql_shop: Shop) -> None:
+    with sql_shop.manager().transaction() as tx:
+        for _ in range(2):
+            with pytest.raises(RefusedError):
+                in_block(tx.savepoint(), lambda: in_block(tx.savepoint(), lambda: insert(tx, 1)), refuse)
+        with tx.savepoint():
+            insert(tx, 2)
+    assert books(sql_shop) == ([2], [2])
+
+
+@over(("sqlite", ROW), ("postgresql", TWO_PHASES))
+def test_a_savepoint_that_fails_at_one_rolls_all_back(sql_shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    tm = sql_shop.manager()
+    tx = tm.transaction()
+    tx.__enter__()
+    insert(tx, 1)
+    savepoint = tx.savepoint()
+    insert(tx, 2)
+    monkeypatch.setattr(tx["queue"]._manager, "cut", refuse)
+    with pytest.raises(TypeError):
+        savepoint.rollback()
+    with pytest.raises(RolledBack, match="savepoint"):
+        tx.__exit__(None, None, None)
+    with pytest.raises(ProtocolError):
+        savepoint.release()
+    assert books(sql_shop) == ([], [])
+
+
+# Drivers themselves
+
+
+@pytest.fixture(params=["sqlite3", "psycopg", "psycopg in two phases"])
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """A transaction manager over a driver's connection and a queue, and what reads the rows."""
+    with_postgres = request.param != "sqlite3"
+    connect: Callable[[], Any] = lambda: sqlite3.connect(tmp_path / "db")  # noqa: E731
+    if with_postgres:
+        dsn = request.getfixturevalue("dsn")
+        connect = lambda: psycopg.connect(dsn)  # noqa: E731
+    own = connect()
+    own.execute("create table orders (id integer primary key)")
+    own.commit()
+    xaqueue.connect(tmp_path / "space", create=True).close()
+    parties = {"db": connect, "queue": lambda: xaqueue.connect(tmp_path / "space")}
+    with xaqueue.TransactionManager(tmp_path / "log", parties, two_phase="two" in request.param) as tm:
+        yield tm, own
+    own.close()
+
+
+def counts(tm: Any, own: Any) -> tuple[list[int], list[int]]:
+    rows = own.execute("select id from orders order by id").fetchall()
+    own.rollback()
+    with tm.transaction() as tx:
+        messages = [int(message.body) for message in tx["queue"].browse("orders")]
+    return [row[0] for row in rows], messages
+
+
+def put(tx: Any, number: int) -> None:
+    tx["queue"].enqueue("orders", b"%d" % number)
+    tx["db"].execute(f"insert into orders values ({number})")
+
+
+def test_a_drivers_connection(pair: Any) -> None:
+    tm, own = pair
+    with tm.transaction() as tx:
+        for number in (1, 2, 2, 3):
+            with suppress(sqlite3.IntegrityError, psycopg.IntegrityError), tx.savepoint():
+                put(tx, number)
+    assert counts(tm, own) == ([1, 2, 3], [1, 2, 3])
+
+
+# In tasks
+
+
+def test_in_tasks(tmp_path: Path) -> None:
+    """An AsyncEngine, and a queue behind a server, or in this process."""
+    engine = create_engine(f"sqlite:///{tmp_path}/db")
+    Base.metadata.create_all(engine)
+    xaqueue.connect(tmp_path / "space", create=True).close()
+
+    async def work(queue: Any) -> None:
+        db = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/db")
+        parties = {"db": participant(db, session=True), "queue": queue}
+        async with xaqueue.TransactionManager(tmp_path / "log", parties) as tm, tm.transaction("db", "queue") as tx:
+            for block in (tx.savepoint, tx["db"].begin_nested):
+                for is_refused in (True, False):
+                    with suppress(RefusedError):
+                        async with block():
+                            sent = tx["queue"].enqueue("orders", b"%d" % is_refused)
+                            if asyncio.iscoroutine(sent):
+                                await sent
+                            tx["db"].add(Order(item=str(is_refused)))
+                            await tx["db"].flush()
+                            if is_refused:
+                                raise RefusedError
+        await db.dispose()
+
+    asyncio.run(work(lambda: xaqueue.connect(tmp_path / "space")))
+    served = ServerThread(tmp_path / "space", tmp_path / "socket")
+    try:
+        asyncio.run(work(lambda: xaqueue.connect_async(served.url)))
+    finally:
+        served.stop()
+    with engine.connect() as connection, xaqueue.connect(tmp_path / "space") as queue:
+        items = connection.execute(text("select item from orders")).scalars().all()
+        assert items == ["False"] * 4
+        assert [message.body for message in queue.browse("orders")] == [b"0"] * 4
+    engine.dispose()

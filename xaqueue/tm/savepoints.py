@@ -1,0 +1,126 @@
+"""A savepoint of a global transaction: what its participants did since is undone together, and it goes on.
+
+Each participant has its own: a queue a mark in its branch, a database a SAVEPOINT. One that joins inside has one from
+its first moment on, so that nothing is left of what it did. Where one of them fails, the transaction can only be rolled
+back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from xaqueue.errors import ProtocolError
+from xaqueue.tm.branch import EnlistedBranch
+
+
+class Transaction(Protocol):
+    savepoints: tuple[TransactionSavepoint, ...]
+    """Those that are open, each within the one before it."""
+
+    @property
+    def branches(self) -> dict[str, EnlistedBranch]: ...
+    def check_active(self, name: str = "") -> None: ...
+    def expire(self, why: str = "") -> None: ...
+
+
+class TransactionSavepoint:
+    """Made by ``Transaction.savepoint``. As a block it is released at its end, and rolled back on an exception."""
+
+    def __init__(self, transaction: Transaction, of: str = "") -> None:
+        """of: the participant that has told of one of its own. Raises what a participant raises."""
+        transaction.check_active()
+        self._transaction, self._of = transaction, of
+        self._marks: dict[str, Any] = {}
+        self._is_released = False
+        with self._whole():
+            for branch in list(transaction.branches.values()):
+                self.join(branch)
+        transaction.savepoints += (self,)
+
+    def join(self, branch: EnlistedBranch) -> None:
+        if branch.name != self._of and branch.name not in self._marks:
+            self._marks[branch.name] = branch.savepoint()
+
+    @property
+    def is_over(self) -> bool:
+        """It is released, one around it was rolled back or released, or its transaction has ended."""
+        with suppress(ProtocolError):
+            self._transaction.check_active()
+            return self not in self._transaction.savepoints
+        return True
+
+    def rollback(self) -> None:
+        """Undoes what all participants did since it began. It is there still, and those within it are over.
+
+        Raises ProtocolError where it is over, and what a participant raises; then all is rolled back.
+        """
+        self._end_inner("rollback")
+        self._transaction.savepoints += (self,)
+
+    def release(self) -> None:
+        """It is over, and so are those within it; what was done stays. Raises as ``rollback``."""
+        self._end_inner("release")
+        self._is_released = True
+
+    def _end_inner(self, verb: str) -> None:
+        self._transaction.check_active()
+        if self.is_over:
+            raise ProtocolError("the savepoint is over: it was released, or one around it was rolled back or released")
+        with self._whole():
+            for mark in self._marks.values():
+                getattr(mark, verb)()
+        made = self._transaction.savepoints
+        self._transaction.savepoints = made[: made.index(self)]
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:  # or interrupted
+            self._transaction.expire(
+                f"a savepoint of it was not the same at all participants: {str(error) or type(error).__name__}"
+            )
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            if not self._is_released:
+                self.release()
+        elif not self.is_over:
+            with suppress(Exception):  # then the transaction is rolled back, and says why
+                self.rollback()
+                self.release()
+
+
+class Told:
+    """Savepoints that a participant's user makes there by himself: the others have the same."""
+
+    def __init__(self, transaction: Transaction, name: str, run: Callable[[Callable[[], None]], Any]) -> None:
+        """run: makes a call of the transaction, where its user is; what it returns is to be awaited in a task."""
+        self._transaction, self._name, self._run = transaction, name, run
+        self._made: dict[str, TransactionSavepoint] = {}
+
+    def begin(self, savepoint: str) -> Any:
+        return self._run(lambda: self._begin(savepoint))
+
+    def rollback(self, savepoint: str) -> Any:
+        return self._run(lambda: self._open(savepoint, TransactionSavepoint.rollback))
+
+    def release(self, savepoint: str) -> Any:
+        return self._run(lambda: self._open(savepoint, TransactionSavepoint.release))
+
+    def _begin(self, savepoint: str) -> None:
+        self._made[savepoint] = TransactionSavepoint(self._transaction, self._name)
+
+    def _open(self, savepoint: str, call: Callable[[TransactionSavepoint], None]) -> None:
+        made = self._made.get(savepoint)
+        if made is not None and not made.is_over:
+            call(made)
