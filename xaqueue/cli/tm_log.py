@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 ADDRESSES = {"xaqueue": "space", "postgres": "dsn", "sqlite": "path"}
 """By kind, the key that says where it is."""
-_KEYS = {"log_dir", "last_resource", "participants"}
+_KEYS = {"log_dir", "decides", "last_resource", "participants"}
 RECOVER_S = 60.0
 """For how long the participants are waited for."""
 Prepared = list[tuple[str, str]]
@@ -66,9 +66,22 @@ class TmConfig:
     log_dir: Path
     participants: Mapping[str, ParticipantConfig] = field(default_factory=dict)
     last_resource: str | None = None
+    decides: str | None = None
+    """In whose database it has its decisions, instead of a log."""
 
 
 def load(path: Path) -> TmConfig:
+    """Of one that has a log, as ``load_any``. Raises InvalidArgument."""
+    config = load_any(path)
+    if config.decides is not None:
+        raise InvalidArgument(
+            f"{path}: the database of {config.decides!r} keeps the decisions, and there is no log: `xaqueue tm "
+            "status` shows its nodes, and `xaqueue tm recover` finishes what they have left"
+        )
+    return config
+
+
+def load_any(path: Path) -> TmConfig:
     """Of a configuration file, or of a log's directory with or without one in it. Raises InvalidArgument."""
     if path.is_dir():
         if not (path / PARTICIPANTS).exists():
@@ -94,10 +107,16 @@ def _config(path: Path, document: Mapping[str, Any]) -> TmConfig:
     participants = {name: _participant(path, name, row) for name, row in rows.items()}
     if last is not None and last not in participants:
         raise InvalidArgument(f"{path}: last_resource {last!r} is none of the participants {sorted(participants)}")
+    decides = document.get("decides")
+    if decides is not None and (decides not in participants or "log_dir" in document or last is not None):
+        raise InvalidArgument(
+            f"{path}: decides = {decides!r} is one of the participants {sorted(participants)}, and goes with neither "
+            "log_dir nor last_resource: that one's database keeps the decisions"
+        )
     for one in participants.values():
-        if one.kind == "sqlite" and last not in (None, one.name):
+        if one.kind == "sqlite" and (decides or last) not in (None, one.name):
             raise InvalidArgument(f"{path}: {one.name} has no two-phase commit: make it the last_resource")
-    return TmConfig((path.parent / log_dir).resolve(), participants, last)
+    return TmConfig((path.parent / log_dir).resolve(), participants, last, decides)
 
 
 def _participant(path: Path, name: str, row: Any) -> ParticipantConfig:
@@ -270,6 +289,8 @@ def opened(config: TmConfig) -> AbstractContextManager[TransactionManager]:
     openers = {name: opener(participant) for name, participant in config.participants.items()}
     from xaqueue.tm.manager import TransactionManager  # which loads asyncio
 
+    if config.decides is not None:
+        return TransactionManager(openers, decides=config.decides)
     return TransactionManager(config.log_dir, openers, last_resource=config.last_resource)
 
 

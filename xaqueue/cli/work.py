@@ -61,7 +61,7 @@ def work(
         if tm is None:
             target, manager = str(location_of(space)), None
         else:
-            config = tm_log.load(tm)
+            config = tm_log.load_any(tm)
             target = _participant(config, participant)
             manager = stack.enter_context(tm_log.opened(config))
         worker = Worker(target, queue, handler, threads=threads, tm=manager, until_empty=until_empty)

@@ -75,6 +75,18 @@ class BranchState(NamedTuple):
     is_ended: bool
 
 
+class NodeRow(NamedTuple):
+    """What an operator sees of a node. signed_us: its last sign, by the database's clock; 0 where that is gone.
+    ended_us: 0 while it may decide. decisions: to commit, which somebody has to carry out, or to remove."""
+
+    node: str
+    sign: int
+    signed_us: int
+    ended_us: int
+    participants: str
+    decisions: int
+
+
 class Standing(NamedTuple):
     """A decision, or a tombstone, as it was read: it goes only as it is."""
 
@@ -88,6 +100,14 @@ class Standing(NamedTuple):
 
     def without(self, identity: str) -> str:
         return " ".join(word for word in self.participants.split() if unquote(word.rpartition("=")[2]) != identity)
+
+
+def grants(role: str) -> str:
+    """What a role needs that may not make them. To lock a row wants UPDATE in PostgreSQL."""
+    return (
+        "GRANT SELECT, INSERT, UPDATE, DELETE ON xaqueue_id, xaqueue_nodes, xaqueue_signs, xaqueue_ended, "
+        f"xaqueue_decisions TO {role}"
+    )
 
 
 def statements(dialect: Dialect) -> list[str]:
@@ -209,6 +229,30 @@ class NodeTables(DecisionRows):
         )
         connection.rollback()
         return {str(node): int(n) for node, n in found}
+
+    def all(self, connection: Any) -> list[NodeRow]:
+        """Those that may decide, by their names, and behind them those that are ended, in the order of their ends."""
+        node = f"substr(d.gtrid, {_NODE_AT}, {_NODE_LENGTH})"
+        counted = (
+            f"(SELECT COUNT(*) FROM {self.schema}xaqueue_decisions d WHERE d.gtrid LIKE 'XAQ2{self.database}%' "
+            f"AND d.decision = 'commit' AND {node} = n.node)"
+        )
+        signed = f"LEFT JOIN {self.schema}xaqueue_signs s ON s.node = n.node"
+        live = run(
+            connection,
+            f"SELECT n.node, s.n, s.at, 0, s.participants, {counted} FROM {self.schema}xaqueue_nodes n {signed} "
+            "ORDER BY n.node",
+        )
+        ended = run(
+            connection,
+            f"SELECT n.node, s.n, s.at, n.at, n.participants, {counted} FROM {self.schema}xaqueue_ended n {signed} "
+            "ORDER BY n.at, n.node",
+        )
+        connection.rollback()
+        return [
+            NodeRow(str(node), int(n or 0), int(at or 0), int(ended_at), unquote(str(names or "")), int(count))
+            for node, n, at, ended_at, names, count in (*live, *ended)
+        ]
 
     def silent(self, connection: Any, age_s: float) -> list[str]:
         """Nodes whose last sign is so old, by the database's clock."""
