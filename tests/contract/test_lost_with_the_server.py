@@ -294,6 +294,8 @@ WORK: dict[str, Act] = {
     "remove": of(lambda c: c.remove("orders", first_id(c))),
     "restore": of(lambda c: c.restore(next(iter(c.browse("orders"))), "failed")),
     "accept": lambda ground: ground.connection.accept(ground.kept),
+    "mark": of(lambda c: c.savepoint()),
+    "cut": of(lambda c: c.savepoint().rollback()),
 }
 """What belongs to a transaction, which goes with the server."""
 LOOKS = {
