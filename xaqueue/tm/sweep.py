@@ -2,8 +2,9 @@
 
 What is decided may be carried out by anybody, whether the node lives or not. What is undecided is rolled back once its
 node is ended, and behind a row that says so. Nobody else is touched: a branch whose node this database does not know,
-as a copy does not, is left. A decision is struck, participant by participant, once each has hardened what it has
-committed, told its whole list, and does not list the branch; asked in this order.
+as a copy does not, is left. A decision is struck, participant by participant, once each has told its whole list, which
+is without the branch, and has hardened that behind it, in the same life: a commit that came between the two is on disk,
+and one that a crash has undone between them is seen by the next sweep. A tombstone goes in the same way.
 """
 
 from __future__ import annotations
@@ -50,8 +51,7 @@ class Sweep:
             self._tombstones = [
                 one for one in tables.tombstones(own, buried_s) if identity in one.names() or not one.names()
             ]
-        if self._decisions or self._tombstones:
-            connection.harden()
+        self._life = self._found_life() if self._decisions or self._tombstones else None
 
     def words(self, listed: Iterable[ListedBranch]) -> Iterator[Swept]:
         """What those are told that other nodes of this database have left."""
@@ -82,17 +82,23 @@ class Sweep:
         return Swept(branch, self._tables.resolve(own, gtrid).outcome)
 
     def strike(self, listed: Collection[ListedBranch]) -> None:
-        """What this participant has carried out, since it is hardened and not in this list, is its no more."""
+        """What this participant has carried out, since it is not in this list, is hardened, and is its no more."""
         gtrids = {str(branch.gtrid) for branch in listed}
         carried_out = [one for one in self._decisions if one.key not in gtrids and self._is_over(one)]
         nodes = {branch.gtrid.node for branch in listed}
         without = [one for one in self._tombstones if one.key not in nodes]
         if carried_out or without:
+            self._connection.harden()
+            if self._found_life() != self._life:
+                return  # what it had not hardened when it told its list may be undone
             with self._source.opened() as own:
                 for one in carried_out:
                     self._tables.strike(own, one, self._identity)
                 for one in without:
                     self._tables.bury(own, one, self._identity)
+
+    def _found_life(self) -> Any:
+        return self._connection.carriers().life if driver.offers(self._connection, "carriers") else None
 
     def _is_over(self, one: Standing) -> bool:
         """It may be prepared yet though its list was without it, where the participant can tell."""

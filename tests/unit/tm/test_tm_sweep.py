@@ -1,0 +1,140 @@
+"""What is struck from a decision is on the queue's disk, whatever comes while a sweeper asks."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from xaqueue.carried import Carriers
+from xaqueue.tm import guard
+from xaqueue.tm.awaiting import AsyncLoop
+from xaqueue.tm.gtrid import Gtrid, ListedBranch, parse_listed
+from xaqueue.tm.last_resource import DecisionRow
+from xaqueue.tm.node_tables import NodeTables
+from xaqueue.tm.participant import sources
+from xaqueue.tm.sweep import Sweep
+from xaqueue.xa import Outcome
+from xaqueue.xid import Xid
+
+NODE, MINE, SPACE = "a" * 16, "b" * 16, "0000-1111"
+
+
+class Queue:
+    """One branch, which is prepared on disk. What is committed late is in memory only."""
+
+    space_id = SPACE
+
+    def __init__(self, gtrid: bytes) -> None:
+        self.branch = Xid(0x58415154, gtrid, b"queue")
+        self.memory = self.disk = Outcome.IN_DOUBT
+        self.epoch = 1
+
+    def commit_late(self) -> None:
+        self.memory = Outcome.COMMITTED
+
+    def crash(self) -> None:
+        self.memory = self.disk
+        self.epoch += 1
+
+    def harden(self) -> None:
+        self.disk = self.memory
+
+    def xid(self, format_id: int, gtrid: bytes, bqual: bytes) -> Xid:
+        return Xid(format_id, gtrid, bqual)
+
+    def outcome(self, xid: Xid) -> Outcome:
+        return self.memory
+
+    def carriers(self) -> Carriers:
+        return Carriers(SPACE, self.epoch, "secret")
+
+    def listed(self) -> list[ListedBranch]:
+        found = parse_listed(self.branch)
+        assert found is not None
+        return [found] if self.memory is Outcome.IN_DOUBT else []
+
+
+class Scene:
+    """A decision of an ended node, and who sweeps."""
+
+    def __init__(self, path: Path) -> None:
+        self.own = sqlite3.connect(path)
+        found = NodeTables.find(self.own, make=True)
+        assert found is not None
+        self.tables = found
+        self.gtrid = bytes(Gtrid(NODE, 1, 1, found.database))
+        self.queue = Queue(self.gtrid)
+        found.register(self.own, NODE, SPACE)
+        self.source = sources({"db": lambda: sqlite3.connect(path)}, "db", carry=False, loop=AsyncLoop())["db"]
+
+    def decide(self) -> None:
+        self.own.execute("BEGIN IMMEDIATE")
+        guard.mark(self.own, self.tables.dialect)
+        row = DecisionRow(self.gtrid, Outcome.COMMITTED, ("queue",), spaces={"queue": SPACE})
+        assert self.tables.insert(self.own, row, self.tables.dialect)
+        self.own.commit()
+
+    def sweep(self, before: Callable[[], None], behind: Callable[[], None]) -> None:
+        """before, behind: what comes just then to the queue's list."""
+        sweep = Sweep(self.tables, self.source, MINE, SPACE, self.queue, buried_s=-1.0)
+        before()
+        listed = self.queue.listed()
+        behind()
+        sweep.strike(listed)
+
+    @property
+    def stands(self) -> tuple[bool, bool]:
+        """The decision, and the tombstone."""
+        state = self.tables.state_of(self.own, self.gtrid)
+        return state.decision is Outcome.COMMITTED, state.is_ended
+
+    def close(self) -> None:
+        self.source.close()
+        self.own.close()
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    with closing(Scene(tmp_path / "db")) as made:
+        yield made
+
+
+def nothing() -> None:
+    pass
+
+
+def test_a_commit_that_comes_just_before_the_list_is_hardened(scene: Scene) -> None:
+    scene.decide()
+    assert scene.tables.end(scene.own, NODE)
+    scene.sweep(scene.queue.commit_late, nothing)
+    scene.queue.crash()
+    assert scene.queue.memory is Outcome.COMMITTED
+    assert scene.stands == (False, True)
+
+
+def test_a_queue_that_forgets_behind_its_list_is_asked_again(scene: Scene) -> None:
+    scene.decide()
+    assert scene.tables.end(scene.own, NODE)
+    scene.queue.commit_late()
+    scene.sweep(nothing, scene.queue.crash)
+    assert scene.queue.memory is Outcome.IN_DOUBT
+    assert scene.stands == (True, True)
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_a_tombstone_stays_for_what_a_queue_has_forgotten(scene: Scene, *, is_early: bool) -> None:
+    """A rollback that is in memory alone, of which nobody else would know."""
+    assert scene.tables.end(scene.own, NODE)
+
+    def roll_back() -> None:
+        scene.queue.memory = Outcome.ROLLED_BACK
+
+    if is_early:
+        roll_back()
+    scene.sweep(nothing if is_early else roll_back, scene.queue.crash if is_early else nothing)
+    scene.queue.crash()
+    assert scene.stands[1] == (scene.queue.memory is Outcome.IN_DOUBT)
