@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from xaqueue.core.storage.fs import FileSystem
 
 TESTS = Path(__file__).parent
-RINGS = ("spark", "kill", "sim", "process", "docs", "interop", "power", "crash", "contract", "unit")
+RINGS = ("spark", "kill", "sim", "process", "docs", "interop", "power", "crash", "model", "contract", "unit")
 """The longest tests first, so that none of them is the last."""
 
 SAMPLED = {
