@@ -20,8 +20,10 @@ import xaqueue
 from support.node_child import FAST
 from support.patience import PATIENCE_S, eventually
 from xaqueue import TransactionManager
+from xaqueue.connection import Connection
 from xaqueue.tm import manager as manager_module
 from xaqueue.tm.node import DatabaseNode
+from xaqueue.tm.node_tables import NodeTables
 from xaqueue.tm.recovery import RecoveryThread
 
 MONTH_US = 31 * 86_400 * 1_000_000
@@ -412,6 +414,29 @@ class Sweeper:
     def die(self) -> None:
         while self._opened:
             self._opened.pop().close()
+
+
+def test_a_decision_goes_behind_what_was_hardened_and_listed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue's commit behind a row is late: killed before it is hardened, its branch is in doubt again."""
+    sweeper, calls = Sweeper(scene, scene.connect), list[str]()
+    scene.dead("committed", 1)
+
+    def note(kind: type, name: str) -> None:
+        call = getattr(kind, name)
+
+        def noted(*arguments: Any, **options: Any) -> Any:
+            calls.append(name)
+            return call(*arguments, **options)
+
+        monkeypatch.setattr(kind, name, noted)
+
+    note(NodeTables, "of_ended")
+    note(NodeTables, "strike")
+    note(Connection, "harden")
+    note(Connection, "tpc_recover")
+    sweeper.sweep()
+    assert calls == ["of_ended", "harden", "tpc_recover", "strike"]
+    assert scene.count("decisions") == 0
 
 
 @pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])
