@@ -416,8 +416,9 @@ class Sweeper:
             self._opened.pop().close()
 
 
-def test_a_decision_goes_behind_what_was_hardened_and_listed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A queue's commit behind a row is late: killed before it is hardened, its branch is in doubt again."""
+def test_a_decision_goes_behind_what_was_listed_and_hardened(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue's commit behind a row is late: killed before it is hardened, its branch is in doubt again. One that comes
+    between list and hardening is hardened, too."""
     sweeper, calls = Sweeper(scene, scene.connect), list[str]()
     scene.dead("committed", 1)
 
@@ -435,7 +436,7 @@ def test_a_decision_goes_behind_what_was_hardened_and_listed(scene: Scene, monke
     note(Connection, "harden")
     note(Connection, "tpc_recover")
     sweeper.sweep()
-    assert calls == ["of_ended", "harden", "tpc_recover", "strike"]
+    assert calls == ["of_ended", "tpc_recover", "harden", "strike"]
     assert scene.count("decisions") == 0
 
 
