@@ -55,6 +55,10 @@ def refuse() -> None:
     raise RefusedError
 
 
+def undo(block: Any = None) -> None:
+    raise psycopg.Rollback(block)
+
+
 @over(*EVERY)
 @pytest.mark.parametrize("session", [True, False])
 def test_what_is_refused_in_a_savepoint_is_undone_at_both(sql_shop: Shop, session: bool) -> None:
@@ -177,6 +181,55 @@ def test_a_drivers_connection(pair: Any) -> None:
             with suppress(sqlite3.IntegrityError, psycopg.IntegrityError), tx.savepoint():
                 put(tx, number)
     assert counts(tm, own) == ([1, 2, 3], [1, 2, 3])
+
+
+@pytest.mark.parametrize("pair", ["psycopg", "psycopg in two phases"], indirect=True)
+def test_a_transaction_block_of_psycopg_reaches_the_queue(pair: Any) -> None:
+    tm, own = pair
+    for _ in range(2):  # on the same connection
+        with tm.transaction() as tx:
+            db = tx["db"]
+            for number in (1, 2, 2, 3):
+                with suppress(psycopg.IntegrityError), db.transaction():
+                    put(tx, number)
+            in_block(db.transaction(), lambda: put(tx, 4), undo)
+            with db.transaction() as outer:
+                in_block(db.transaction("named"), lambda: put(tx, 5), lambda: undo(outer))
+            with db.transaction(force_rollback=True), tx.savepoint():
+                put(tx, 6)
+            put(tx, 7)
+            assert tx.savepoints == ()
+        assert counts(tm, own) == ([1, 2, 3, 7], [1, 2, 3, 7])
+        own.execute("truncate orders")
+        own.commit()
+        with tm.transaction() as tx:
+            tx["queue"].dequeue_many("orders", 9)
+    with pytest.raises(ProtocolError):
+        in_block(db.transaction(), refuse)
+
+
+def test_a_transaction_block_of_psycopg_in_a_task(dsn: str, tmp_path: Path) -> None:
+    with psycopg.connect(dsn) as own:
+        own.execute("create table orders (id integer primary key)")
+    xaqueue.connect(tmp_path / "space", create=True).close()
+
+    async def work() -> None:
+        parties: dict[str, Any] = {
+            "db": lambda: psycopg.AsyncConnection.connect(dsn),
+            "queue": lambda: xaqueue.connect(tmp_path / "space"),
+        }
+        async with xaqueue.TransactionManager(tmp_path / "log", parties) as tm, tm.transaction(*parties) as tx:
+            for block, numbers in ((tx["db"].transaction, (4, 4)), (tx.savepoint, (1, 2, 2, 3))):
+                for number in numbers:
+                    with suppress(psycopg.IntegrityError):
+                        async with block():
+                            tx["queue"].enqueue("orders", b"%d" % number)
+                            await tx["db"].execute(f"insert into orders values ({number})")
+
+    asyncio.run(work())
+    with psycopg.connect(dsn) as own, xaqueue.connect(tmp_path / "space") as queue:
+        rows = [row[0] for row in own.execute("select id from orders order by id")]
+        assert (rows, sorted(int(message.body) for message in queue.browse("orders"))) == ([1, 2, 3, 4],) * 2
 
 
 # In tasks

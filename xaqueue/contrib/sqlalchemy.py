@@ -148,7 +148,7 @@ class _EngineConnection:
         return self._session
 
     def tell_savepoints(self, told: Any) -> None:
-        """told: is told of those of its user, by name: ``begin``, ``rollback``, ``release``."""
+        """told: is told of those of its user, by name: ``begin``, ``rollback``, ``release``, ``undo``."""
         self._told = told
 
     def savepoint(self) -> _Savepoint:
@@ -244,9 +244,8 @@ class _EngineConnection:
             self._refuse()
         elif self._told is not None and len(words) > 1 and words[0] in _MOMENTS:
             name = words[-1].split()[-1]
-            getattr(self._told, _MOMENTS[words[0]])(name)
-            if words[0] == "ROLLBACK" and name.startswith(_OWN):
-                self._told.release(name)
+            is_over = words[0] == "ROLLBACK" and name.startswith(_OWN)
+            getattr(self._told, "undo" if is_over else _MOMENTS[words[0]])(name)
 
     def _refuse_commit(self, session: Session) -> None:
         if not session.in_nested_transaction():

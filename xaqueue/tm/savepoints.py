@@ -7,13 +7,18 @@ back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
+from itertools import count
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from xaqueue.errors import ProtocolError
 from xaqueue.tm.branch import EnlistedBranch
+
+_NUMBERS = count()
 
 
 class Transaction(Protocol):
@@ -65,6 +70,11 @@ class TransactionSavepoint:
         self._end_inner("release")
         self._is_released = True
 
+    def undo(self) -> None:
+        """Rolls back to it, and releases it."""
+        self.rollback()
+        self.release()
+
     def _end_inner(self, verb: str) -> None:
         self._transaction.check_active()
         if self.is_over:
@@ -96,8 +106,7 @@ class TransactionSavepoint:
                 self.release()
         elif not self.is_over:
             with suppress(Exception):  # then the transaction is rolled back, and says why
-                self.rollback()
-                self.release()
+                self.undo()
 
 
 class Told:
@@ -117,6 +126,10 @@ class Told:
     def release(self, savepoint: str) -> Any:
         return self._run(lambda: self._open(savepoint, TransactionSavepoint.release))
 
+    def undo(self, savepoint: str) -> Any:
+        """Rolls back to it, and it is over."""
+        return self._run(lambda: self._open(savepoint, TransactionSavepoint.undo))
+
     def _begin(self, savepoint: str) -> None:
         self._made[savepoint] = TransactionSavepoint(self._transaction, self._name)
 
@@ -124,3 +137,40 @@ class Told:
         made = self._made.get(savepoint)
         if made is not None and not made.is_over:
             call(made)
+
+    def nests(self, connection: Any) -> None:
+        """Of psycopg, whose ``transaction`` is a savepoint in one that is open: from here on, of all."""
+        nested = self._nested_async if inspect.iscoroutinefunction(connection.execute) else self._nested
+        connection.transaction = partial(nested, partial(type(connection).transaction, connection))
+
+    @contextmanager
+    def _nested(
+        self, own: Callable[..., Any], savepoint_name: str | None = None, force_rollback: bool = False
+    ) -> Iterator[Any]:
+        name = f"transaction {next(_NUMBERS)}"
+        self.begin(name)
+        with own(savepoint_name, force_rollback) as block:
+            try:
+                yield block
+            except BaseException:  # psycopg.Rollback, too, which may go no further
+                self.undo(name)
+                raise
+            if force_rollback:
+                self.undo(name)
+        self.release(name)
+
+    @asynccontextmanager
+    async def _nested_async(
+        self, own: Callable[..., Any], savepoint_name: str | None = None, force_rollback: bool = False
+    ) -> AsyncIterator[Any]:
+        name = f"transaction {next(_NUMBERS)}"
+        await self.begin(name)
+        async with own(savepoint_name, force_rollback) as block:
+            try:
+                yield block
+            except BaseException:
+                await self.undo(name)
+                raise
+            if force_rollback:
+                await self.undo(name)
+        await self.release(name)

@@ -191,8 +191,12 @@ class Transaction(Ending):
             branch.discard()
             self.check_active()
         self._branches[name] = branch
-        if (tell := getattr(branch.connection, "tell_savepoints", None)) is not None:
-            tell(Told(self, name, carried if self.is_async else _at_once))
+        if branch.can.takes_sql:
+            connection = branch.connection
+            if (tell := getattr(connection, "tell_savepoints", None)) is not None:
+                tell(Told(self, name, carried if self.is_async else _at_once))
+            elif hasattr(connection, "pgconn"):
+                Told(self, name, carried if self.is_async else _at_once).nests(driver.driver_of(connection))
         if not branch.has_two_phases:
             plain = [repr(other.name) for other in self._branches.values() if not other.has_two_phases]
             if len(plain) > 1:
