@@ -80,10 +80,10 @@ class DatabaseNode(Decisions):
         self._swept: dict[str, float] = {}
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
-        self._take_name("", 0)
+        self._drop_name()
 
-    def _take_name(self, node: str, epoch: int) -> None:
-        self.node, self.epoch = node, epoch
+    def _drop_name(self) -> None:
+        self.node, self.epoch = "", 0
         self.named = "XAQ2".ljust(44, "0")  # nobody's
         self._signed_s = 0.0
         self._met: dict[str, None] = {}
@@ -92,6 +92,9 @@ class DatabaseNode(Decisions):
         """Those that its last sign has."""
         self._is_doubtful = False
         """A decision failed: whether it may decide is to be asked."""
+        self._begin_name()
+
+    def _begin_name(self) -> None:
         self.is_unclean = False
         """Whether a prepare or an end was not answered: its tombstone stays behind it."""
         self._recent: deque[tuple[float, bytes]] = deque(maxlen=RECENT)
@@ -190,21 +193,20 @@ class DatabaseNode(Decisions):
         with self._deciding().opened() as connection:
             tables = self._found(connection, make=True)
             assert tables is not None
-            met = self._met
             if self.node:
                 if tables.sign(connection, self.node, self.epoch, self._names()):
                     self._signed(tables, self.node, self.epoch + 1)
                     return
                 self._lost(tables, connection)
+                self._signed_s, self.is_unclean = 0.0, True  # until there is a new name, whose first sign is in
                 with self.lock:
                     self.table.open.clear()  # it is swept by now, or will be
             node = secrets.token_hex(8)
-            self._take_name("", 0)
-            self._met = met
             if tables.dialect is Dialect.SQLITE:
                 self._meet_all()
             tables.register(connection, node, self._names())
             self.table.lasts[self.decides] = EVERY_EPOCH
+            self._begin_name()
             self._signed(tables, node, 1)
 
     def _meet_all(self) -> None:
@@ -386,7 +388,7 @@ class DatabaseNode(Decisions):
         self._thread = None
         self.table = DecisionTable()
         self._done_rows, self._over, self._swept = {}, [], {}
-        self._take_name("", 0)
+        self._drop_name()
 
 
 def identity_of(connection: Any, name: str) -> str:
