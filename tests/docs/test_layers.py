@@ -128,6 +128,7 @@ OWNED = {
     "fcntl": ("xaqueue.core.storage", "xaqueue.tools"),
     "matplotlib": ("xaqueue.tools.demo",),
     "psycopg": ("xaqueue.cli.tm_log",),
+    "pymysql": ("xaqueue.cli.tm_database",),
 }
 """Packages that only these rooms may import."""
 

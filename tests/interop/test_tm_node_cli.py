@@ -125,9 +125,9 @@ def test_a_copy_gets_an_id_of_its_own(place: tuple[Path, str, Connect]) -> None:
         own.commit()
     before = found()
     assert bool(before.trouble) == ("sqlite" not in config.read_text())
-    said("tm", "claim", where if Path(where).exists() else config)
+    said("tm", "claim", where if Path(where).exists() else config, "--yes")
     assert (found().database, found().trouble) == (before.database, "")
-    said("tm", "new-id", config)
+    said("tm", "new-id", config, "--yes")
     assert found().database != before.database
 
 

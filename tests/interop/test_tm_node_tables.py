@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from support.doubtful import run as cli
 from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.tm import driver, guard
 from xaqueue.tm.driver import run
@@ -464,9 +465,7 @@ def test_a_role_that_may_make_no_tables(dsn: str) -> None:
         try:
             with psycopg.connect(dsn, user="clerk") as own, pytest.raises(OperationalError, match="CREATE TABLE"):
                 NodeTables.find(own, make=True)
-            for statement in statements(driver.Dialect.POSTGRESQL):
-                connection.execute(statement)
-            connection.execute("grant select, insert, update, delete on all tables in schema public to clerk")
+            connection.execute(cli("tm", "sql", "postgresql", "--role", "clerk"))
             connection.commit()
             scene = Scene("postgresql", lambda: psycopg.connect(dsn, user="clerk"))
             scene.decided(1, queue=SPACE)

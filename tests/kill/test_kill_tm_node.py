@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 import xaqueue
 from support import SUPPORT
+from support.doubtful import run as cli
 from support.node_child import FAST, QUEUE, TABLE, connect_to
 from support.patience import PATIENCE_S, eventually
 from support.served import ServerThread
@@ -32,6 +34,7 @@ from xaqueue.tm.gtrid import FORMAT_ID, Gtrid
 
 CHILD = SUPPORT / "node_child.py"
 FULL = os.environ.get("XAQUEUE_CRASH_FULL") == "1"
+LONG_US = 660 * 1_000_000
 UNDECIDED = ("prepare", "prepared", "commit-last")
 DECIDED = ("committed-last", "commit", "committed")
 
@@ -87,6 +90,18 @@ class Place:
 
     def start(self, first: int, end: str) -> Child:
         return Child(self.address, self.url, first, end)
+
+    @property
+    def dsn(self) -> str:
+        """The database, as the command line takes it."""
+        kind, _, where = self.address.partition(" ")
+        if kind == "sqlite":
+            return f"sqlite:///{where}"
+        if kind == "postgresql":
+            words = conninfo_to_dict(where)
+            return f"postgresql://{words['user']}@/{words['dbname']}?host={words['host']}"
+        socket, name = where.split()
+        return f"mariadb://root@localhost/{name}?unix_socket={socket}"
 
     @contextmanager
     def survivor(self) -> Iterator[TransactionManager]:
@@ -153,6 +168,24 @@ def test_killed(place: Place, step: str) -> None:
         assert place.rows == ({10, 11} if step in DECIDED else {10})
         assert place.count("ended") == 1
     assert place.count("nodes") == place.count("signs") - 1 == 0
+
+
+@pytest.mark.parametrize("step", ["prepare", "prepared", "decided", "committed-last"])
+def test_killed_and_finished_by_a_command_alone(place: Place, step: str) -> None:
+    """As from cron, ten minutes later: no process of the service comes back."""
+    child = place.start(10, f"kill:{step}")
+    assert child.end() == -signal.SIGKILL
+    assert "0 transactions left" in cli("tm", "recover", place.dsn, place.url), "nobody is ended so early"
+    assert place.count("nodes") == 1
+    place.execute(f"UPDATE xaqueue_signs SET at = at - {LONG_US}")
+    assert ": ended, it gave no sign for 10 minutes" in cli("tm", "recover", place.dsn, place.url)
+    assert not place.in_doubt
+    place.judge(child)
+    assert place.rows == ({10, 11} if step in DECIDED else {10})
+    assert [place.count(table) for table in ("nodes", "signs", "ended")] == [0, 1, 1]
+    found = json.loads(cli("tm", "status", place.dsn, "--json"))
+    assert [one["ended_us"] > 0 for one in found["nodes"]] == [True]
+    assert found["decisions"] == []
 
 
 @pytest.mark.parametrize("step", [*UNDECIDED, "decided", *DECIDED])

@@ -120,7 +120,7 @@ def test_of_postgresql(tmp_path: Path, dsn: str) -> None:
 
 
 def test_without_a_log_it_says_what_is_missing() -> None:
-    assert "'DIR'" in fails("tm", "status", code=ExitCode.USAGE)
+    assert "'DIR|DSN'" in fails("tm", "status", code=ExitCode.USAGE)
 
 
 def killed_in_a_transaction(path: Path) -> None:

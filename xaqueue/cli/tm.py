@@ -5,42 +5,39 @@ Looking changes nothing, and works while the transaction manager runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 import typer
 
-from xaqueue.cli import advise, output, spaces
+from xaqueue.cli import advise, output, spaces, tm_database
 from xaqueue.cli.exit_codes import ExitCode, agreed
 from xaqueue.cli.location import JsonOption, remote
-from xaqueue.cli.tm_log import RECOVER_S, ParticipantConfig, TmConfig, load, load_any, opened, opener
+from xaqueue.cli.tm_log import RECOVER_S, ParticipantConfig, TmConfig, load, opened
 from xaqueue.errors import InvalidArgument, JournalDamaged
 from xaqueue.features.carry.carrier_note import statuses as carriers_in
 from xaqueue.offline.inspect_branches import in_doubt_in
 from xaqueue.offline.redo_view import look_into
 from xaqueue.rpc.methods.service import RemoteOperator, status_of
-from xaqueue.tm import last_resource, node_tables
-from xaqueue.tm.driver import Dialect
+from xaqueue.tm import last_resource
 from xaqueue.tm.gtrid import Gtrid
 from xaqueue.tm.log_directory import PARTICIPANTS, LogView, view_log
-from xaqueue.tm.node_tables import NodeRow, NodeTables
 from xaqueue.xid import Xid
 
-SQLITE = b"SQLite format 3\0"
-T = TypeVar("T")
 HEADINGS = ("participant", "kind", "in doubt", "oldest", "decisions kept", "with queue change", "note")
 LogArgument = Annotated[
     Path, typer.Argument(metavar="DIR", help="A transaction manager's log, or its configuration.", show_default=False)
 ]
 DatabaseArgument = Annotated[
-    str, typer.Argument(metavar="DSN", help="The database, or a configuration that names it.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="DSN",
+        help=f"The database that decides: {tm_database.FORMS}; or a configuration that names it.",
+        show_default=False,
+    ),
 ]
-NODE_HEADINGS = ("node", "state", "last sign", "decisions kept", "participants")
-SILENT_S = 60.0
-"""Whoever gave no sign for so long is shown as silent."""
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do it, and do not ask.")]
 app = typer.Typer(no_args_is_help=True, help="Look at a transaction manager, and do what it does when it starts.")
 
 
@@ -65,18 +62,37 @@ class _Waiting:
 @app.command()
 def recover(
     tm: Annotated[
-        Path, typer.Argument(metavar="CONFIG", help="Its configuration, or its log with one in it.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="CONFIG|DSN",
+            help="Its configuration, or its log with one in it; or the database that decides.",
+            show_default=False,
+        ),
     ],
+    queues: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[QUEUE]...",
+            help="With a DSN: the space of each queue, its directory or URL, or a participants.toml that has them.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Finish what a transaction manager has left, as it does itself when it starts.
 
     While it does not run. What it had not decided is rolled back. Exit 1 where a participant was not reached, or
-    something is left. Where a database keeps the decisions others may run: only nodes that have given no sign of life
-    for 10 minutes, by its clock, are ended, and what they had not decided is rolled back.
+    something is left.
+
+    Where a database keeps the decisions, others may run: only nodes that have given no sign of life for 10 minutes, by
+    its clock, are ended, and what ended ones have left at these queues is finished. It is no node itself, and is for
+    cron.
     """
-    with opened(load_any(tm)) as manager:
-        for node in manager.end_silent():
-            typer.echo(f"node {node}: ended, it was silent")
+    if (place := tm_database.named(tm, queues or [])) is not None:
+        tm_database.recover(place)
+        return
+    if queues:
+        raise InvalidArgument("queues are named behind a DSN: those of a log are in its participants.toml")
+    with opened(load(Path(tm))) as manager:
         report, left = manager.recover(RECOVER_S), manager.in_doubt()
     for name, scan in report.scans.items():
         typer.echo(f"{name}: {scan.error or 'recovered'}")
@@ -88,50 +104,62 @@ def recover(
 @app.command()
 def sql(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="postgresql, sqlite, mysql or mariadb.")] = "postgresql",
+    role: Annotated[
+        str, typer.Option(metavar="ROLE", help="Who gets the rights, as the database writes it.", show_default=False)
+    ] = "",
 ) -> None:
     """Print what makes the tables in which a database keeps the decisions, for a migration.
 
-    A transaction manager without a directory makes them by itself, where its role may.
+    A transaction manager without a directory makes them by itself, where its role may. With the rights that a role
+    needs on them, as a comment where none is named.
     """
-    dialect = {"mariadb": Dialect.MYSQL}.get(kind) or next((one for one in Dialect if one.value == kind), Dialect.OTHER)
-    for statement in node_tables.statements(dialect):
-        typer.echo(f"{statement};")
-    if dialect is not Dialect.SQLITE:
-        typer.echo(f"-- for a role that may make no tables:\n-- {node_tables.grants('ROLE')};")
+    tm_database.print_sql(kind, role)
 
 
 @app.command()
-def claim(tm: DatabaseArgument) -> None:
+def claim(tm: DatabaseArgument, yes: YesOption = False) -> None:
     """Say that a database is the one that it was, where it stands elsewhere now: a restored one, or one that moved.
 
     Until then nothing of other nodes is finished there. Of two copies that both run only one may be claimed.
     """
-    _claim(tm, is_new=False)
+    tm_database.claim(tm_database.database_of(tm), is_new=False, asks=not yes)
 
 
 @app.command(name="new-id")
-def new_id(tm: DatabaseArgument) -> None:
+def new_id(tm: DatabaseArgument, yes: YesOption = False) -> None:
     """Say that a database is a copy, which has nothing to do with what the other one has in doubt: one for staging.
 
     Before its applications start.
     """
-    _claim(tm, is_new=True)
+    tm_database.claim(tm_database.database_of(tm), is_new=True, asks=not yes)
 
 
 @app.command()
-def status(tm: LogArgument, json: JsonOption = False) -> None:
+def status(
+    tm: Annotated[
+        str,
+        typer.Argument(
+            metavar="DIR|DSN",
+            help="A transaction manager's log, or its configuration; or the database that decides.",
+            show_default=False,
+        ),
+    ],
+    json: JsonOption = False,
+) -> None:
     """Show what a transaction manager has not finished, who carries changes, and what waits at its participants.
 
     These are asked where the log's directory has a participants.toml, or DIR is such a file; it exits with 1 where one
     of them cannot be. In doubt: branches that are prepared and wait for the decision. Decisions kept: rows in the
     participant's database, until all have carried them out; with queue change: those that carry what a queue does.
-    Transactions at work are counted, too. Where a database keeps the decisions, DIR is a file that names it, or its
-    DSN: then its nodes are shown, who of them lives, and how many decisions somebody has to carry out for each.
+    Transactions at work are counted, too.
+
+    Where a database keeps the decisions: its nodes, who of them lives, and the decisions that wait, and for which
+    queues. It exits with 1 where the database is a copy, in which nothing is finished.
     """
-    if (database := _database_of(str(tm))) is not None:
-        _print_nodes(database, json)
+    if (place := tm_database.named(tm)) is not None:
+        tm_database.print_status(place.database, json)
         return
-    config = load(tm)
+    config = load(Path(tm))
     log = view_log(config.log_dir)
     found = [_ask(log.node, participant) for participant in config.participants.values()]
     found += _unknown(config, log)
@@ -147,7 +175,7 @@ def status(tm: LogArgument, json: JsonOption = False) -> None:
 def release(
     tm: LogArgument,
     space: Annotated[str, typer.Argument(metavar="ID", help="Of the space that is gone.", show_default=False)],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do it, and do not ask.")] = False,
+    yes: YesOption = False,
 ) -> None:
     """Wait no more for a space that is gone, as one that was restored and has another id since.
 
@@ -164,61 +192,6 @@ def release(
     typer.echo(f"{output.counted(len(gone), 'transaction')} of space {space}: not waited for any more")
     for gtrid in gone:
         typer.echo(gtrid.decode())
-
-
-def _database_of(text: str) -> ParticipantConfig | None:
-    """The database that keeps decisions, by its DSN or by a configuration; None for a log."""
-    if "dbname=" in text or text.startswith(("postgresql:/", "postgres:/")):
-        scheme, slashes, rest = text.partition(":/")
-        address = f"{scheme}://{rest.lstrip('/')}" if slashes else text  # a Path has one slash of them
-        return ParticipantConfig("database", "postgres", address)
-    path = Path(text)
-    if path.is_file():
-        with path.open("rb") as file:
-            if file.read(len(SQLITE)) == SQLITE:
-                return ParticipantConfig("database", "sqlite", str(path.resolve()))
-    config = load_any(path)
-    return config.participants[config.decides] if config.decides is not None else None
-
-
-def _claim(text: str, *, is_new: bool) -> None:
-    database = _database_of(text)
-    if database is None:
-        raise InvalidArgument(f"{text} has a log: name a database, or a file with decides = NAME, see xaqueue(5)")
-    _at_tables(database, lambda tables, connection: tables.claim(connection, is_new=is_new))
-
-
-def _at_tables(database: ParticipantConfig, act: Callable[[NodeTables, Any], T]) -> T:
-    """Raises InvalidArgument where it has no such tables."""
-    with closing(opener(database)()) as connection:
-        tables = NodeTables.find(connection)
-        if tables is None:
-            raise InvalidArgument("this database has no tables of nodes: no transaction manager has used it so")
-        return act(tables, connection)
-
-
-def _print_nodes(database: ParticipantConfig, json: bool) -> None:
-    def look(tables: NodeTables, connection: Any) -> tuple[NodeTables, list[NodeRow], set[str]]:
-        return tables, tables.all(connection), set(tables.silent(connection, SILENT_S))
-
-    tables, nodes, silent = _at_tables(database, look)
-
-    def state(one: NodeRow) -> str:
-        if one.ended_us:
-            return f"ended {output.age(one.ended_us)} ago"
-        return "silent" if one.node in silent else "lives"
-
-    if json:
-        rows = [{**one._asdict(), "is_silent": one.node in silent} for one in nodes]
-        output.as_json({"database": tables.database, "trouble": tables.trouble, "nodes": rows})
-        return
-    output.pairs([("database", tables.database), ("trouble", tables.trouble)])
-    typer.echo()
-    output.table(
-        NODE_HEADINGS,
-        [(one.node, state(one), output.age(one.signed_us), one.decisions, one.participants) for one in nodes],
-        right=("last sign", "decisions kept"),
-    )
 
 
 def _unknown(config: TmConfig, log: LogView) -> list[_Waiting]:

@@ -154,7 +154,7 @@ def postgres() -> Any:
     try:
         import psycopg
     except ModuleNotFoundError:
-        raise InvalidArgument('a participant of kind postgres needs psycopg: pip install "psycopg[binary]"') from None
+        raise InvalidArgument('PostgreSQL is reached with psycopg: pip install "psycopg[binary]"') from None
     return psycopg
 
 

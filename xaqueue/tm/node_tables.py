@@ -102,12 +102,10 @@ class Standing(NamedTuple):
         return " ".join(word for word in self.participants.split() if unquote(word.rpartition("=")[2]) != identity)
 
 
-def grants(role: str) -> str:
+def grants(role: str) -> list[str]:
     """What a role needs that may not make them. To lock a row wants UPDATE in PostgreSQL."""
-    return (
-        "GRANT SELECT, INSERT, UPDATE, DELETE ON xaqueue_id, xaqueue_nodes, xaqueue_signs, xaqueue_ended, "
-        f"xaqueue_decisions TO {role}"
-    )
+    tables = [f"xaqueue_{table}" for table in ("id", "nodes", "signs", "ended", "decisions")]
+    return [f"GRANT SELECT, INSERT, UPDATE, DELETE ON {table} TO {role}" for table in tables]
 
 
 def statements(dialect: Dialect) -> list[str]:
@@ -253,6 +251,22 @@ class NodeTables(DecisionRows):
             NodeRow(str(node), int(n or 0), int(at or 0), int(ended_at), unquote(str(names or "")), int(count))
             for node, n, at, ended_at, names, count in (*live, *ended)
         ]
+
+    def decided(self, connection: Any) -> list[Standing]:
+        """Decisions to commit that not all have carried out, or that nobody has struck yet."""
+        found = run(
+            connection,
+            f"SELECT gtrid, participants FROM {self.schema}xaqueue_decisions WHERE gtrid LIKE 'XAQ2{self.database}%' "
+            "AND decision = 'commit' ORDER BY gtrid",
+        )
+        connection.rollback()
+        return [Standing(str(key), str(names)) for key, names in found]
+
+    def clock_us(self, connection: Any) -> int:
+        """The database's."""
+        ((now,),) = run(connection, f"SELECT {self._now_us}")
+        connection.rollback()
+        return int(now)
 
     def silent(self, connection: Any, age_s: float) -> list[str]:
         """Nodes whose last sign is so old, by the database's clock."""

@@ -56,6 +56,8 @@ class ScanReport:
     heuristics: list[Heuristic] = field(default_factory=list)
     left: list[bytes] = field(default_factory=list)
     """Own ones that are live, or wait for a database that may have decided."""
+    untouched: list[tuple[str, str]] = field(default_factory=list)
+    """Branches of other nodes of the same database that are left, each with why; "": its node lives."""
     strangers: list[str] = field(default_factory=list)
     """Names of participants in own xids that are not configured here any more."""
     carrying: str = ""
@@ -251,7 +253,9 @@ class RecoveryThread:
             gtrid, name = bytes(branch.gtrid), f"{branch.gtrid}, {branch.participant}"
             if outcome is not None:
                 self._finish(gtrid, branch.xid, outcome, report, is_listed=True)
-            elif why and name not in self._warned:
+                continue
+            report.untouched.append((str(branch.gtrid), why))
+            if why and name not in self._warned:
                 self._warned.add(name)
                 log.warning("[branch-left] participant %s: a branch (%s) is left: %s", self._name, name, why)
         sweep.strike(found)

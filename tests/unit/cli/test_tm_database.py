@@ -1,0 +1,247 @@
+"""Commands on transaction managers without a directory: what is printed, refused and finished, over SQLite."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import sys
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import xaqueue
+from support.doubtful import fails, run
+from xaqueue.cli.exit_codes import ExitCode
+from xaqueue.tm.driver import Dialect
+from xaqueue.tm.node import DatabaseNode
+from xaqueue.tm.node_tables import NodeTables, statements
+
+MINUTES_US = 660 * 1_000_000
+QUEUES = "[queues.q]\n"
+
+
+class Killed(BaseException):
+    """What comes instead of the end of a process."""
+
+
+class Shop:
+    """A database and a space, and what a process has left that died at a step of its transaction."""
+
+    def __init__(self, place: Path) -> None:
+        self.path, self.space = place / "shop.db", place / "space"
+        self.dsn = f"sqlite:///{self.path}"
+        xaqueue.connect(self.space, create=True).close()
+        (self.space / "queues.toml").write_text(QUEUES)
+        self.execute("create table orders (n int)")
+        self.node = ""
+
+    def execute(self, statement: str) -> list[Any]:
+        with closing(sqlite3.connect(self.path)) as own, own:
+            return own.execute(statement).fetchall()
+
+    def die_at(self, step: str) -> None:
+        def die(at: str, *_: object) -> None:
+            if at == step:
+                raise Killed
+
+        manager = xaqueue.TransactionManager(
+            {"db": lambda: sqlite3.connect(self.path), "queue": str(self.space)}, on_step=die
+        )
+        tx = manager.transaction()
+        tx["queue"].enqueue("q", b"1")
+        tx["db"].execute("insert into orders values (1)")
+        self.node = manager.node
+        node = manager._log
+        assert isinstance(node, DatabaseNode)
+        node._closed.set()
+        for recovery in manager._recoveries.values():
+            recovery.stop(5)
+        with suppress(Killed):
+            tx.commit()
+        for branch in tx._branches.values():
+            branch.discard()
+        manager.close()
+
+    def be_silent(self) -> None:
+        self.execute(f"update xaqueue_signs set at = at - {MINUTES_US}")
+
+    def status(self, code: int = 0) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(run("tm", "status", self.dsn, "--json", code=code))
+        return found
+
+    @property
+    def messages(self) -> int:
+        with xaqueue.connect(self.space) as connection:
+            return len(list(connection.browse("q")))
+
+    @property
+    def in_doubt(self) -> int:
+        with xaqueue.connect(self.space) as connection:
+            return len(connection.tpc_recover())
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
+    return Shop(tmp_path)
+
+
+@pytest.mark.parametrize(("step", "comes"), [("prepared", 0), ("commit-last", 0), ("committed-last", 1), ("commit", 1)])
+def test_what_a_dead_node_has_left_is_finished(shop: Shop, step: str, comes: int) -> None:
+    shop.die_at(step)
+    before = shop.status()
+    assert [(one["node"], one["is_silent"], one["ended_us"]) for one in before["nodes"]] == [(shop.node, False, 0)]
+    assert [one["node"] for one in before["decisions"]] == [shop.node] * comes
+    early = run("tm", "recover", shop.dsn, shop.space)
+    assert "0 transactions left" in early, "it may live, and what is decided may be carried out by anybody"
+    assert shop.in_doubt == 1 - comes
+    assert ("its node is not ended" in early) != bool(comes)
+    shop.be_silent()
+    assert shop.status()["nodes"][0]["is_silent"]
+    told = run("tm", "recover", shop.dsn, shop.space)
+    assert f"node {shop.node}: ended, it gave no sign for 10 minutes" in told
+    assert f"{shop.space}: 0 committed, {1 - comes} rolled back" in told
+    assert "0 transactions left" in told
+    assert (shop.messages, shop.in_doubt) == (len(shop.execute("select 1 from orders")), 0) == (comes, 0)
+    after = shop.status()
+    assert ([one["ended_us"] > 0 for one in after["nodes"]], after["decisions"]) == ([True], [])
+    assert shop.execute("select count(*) from xaqueue_nodes") == [(0,)], "it was no node itself"
+    assert shop.execute("select count(*) from xaqueue_signs") == [(1,)]
+
+
+def test_a_decision_waits_for_a_queue_that_is_not_named(shop: Shop, tmp_path: Path) -> None:
+    shop.die_at("committed-last")
+    shop.be_silent()
+    xaqueue.connect(tmp_path / "other", create=True).close()
+    told = run("tm", "recover", shop.dsn, tmp_path / "other", code=ExitCode.NOTHING)
+    with xaqueue.connect(shop.space) as connection:
+        waits = f"decided, and waits for queue (space {connection.space_id})"
+    assert waits in told
+    assert "1 transaction left" in told
+    shop.execute(f"update xaqueue_ended set at = at - {MINUTES_US}")
+    shown = run("tm", "status", shop.dsn)
+    assert "decisions  1 waits, one of them for 11 min at least" in shown
+    assert "`xaqueue tm recover DSN QUEUE...` finishes" in shown
+    (tmp_path / "both.toml").write_text('[participants.queue]\nkind = "xaqueue"\nspace = "space"\n')
+    assert "0 transactions left" in run("tm", "recover", shop.dsn, tmp_path / "both.toml")
+    assert shop.messages == 1
+
+
+def test_a_queue_that_is_not_reached(shop: Shop, tmp_path: Path) -> None:
+    shop.die_at("committed-last")
+    told = run("tm", "recover", shop.dsn, shop.space, tmp_path / "none", code=ExitCode.NOTHING)
+    assert f"{tmp_path / 'none'}: SpaceError: " in told
+    assert f"{shop.space}: 1 committed" in told
+
+
+def test_a_branch_whose_node_is_not_known_is_left(shop: Shop) -> None:
+    shop.die_at("prepared")
+    shop.execute("delete from xaqueue_nodes")
+    shop.execute("delete from xaqueue_signs")
+    told = run("tm", "recover", shop.dsn, shop.space, code=ExitCode.NOTHING)
+    assert "is left: the database that decides does not know of it" in told
+    assert "xaqueue indoubt list --space" in told
+    assert shop.in_doubt == 1
+
+
+def test_nothing_is_done_in_a_copy(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop.die_at("prepared")
+    shop.be_silent()
+    place = ["1/2"]
+    monkeypatch.setattr("xaqueue.tm.node_tables._place_of", lambda *_: place[0])
+    run("tm", "claim", shop.dsn, "--yes")
+    place[0] = "1/3"
+    assert "it is a copy" in fails("tm", "recover", shop.dsn, shop.space, code=ExitCode.ERROR)
+    assert "it is a copy" in shop.status(code=ExitCode.NOTHING)["trouble"]
+    assert "trouble " in run("tm", "status", shop.dsn, code=ExitCode.NOTHING)
+    assert shop.status(code=ExitCode.NOTHING)["nodes"][0]["is_silent"]
+    before = shop.status(code=ExitCode.NOTHING)["database"]
+    assert "--yes" in fails("tm", "claim", shop.dsn, code=ExitCode.NOTHING)
+    assert f"database {before}: claimed" in run("tm", "claim", shop.dsn, "--yes")
+    assert shop.status()["database"] == before
+    assert "1 rolled back" in run("tm", "recover", shop.dsn, shop.space)
+
+
+def test_a_new_id_leaves_what_the_other_one_has(shop: Shop) -> None:
+    shop.die_at("prepared")
+    before = shop.status()["database"]
+    assert f"node {shop.node} gave a sign of life" in fails("tm", "new-id", shop.dsn, "--yes", code=ExitCode.ERROR)
+    shop.be_silent()
+    assert "--yes" in fails("tm", "new-id", shop.dsn, code=ExitCode.NOTHING)
+    assert shop.status()["database"] == before
+    assert f", which was {before}" in run("tm", "new-id", shop.dsn, "--yes")
+    assert shop.status()["database"] != before
+    run("tm", "recover", shop.dsn, shop.space)
+    assert shop.in_doubt == 1
+
+
+def test_looking_makes_no_tables_and_no_files(tmp_path: Path) -> None:
+    path = tmp_path / "a shop.db"
+    with closing(sqlite3.connect(path)) as own:
+        own.execute("pragma journal_mode = wal")
+        own.execute("create table orders (n int)")
+    for words in (["status"], ["claim", "--yes"], ["recover"]):
+        queues = [str(tmp_path)] * (words == ["recover"])
+        dsn = f"sqlite:///{tmp_path}/a%20shop.db"
+        assert "there are no tables of nodes" in fails("tm", *words, dsn, *queues, code=ExitCode.ERROR)
+    with closing(sqlite3.connect(path)) as own:
+        run_script(own, run("tm", "sql", "sqlite"))
+        assert NodeTables.find(own) is not None
+    before = sorted(tmp_path.iterdir())
+    assert "nodes      0 alive, 0 silent, 0 ended" in run("tm", "status", f"sqlite:///{path}")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def run_script(own: sqlite3.Connection, script: str) -> None:
+    for statement in script.split(";\n"):
+        own.execute(statement)
+    own.commit()
+
+
+def test_the_tables_of_each_database() -> None:
+    for dialect in (Dialect.POSTGRESQL, Dialect.MYSQL, Dialect.SQLITE):
+        printed = run("tm", "sql", dialect.value)
+        assert all(f"{statement};\n" in printed for statement in statements(dialect))
+        assert printed.count("\n-- GRANT ") == (0 if dialect is Dialect.SQLITE else 5)
+    assert "GRANT SELECT, INSERT, UPDATE, DELETE ON xaqueue_nodes TO app;\n" in run("tm", "sql", "--role", "app")
+    assert "none of PostgreSQL" in fails("tm", "sql", "other", code=ExitCode.USAGE)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("status", "oracle://shop"), "oracle:// is no database"),
+        (("status", "sqlite://shop.db"), "named sqlite:///PATH"),
+        (("status", "sqlite:///"), "named sqlite:///PATH"),
+        (("status", "mysql://:secret@127.0.0.1:1/shop?nothing=1"), "the DSN is refused"),
+        (("status", "mysql://127.0.0.1:port/shop"), "the DSN is refused"),
+        (("claim", "shop"), "shop cannot be read"),
+        (("recover", "sqlite:///shop.db"), "the queues are not known"),
+    ],
+)
+def test_what_is_refused(words: tuple[str, ...], why: str) -> None:
+    said = fails("tm", *words, code=ExitCode.USAGE)
+    assert why in said
+    assert "secret" not in said
+
+
+def test_a_directory_is_no_database(tmp_path: Path) -> None:
+    assert "has a log" in fails("tm", "claim", tmp_path, code=ExitCode.USAGE)
+    assert "queues are named behind a DSN" in fails("tm", "recover", tmp_path, "space", code=ExitCode.USAGE)
+
+
+def test_a_database_that_is_not_reached(tmp_path: Path) -> None:
+    for dsn in ("postgresql://127.0.0.1:1/shop", "mariadb://127.0.0.1:1/shop", f"sqlite:///{tmp_path}/none.db"):
+        assert "the database: " in fails("tm", "status", dsn, code=ExitCode.ERROR)
+
+
+@pytest.mark.parametrize(("scheme", "package"), [("postgresql", "psycopg"), ("mariadb", "pymysql")])
+def test_a_driver_that_is_missing(scheme: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    assert "pip install" in fails("tm", "status", f"{scheme}://shop", code=ExitCode.USAGE)
+
+
+def test_help() -> None:
+    assert {"claim", "new-id", "recover", "release", "sql", "status"} <= set(run("tm", "--help").split())
+    assert "DSN" in run("tm", "recover", "--help")

@@ -1,0 +1,337 @@
+"""Transaction managers without a directory, as their operator sees them: nodes in the database that decides.
+
+It is named by a DSN, or by a configuration.
+Whoever looks, or finishes what ended nodes have left, is no node there, and leaves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from threading import Thread
+from time import monotonic
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
+
+import typer
+
+from xaqueue.cli import advise, output
+from xaqueue.cli.exit_codes import ExitCode, agreed
+from xaqueue.cli.tm_log import RECOVER_S, ParticipantConfig, TmConfig, load_any, opener
+from xaqueue.errors import Error, InvalidArgument, OperationalError, ProtocolError
+from xaqueue.tm.decisions import wall_clock
+from xaqueue.tm.driver import Dialect, is_a
+from xaqueue.tm.gtrid import Gtrid
+from xaqueue.tm.node_tables import NodeRow, NodeTables, Standing, grants, statements
+
+if TYPE_CHECKING:
+    from xaqueue.tm.node import DatabaseNode
+    from xaqueue.tm.recovery import RecoveryThread, ScanReport
+
+KINDS = {"postgresql": "postgres", "postgres": "postgres", "mysql": "mysql", "mariadb": "mysql", "sqlite": "sqlite"}
+"""By a DSN's scheme, the kind of the database."""
+SQLITE = b"SQLite format 3\0"
+FORMS = "postgresql://, mysql://, mariadb:// or sqlite:///PATH"
+NODE_HEADINGS = ("node", "state", "last sign", "ended", "decisions kept", "participants")
+ALIVE_S = 60.0
+"""Who gave no sign for longer is ended by the others, where there are any."""
+SILENT_S = 600.0
+"""Who gave no sign for so long, by the database's clock, is ended by who does not stay to watch."""
+BY_HAND = "what it leaves is decided by hand, at its queue: see `xaqueue indoubt list --space QUEUE`"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """queues: how their spaces are opened."""
+
+    database: ParticipantConfig
+    queues: tuple[str, ...] = ()
+
+
+def named(text: str, queues: Sequence[str] = ()) -> Place | None:
+    """The database that keeps decisions, by its DSN, a file of SQLite, or a configuration that also has its queues;
+    None for a log. Raises InvalidArgument."""
+    database = _by_dsn(text) or _by_file(Path(text))
+    if database is not None:
+        return Place(database, tuple(dict.fromkeys(place for one in queues for place in _places(one))))
+    config = load_any(Path(text))
+    if config.decides is None:
+        return None
+    return Place(config.participants[config.decides], (*_spaces(config), *queues))
+
+
+def database_of(text: str) -> ParticipantConfig:
+    """Raises InvalidArgument for a log."""
+    place = named(text)
+    if place is None:
+        raise InvalidArgument(f"{text} has a log: give {FORMS}, or a configuration with decides = NAME, see xaqueue(5)")
+    return place.database
+
+
+def _by_dsn(text: str) -> ParticipantConfig | None:
+    scheme, colon, _ = text.partition("://")
+    if not colon:
+        return ParticipantConfig("db", "postgres", text) if "dbname=" in text else None
+    if scheme not in KINDS:
+        raise InvalidArgument(f"{scheme}:// is no database in which a transaction manager can be: give {FORMS}")
+    if scheme != "sqlite":
+        return ParticipantConfig("db", KINDS[scheme], text)
+    path = unquote(text.removeprefix("sqlite:///"))
+    if path in ("", text):
+        raise InvalidArgument("SQLite's is named sqlite:///PATH, with four / where the path begins with one")
+    return ParticipantConfig("db", "sqlite", str(Path(path).resolve()))
+
+
+def _by_file(path: Path) -> ParticipantConfig | None:
+    if path.is_file():
+        with path.open("rb") as file:
+            if file.read(len(SQLITE)) == SQLITE:
+                return ParticipantConfig("db", "sqlite", str(path.resolve()))
+    return None
+
+
+def _places(text: str) -> Sequence[str]:
+    return _spaces(load_any(Path(text))) if Path(text).is_file() else [text]
+
+
+def _spaces(config: TmConfig) -> list[str]:
+    return [one.address for one in config.participants.values() if one.kind == "xaqueue"]
+
+
+# The database
+
+
+def _connect(database: ParticipantConfig) -> Any:
+    """A connection. Raises what its driver raises, and InvalidArgument, which does not repeat the DSN: there may be a
+    password in it."""
+    if database.kind != "mysql":
+        return opener(database)()
+    try:
+        import pymysql
+    except ModuleNotFoundError:
+        raise InvalidArgument('MySQL and MariaDB are reached with PyMySQL: pip install "pymysql"') from None
+    try:
+        url = urlsplit(database.address)
+        options: dict[str, Any] = dict(parse_qsl(url.query))
+        named = {"host": url.hostname, "user": url.username, "password": url.password, "database": url.path[1:]}
+        options |= {name: unquote(value) for name, value in named.items() if value}
+        return pymysql.connect(**options, port=url.port or 0)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"the DSN is refused: {error}") from error
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """What a driver raises inside is an error of the command line."""
+    try:
+        yield
+    except Error:
+        raise
+    except Exception as error:
+        if not is_a(error, "Error"):
+            raise
+        raise OperationalError(f"the database: {error}") from error
+
+
+@contextmanager
+def _opened(database: ParticipantConfig, *, to_look: bool = False) -> Iterator[tuple[Any, NodeTables]]:
+    """A connection, and the tables there."""
+    looks_at_file = to_look and database.kind == "sqlite"
+    with (
+        _told(),
+        advise.read_only(database) if looks_at_file else closing(_connect(database)) as connection,
+    ):
+        tables = NodeTables.find(connection)
+        if tables is None:
+            raise OperationalError(
+                "no transaction manager was at work in this database, or not in this schema: there are no tables "
+                "of nodes"
+            )
+        yield connection, tables
+
+
+# The verbs
+
+
+def print_sql(kind: str, role: str) -> None:
+    """role: as a comment where it is empty."""
+    dialect = {"mariadb": Dialect.MYSQL}.get(kind) or next((one for one in Dialect if one.value == kind), Dialect.OTHER)
+    made, given = statements(dialect), [] if dialect is Dialect.SQLITE else grants(role or "ROLE")
+    output.lines([f"{statement};" for statement in made])
+    output.lines([f"{'' if role else '-- '}{statement};" for statement in given])
+
+
+def print_status(database: ParticipantConfig, json: bool) -> None:
+    with _opened(database, to_look=True) as (connection, tables):
+        seen = Seen(tables.clock_us(connection), tables.all(connection), tables.decided(connection))
+    if json:
+        output.as_json(_json(tables, seen))
+    else:
+        _print(tables, seen)
+    if tables.trouble:
+        raise typer.Exit(ExitCode.NOTHING)
+
+
+def recover(place: Place) -> None:
+    """Ends who is silent, and has each queue finish what ended nodes have left there."""
+    from xaqueue.tm.coordinator import Coordinator  # which no other command loads
+    from xaqueue.tm.node import DatabaseNode
+    from xaqueue.tm.participant import ConnectionSource, Participant
+    from xaqueue.tm.recovery import RecoveryThread
+
+    queues = place.queues
+    if not queues:
+        raise InvalidArgument(
+            "the queues are not known: name their paths or URLs behind the DSN, or a participants.toml"
+        )
+    with _opened(place.database) as (_, tables):
+        if tables.trouble:
+            raise OperationalError(f"{tables.trouble}; nothing was done")
+    names = [f"{number}:{quote(queue)[-60:]}" for number, queue in enumerate(queues)]
+    sources = {name: ConnectionSource(name, Participant(queue)) for name, queue in zip(names, queues, strict=True)}
+    node = DatabaseNode({"db": ConnectionSource("db", Participant(partial(_connect, place.database))), **sources}, "db")
+    coordinator = Coordinator(node, sources)
+    with _told():
+        ended = node.end_silent(SILENT_S)
+    for name in ended:
+        typer.echo(f"node {name}: ended, it gave no sign for {SILENT_S / 60:.0f} minutes")
+    reports = _swept(node, [RecoveryThread(coordinator, source, RECOVER_S) for source in sources.values()], names)
+    with _opened(place.database) as (connection, tables):
+        decided = tables.decided(connection)  # first: a node that comes in between is seen behind it
+        alive = {one.node for one in tables.all(connection) if not one.ended_us}
+    waiting = [one for one in decided if _node_of(one) not in alive]
+    for name, queue in zip(names, queues, strict=True):
+        _say(queue, reports[name])
+    for one in waiting:
+        typer.echo(f"transaction {one.key}: decided, and waits for {_parties(one)}")
+    left = {gtrid for report in reports.values() for gtrid, why in report.untouched if why}
+    typer.echo(f"{output.counted(len(left | {one.key for one in waiting}), 'transaction')} left")
+    if left or waiting or not all(report.complete for report in reports.values()):
+        raise typer.Exit(ExitCode.NOTHING)
+
+
+def claim(database: ParticipantConfig, *, is_new: bool, asks: bool) -> None:
+    """The database is the one that it says it is, or another one from here on."""
+    with _opened(database) as (connection, tables):
+        now_us = tables.clock_us(connection)
+        alive = [one for one in tables.all(connection) if _state(one, now_us) == "alive"]
+        if is_new and alive:
+            raise ProtocolError(
+                f"node {alive[0].node} gave a sign of life {_ago(alive[0].signed_us, now_us)} ago: stop the processes "
+                "that use this database first; of a copy that was just made, wait a minute"
+            )
+        if asks and is_new:
+            agreed(f"make this database another one than {tables.database}, whose transactions it leaves alone then?")
+        elif asks:
+            agreed(f"is this database {tables.database} from now on, and no other one with this id is in use?")
+        tables.claim(connection, is_new=is_new)
+    with _opened(database) as (_, now):
+        typer.echo(f"database {now.database}" + (f", which was {tables.database}" if is_new else ": claimed"))
+    typer.echo("processes that run learn of it when they start again")
+
+
+def _swept(node: DatabaseNode, recoveries: Sequence[RecoveryThread], names: Sequence[str]) -> dict[str, ScanReport]:
+    """What came of a round at each, and of one more: what was committed in the first is hardened and struck then."""
+    pairs = list(zip(names, recoveries, strict=True))
+    reports = {name: replace(recovery.report, error="it has not answered yet") for name, recovery in pairs}
+
+    def run(name: str, recovery: RecoveryThread) -> None:
+        first = recovery.run_once()
+        node.sweep_all()
+        reports[name] = first.followed_by(recovery.run_once()) if first.complete else first
+        recovery.stop(0)
+
+    threads = [
+        Thread(target=run, args=(name, recovery), name=f"xaqueue-recovery-{name}", daemon=True)
+        for name, recovery in pairs
+    ]
+    for thread in threads:
+        thread.start()
+    give_up = monotonic() + RECOVER_S
+    for thread in threads:
+        thread.join(max(0.0, give_up - monotonic()))
+    return dict(reports)
+
+
+def _say(place: str, report: ScanReport) -> None:
+    done = f"{len(report.committed)} committed, {len(report.rolled_back)} rolled back"
+    typer.echo(f"{place}: {f'{report.error}; ' if report.error else ''}{done}")
+    for heuristic in report.heuristics:
+        typer.echo(f"  transaction {heuristic.gtrid.decode()} was {heuristic.outcome.value}: decided there by itself")
+    for gtrid, why in report.untouched:
+        typer.echo(f"  transaction {gtrid} is left: {why or 'its node is not ended, and does it by itself'}")
+    if any(why for _, why in report.untouched):
+        typer.echo(f"  {BY_HAND}")
+
+
+def _node_of(one: Standing) -> str:
+    gtrid = Gtrid.parse(one.key)
+    return gtrid.node if gtrid is not None else ""
+
+
+def _parties(one: Standing) -> str:
+    return ", ".join(f"{name} (space {identity})" for identity, name in one.names().items())
+
+
+# Status
+
+
+class Seen(NamedTuple):
+    """now_us: the database's clock, by which all is told."""
+
+    now_us: int
+    nodes: list[NodeRow]
+    decisions: list[Standing]
+
+    @property
+    def oldest_us(self) -> int:
+        """Since when, at least, the oldest of the decisions waits: since its node is ended; 0 without one."""
+        waited_for = {_node_of(one) for one in self.decisions}
+        return min((one.ended_us for one in self.nodes if one.ended_us and one.node in waited_for), default=0)
+
+
+def _state(one: NodeRow, now_us: int) -> str:
+    return "ended" if one.ended_us else "alive" if now_us - one.signed_us < ALIVE_S * 1e6 else "silent"
+
+
+def _ago(since_us: int, now_us: int) -> str:
+    return output.age(wall_clock() - (now_us - since_us)) if since_us else ""
+
+
+def _print(tables: NodeTables, seen: Seen) -> None:
+    now_us, oldest_us, states = seen.now_us, seen.oldest_us, [_state(one, seen.now_us) for one in seen.nodes]
+    waits = f", one of them for {_ago(oldest_us, now_us)} at least" if oldest_us else ""
+    output.pairs(
+        [
+            ("database", f"{tables.database}, {tables.dialect.value}"),
+            ("trouble", tables.trouble),
+            ("nodes", ", ".join(f"{states.count(state)} {state}" for state in ("alive", "silent", "ended"))),
+            ("decisions", f"{output.counted(len(seen.decisions), 'waits', 'wait')}{waits}"),
+        ]
+    )
+    rows = [
+        (one.node, state, _ago(one.signed_us, now_us), _ago(one.ended_us, now_us), one.decisions, one.participants)
+        for one, state in zip(seen.nodes, states, strict=True)
+    ]
+    output.below(NODE_HEADINGS, rows, right=("last sign", "ended", "decisions kept"))
+    output.below(("decision", "waits for"), [(one.key, _parties(one)) for one in seen.decisions])
+    if {"silent", "ended"} & set(states):
+        typer.echo(f"\n`xaqueue tm recover DSN QUEUE...` finishes what ended nodes have left; {BY_HAND}")
+
+
+def _json(tables: NodeTables, seen: Seen) -> dict[str, object]:
+    states = [_state(one, seen.now_us) for one in seen.nodes]
+    return {
+        "database": tables.database,
+        "dialect": tables.dialect.value,
+        "trouble": tables.trouble,
+        "now_us": seen.now_us,
+        "nodes": [
+            {**one._asdict(), "is_silent": state == "silent"} for one, state in zip(seen.nodes, states, strict=True)
+        ],
+        "decisions": [{"gtrid": one.key, "node": _node_of(one), "participants": one.names()} for one in seen.decisions],
+        "oldest_us": seen.oldest_us,
+    }
