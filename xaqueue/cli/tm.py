@@ -72,7 +72,7 @@ def recover(
     queues: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[QUEUE]...",
+            metavar="QUEUE",
             help="With a DSN: the space of each queue, its directory or URL, or a participants.toml that has them.",
             show_default=False,
         ),
