@@ -84,7 +84,11 @@ class Scene:
         return self.kind == "sqlite"
 
 
-@pytest.fixture(params=["postgresql", "mariadb", "sqlite"])
+SERVERS = ["postgresql", "mariadb"]
+"""Where several write at a time."""
+
+
+@pytest.fixture(params=[*SERVERS, "sqlite"])
 def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
     def sqlite() -> Any:
         return sqlite3.connect(tmp_path / "db", timeout=HASTY_S)
@@ -174,10 +178,9 @@ def test_a_decision_stands_with_who_has_voted(scene: Scene) -> None:
     assert row.spaces == {"queue": SPACE, "other": ELSEWHERE}
 
 
+@pytest.mark.parametrize("scene", SERVERS, indirect=True)
 def test_who_is_deciding_is_not_ended_and_nobody_waits(scene: Scene) -> None:
     """However many sessions of it overlap; once they are over it may be."""
-    if scene.is_sqlite:
-        pytest.skip("one writes at a time there")
     deciding = scene.begun()
     for counter in range(1, 9):
         assert scene.decide(deciding, counter, queue=SPACE)
@@ -191,9 +194,8 @@ def test_who_is_deciding_is_not_ended_and_nobody_waits(scene: Scene) -> None:
     assert scene.tables.end(scene.own, NODE)
 
 
+@pytest.mark.parametrize("scene", ["sqlite"], indirect=True)
 def test_sqlite_ends_nobody_while_somebody_writes(scene: Scene) -> None:
-    if not scene.is_sqlite:
-        pytest.skip("of SQLite")
     deciding = scene.begun()
     assert scene.decide(deciding, 1, queue=SPACE)
     with pytest.raises(sqlite3.OperationalError, match="locked"):
@@ -218,9 +220,8 @@ def test_an_ended_node_decides_nothing_more(scene: Scene) -> None:
     assert scene.state(1) == (None, 1, False, True)
 
 
+@pytest.mark.parametrize("scene", SERVERS, indirect=True)
 def test_a_decision_in_a_transaction_that_is_over_adds_nothing(scene: Scene) -> None:
-    if scene.is_sqlite:
-        pytest.skip("its driver tells")
     connection = scene.begun()
     connection.commit()
     assert not scene.decide(connection, 1, queue=SPACE)
@@ -314,11 +315,10 @@ def test_silent_by_the_clock_of_the_database(scene: Scene) -> None:
 # The database's ways
 
 
+@pytest.mark.parametrize("scene", SERVERS, indirect=True)
 @pytest.mark.parametrize("level", ["read committed", "repeatable read", "serializable"])
 def test_whatever_an_application_reads_at_nobody_decides_for_an_ended_node(scene: Scene, level: str) -> None:
     """Its snapshot may be from before the end."""
-    if scene.is_sqlite:
-        pytest.skip("it has one level")
     late = scene.connect()
     run(late, f"SET {'SESSION ' * (scene.kind == 'mariadb')}TRANSACTION ISOLATION LEVEL {level}")
     guard.mark(late, scene.tables.dialect)
@@ -330,10 +330,9 @@ def test_whatever_an_application_reads_at_nobody_decides_for_an_ended_node(scene
     assert scene.state(1) == (None, 1, False, True)
 
 
+@pytest.mark.parametrize("scene", SERVERS, indirect=True)
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
 def test_the_level_of_a_role_is_not_the_transaction_managers(scene: Scene, level: str) -> None:
-    if scene.is_sqlite:
-        pytest.skip("it has one level")
     if scene.kind == "mariadb":
         run(scene.own, f"SET SESSION TRANSACTION ISOLATION LEVEL {level}")
     else:
