@@ -110,7 +110,7 @@ class Scene:
     def check_nothing_is_lost(self) -> None:
         """In between: what Spark has not committed is in the source still."""
         reader = QueueReader(self.source, "orders")
-        seqs = {seq for _, names in reader.names(0, reader.watermark()) for seq, *_ in names}
+        seqs = {seq for seq, *_ in reader.read(0, reader.watermark())}
         assert seqs >= set(range(self.spark_committed() + 1, self.messages + 1))
 
     def check_whole(self) -> None:
