@@ -278,10 +278,11 @@ class _Cut:
             before = self._fs.crashed
             try:
                 return found(*arguments, **named)
-            except Exception as error:
-                if self._fs.crashed and not before:
-                    raise Crashed(f"during {name}") from error
-                raise
+            except BaseException as error:
+                if not self._fs.crashed or before:
+                    raise
+                self._session.space.log.fail(error)  # whatever it was that met it
+                raise Crashed(f"during {name}") from error
 
         setattr(self, name, call)
         return call

@@ -6,13 +6,15 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xaqueue.errors import DecisionLogError, ProtocolError
 from xaqueue.tm.last_resource import DecisionRows
 from xaqueue.tm.records import DecisionTable, Heuristic, OpenDecision
-from xaqueue.tm.sweep import Sweep
 from xaqueue.xa import Outcome
+
+if TYPE_CHECKING:
+    from xaqueue.tm.sweep import Sweep
 
 _ROWS = DecisionRows()
 

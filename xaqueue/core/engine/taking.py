@@ -337,11 +337,13 @@ def return_last(space: Space, branch: Branch, taken: Sequence[Written]) -> None:
     """What was taken last and is not given back yet."""
     written = taken[-1] if taken else None
     if written is not None and written.entry is not None:
-        if space.failure is None:
-            space.log.return_untried(written)  # before somebody else takes it: a kill from here on counts no try
-        return_entry(space, branch, written)
-        if written.path:
-            space.discard([written.path])
+        try:
+            if space.failure is None:
+                space.log.return_untried(written)  # before somebody else takes it: a kill from here on counts no try
+        finally:
+            return_entry(space, branch, written)
+            if written.path:
+                space.discard([written.path])
 
 
 def _set_aside(space: Space, path: str, beside: Sequence[str], reason: str) -> None:

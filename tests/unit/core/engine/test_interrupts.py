@@ -12,6 +12,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -191,6 +192,28 @@ def test_who_is_interrupted_in_a_prepare_rolls_back_and_goes_on(tmp_path: Path) 
                 went_on += 1
             settle(bare)
     assert went_on > 5
+
+
+@pytest.mark.parametrize("sync", ["NONE", "JOURNAL"])
+def test_who_is_interrupted_twice_in_a_take_holds_no_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: str
+) -> None:
+    """Once in it, and once while it is given back."""
+
+    def interrupted(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    with bare_space(tmp_path, sync) as bare:
+        connection = bare.connect()
+        connection.enqueue("q", b"1")
+        connection.commit()
+        with monkeypatch.context() as patch:
+            patch.setattr(bare.space.log, "take", interrupted)
+            patch.setattr(bare.space.log, "return_untried", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                connection.dequeue("q")
+        with bare.connect() as other:
+            assert other.dequeue("q") is not None
 
 
 @pytest.mark.parametrize("sync", ["NONE", "JOURNAL"])
