@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -218,6 +219,68 @@ def test_a_forked_child_takes_a_name_of_its_own(dsn: str, space: Path, make: Mak
         tx["db"].execute("insert into orders values (3)")
     assert node_of(manager).node == parent
     assert rows(dsn) == [1, 2, 3]
+
+
+def test_one_over_queues_alone_that_is_late_says_so(dsn: str, space: Path) -> None:
+    """And not that its database could not join."""
+    with TransactionManager({"db": partial(psycopg.connect, dsn), "a": space, "b": space}) as manager:
+        with manager.transaction(timeout_s=0.2) as tx:
+            tx["a"].enqueue("q", b"1")
+            tx["b"].enqueue("q", b"2")
+            eventually(tx._is_expired)
+            with pytest.raises(RolledBack) as raised:
+                tx.commit()
+        assert raised.value.code is Code.XA_RBTIMEOUT
+    assert messages(space) == []
+
+
+def in_a_child(call: Callable[[], object]) -> None:
+    pid = os.fork()
+    if not pid:
+        try:
+            call()
+            os._exit(0)
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_a_forked_child_may_recover_close_and_begin_with_many_threads(dsn: str, make: Make) -> None:
+    """Whichever of them comes first there."""
+    manager = make()
+    with manager.transaction() as tx:
+        tx["db"].execute("insert into orders values (0)")
+
+    def at_once() -> None:
+        def work(number: int) -> None:
+            with manager.transaction() as tx:
+                tx["db"].execute("insert into orders values (%s)", [number])
+            done.append(number)
+
+        done: list[int] = []
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(1, 9)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert sorted(done) == [*range(1, 9)]
+        manager.close()
+
+    in_a_child(lambda: manager.close())
+    in_a_child(lambda: manager.recover(30))
+    in_a_child(at_once)
+    assert rows(dsn) == [*range(9)]
+
+
+def test_more_queues_than_a_row_can_name_are_refused(dsn: str, make: Make) -> None:
+    """Without all of their names nobody else could finish what it leaves."""
+    manager = make()
+    with manager.transaction() as tx:
+        tx["db"].execute("insert into orders values (1)")
+    node = node_of(manager)
+    node._met = {f"{number:036}": None for number in range(54)}
+    with pytest.raises(InvalidArgument, match="55 queues are too many"), manager.transaction() as tx:
+        tx["queue"].enqueue("q", b"1")
 
 
 def test_several_databases_want_to_be_told_which_decides(dsn: str) -> None:

@@ -194,6 +194,14 @@ def test_who_is_deciding_is_not_ended_and_nobody_waits(scene: Scene) -> None:
     assert scene.tables.end(scene.own, NODE)
 
 
+def test_a_decision_for_more_than_a_row_can_name_is_refused(scene: Scene) -> None:
+    deciding = scene.begun()
+    with pytest.raises(InvalidArgument, match="40 participants are too many"):
+        scene.decide(deciding, 1, **{f"queue{number}": f"{number:036}-{number:036}" for number in range(40)})
+    deciding.rollback()
+    assert scene.state(1).decision is None
+
+
 @pytest.mark.parametrize("scene", ["sqlite"], indirect=True)
 def test_sqlite_ends_nobody_while_somebody_writes(scene: Scene) -> None:
     deciding = scene.begun()

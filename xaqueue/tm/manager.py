@@ -150,6 +150,7 @@ class TransactionManager:
         self._is_running = False
 
     def _run(self) -> None:
+        """Its threads, at its start, or behind a fork where it is used first."""
         self._is_running = True
         for recovery in self._recoveries.values():
             recovery.start()
@@ -181,8 +182,6 @@ class TransactionManager:
                 raise InvalidArgument(f"{name!r} is no participant: there are {sorted(self._sources)}")
         if timeout_s is not None and timeout_s <= 0:
             raise InvalidArgument("timeout_s is a number of seconds above 0")
-        if not self._is_running:
-            self._run()
         return Transaction(self._coordinator, names, self._timeout_s if timeout_s is None else timeout_s)
 
     @overload
@@ -370,7 +369,8 @@ class TransactionManager:
         for recovery in self._recoveries.values():
             recovery.stop(max(0.0, deadline - time.monotonic()))
         self._stopped.set()
-        self._housekeeping.join(max(0.0, deadline - time.monotonic()))  # unless it hangs in a call to the disk
+        if self._is_running:
+            self._housekeeping.join(max(0.0, deadline - time.monotonic()))  # unless it hangs in a call to the disk
         self._log.close(self._is_hardened)
         for source in self._sources.values():  # last, since a driver may hang in it
             source.close()
@@ -417,6 +417,10 @@ class TransactionManager:
     def _check_open(self) -> None:
         if self._closed:
             raise InterfaceError("the transaction manager is closed: open it again")
+        if not self._is_running:
+            with self._closing:
+                if not self._is_running and not self._closed:
+                    self._run()
 
     def _wake(self, names: Iterable[str]) -> None:
         for name in names:

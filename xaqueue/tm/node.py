@@ -26,6 +26,7 @@ from xaqueue.tm import driver
 from xaqueue.tm.decisions import Decisions
 from xaqueue.tm.driver import Dialect
 from xaqueue.tm.gtrid import Gtrid
+from xaqueue.tm.last_resource import NAMES_LENGTH
 from xaqueue.tm.node_tables import NodeTables
 from xaqueue.tm.participant import ConnectionSource
 from xaqueue.tm.records import DecisionTable, Heuristic
@@ -184,6 +185,11 @@ class DatabaseNode(Decisions):
     def _meet(self, identity: str) -> None:
         with self._mutex:
             if identity not in self._known:
+                if len(self._names()) + len(quote(identity, safe="")) >= NAMES_LENGTH:
+                    raise InvalidArgument(
+                        f"{len(self._met) + 1} queues are too many for one transaction manager without a directory: "
+                        "give it one, or make several managers"
+                    )
                 self._met[identity] = None
                 self._sign()
 

@@ -24,7 +24,7 @@ from xaqueue.errors import InvalidArgument, OperationalError, RolledBack
 from xaqueue.tm import driver, last_resource
 from xaqueue.tm.driver import Adapter, Dialect, run
 from xaqueue.tm.guard import IS_MARKED, is_marked
-from xaqueue.tm.last_resource import NAMES_LENGTH, DecisionRow, DecisionRows, create_statement
+from xaqueue.tm.last_resource import NAMES_LENGTH, DecisionRow, DecisionRows, create_statement, names_of
 from xaqueue.xa import Code, Outcome
 
 LOCK_S = 5
@@ -338,7 +338,12 @@ class NodeTables(DecisionRows):
         Raises NodeEnded where it may not.
         """
         key = last_resource.checked(row.gtrid)
-        node, names = key[_NODE_AT - 1 : _NODE_AT - 1 + _NODE_LENGTH], last_resource.row_names(row)
+        node, names = key[_NODE_AT - 1 : _NODE_AT - 1 + _NODE_LENGTH], names_of(row.participants, row.spaces)
+        if len(names) > NAMES_LENGTH:  # without all of them nobody else could finish it
+            raise InvalidArgument(
+                f"{len(row.participants)} participants are too many for one transaction: their names and ids have "
+                f"{len(names):,} characters, and at most {NAMES_LENGTH:,} may be kept. Take fewer, or shorter names"
+            )
         into = f"INSERT INTO {self.schema}xaqueue_decisions (gtrid, decision, participants) SELECT"
         nodes = f"SELECT 1 FROM {self.schema}xaqueue_nodes WHERE node ="
         if dialect is Dialect.POSTGRESQL:

@@ -212,6 +212,8 @@ class Transaction(Ending):
         try:
             self[name]
         except Exception as error:
+            if self._phase is not Phase.ACTIVE:  # its time was over
+                raise
             self._roll_back()
             raise RolledBack(
                 f"transaction {self.gtrid.decode()} was rolled back because of {name!r}: {error}"
