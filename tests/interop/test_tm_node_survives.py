@@ -446,7 +446,7 @@ def test_two_sweepers_whatever_happens_to_one_at_any_statement(
     scene: Scene, dsn: str, what: str, is_after: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is killed, and the other one begins anew; or the other one does all of it in between, in its own time."""
-    monkeypatch.setattr("xaqueue.tm.node_tables._HASTY", "1")  # else the database ends who stands still for 5 s
+    monkeypatch.setattr("xaqueue.tm.node_schema._HASTY", "1")  # else the database ends who stands still for 5 s
     first, second = Sweeper(scene, partial(psycopg.connect, dsn, cursor_factory=Watched)), Sweeper(scene, scene.connect)
     Watched.is_after = is_after
     Watched.happens = staticmethod(die if what == "dies" else second.sweep)

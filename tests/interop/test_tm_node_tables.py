@@ -16,7 +16,8 @@ from xaqueue.tm import driver, guard
 from xaqueue.tm.driver import run
 from xaqueue.tm.gtrid import Gtrid
 from xaqueue.tm.last_resource import DecisionRow
-from xaqueue.tm.node_tables import IDLE_S, BranchState, NodeEnded, NodeTables, statements
+from xaqueue.tm.node_schema import statements
+from xaqueue.tm.node_tables import IDLE_S, BranchState, NodeEnded, NodeTables
 from xaqueue.xa import Outcome
 
 NODE, OTHER = "a" * 16, "b" * 16
@@ -492,6 +493,6 @@ def test_a_galera_cluster_is_refused(mariadb: Callable[[], Any], monkeypatch: py
         def ask(connection: Any, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
             return [("1",)] if "wsrep_on" in statement else answered(connection, statement, *parameters)
 
-        monkeypatch.setattr("xaqueue.tm.node_tables.run", ask)
+        monkeypatch.setattr("xaqueue.tm.node_schema.run", ask)
         with pytest.raises(InvalidArgument, match="Galera"):
             NodeTables.find(connection, make=True)

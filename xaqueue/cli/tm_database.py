@@ -25,7 +25,8 @@ from xaqueue.errors import Error, InvalidArgument, OperationalError, ProtocolErr
 from xaqueue.tm.decisions import wall_clock
 from xaqueue.tm.driver import Dialect, is_a
 from xaqueue.tm.gtrid import Gtrid
-from xaqueue.tm.node_tables import NodeRow, NodeTables, Standing, grants, statements
+from xaqueue.tm.node_schema import grants, statements
+from xaqueue.tm.node_tables import NodeRow, NodeTables, Standing
 
 if TYPE_CHECKING:
     from xaqueue.tm.node import DatabaseNode

@@ -14,8 +14,7 @@ literals of our own making go into the statements: drivers do not agree on how p
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -24,32 +23,30 @@ from xaqueue.errors import InvalidArgument, OperationalError, RolledBack
 from xaqueue.tm import driver, last_resource
 from xaqueue.tm.driver import Adapter, Dialect, run
 from xaqueue.tm.guard import IS_MARKED, is_marked
-from xaqueue.tm.last_resource import NAMES_LENGTH, DecisionRow, DecisionRows, create_statement, names_of
+from xaqueue.tm.last_resource import NAMES_LENGTH, DecisionRow, DecisionRows, names_of
+from xaqueue.tm.node_schema import (
+    LOCK_S,
+    NOW_US,
+    SYNCED,
+    check_mysql,
+    durable,
+    id_of,
+    is_same,
+    place_of,
+    schema_of,
+    statements,
+)
 from xaqueue.xa import Code, Outcome
 
-LOCK_S = 5
-"""So long a row that somebody else is about to write is waited for; then it is tried again."""
 IDLE_S = 60
 """So long a session may stand still between its decision and its commit, where the database can tell."""
-_SYNCED = (
-    "set_config('synchronous_commit', CASE WHEN current_setting('synchronous_commit') IN ('off', 'local') THEN 'on' "
-    "ELSE current_setting('synchronous_commit') END, true)"
-)
 _LIMITED = (
     "set_config('idle_in_transaction_session_timeout', CASE WHEN "
     f"current_setting('idle_in_transaction_session_timeout')::interval BETWEEN '1ms' AND '{IDLE_S}s' THEN "
     f"current_setting('idle_in_transaction_session_timeout') ELSE '{IDLE_S}s' END, true)"
 )
-_HASTY = ", ".join(
-    f"set_config('{setting}', '{LOCK_S}s', true)" for setting in ("lock_timeout", "idle_in_transaction_session_timeout")
-)
 _LIMIT = "idle_write_transaction_timeout"
 _LIMIT_MARIADB = f"SET SESSION {_LIMIT} = IF(@@{_LIMIT} BETWEEN 1 AND {IDLE_S}, @@{_LIMIT}, {IDLE_S})"
-_NOW_US = {
-    Dialect.POSTGRESQL: "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint",
-    Dialect.SQLITE: "CAST(strftime('%s', 'now') AS INTEGER) * 1000000",
-    Dialect.MYSQL: "UNIX_TIMESTAMP() * 1000000",
-}
 _NODE_AT, _NODE_LENGTH = 21, 16
 """Where in a gtrid its node is, counted as databases do."""
 
@@ -102,30 +99,6 @@ class Standing(NamedTuple):
         return " ".join(word for word in self.participants.split() if unquote(word.rpartition("=")[2]) != identity)
 
 
-def grants(role: str) -> list[str]:
-    """What a role needs that may not make them. To lock a row wants UPDATE in PostgreSQL."""
-    tables = [f"xaqueue_{table}" for table in ("id", "nodes", "signs", "ended", "decisions")]
-    return [f"GRANT SELECT, INSERT, UPDATE, DELETE ON {table} TO {role}" for table in tables]
-
-
-def statements(dialect: Dialect) -> list[str]:
-    """What makes the tables, for who makes them by hand. Raises InvalidArgument for any other database."""
-    if dialect not in _NOW_US:
-        raise InvalidArgument(
-            "this database is none of PostgreSQL, MySQL, MariaDB and SQLite, so that no transaction manager can do "
-            "without a directory here: give TransactionManager one for its decisions"
-        )
-    names = f"participants VARCHAR({NAMES_LENGTH}) NOT NULL"
-    engine = " ENGINE=InnoDB" if dialect is Dialect.MYSQL else ""
-    made = [
-        "xaqueue_id (one INTEGER NOT NULL PRIMARY KEY, id VARCHAR(16) NOT NULL, place VARCHAR(100) NOT NULL)",
-        "xaqueue_nodes (node VARCHAR(16) NOT NULL PRIMARY KEY)",
-        f"xaqueue_signs (node VARCHAR(16) NOT NULL PRIMARY KEY, n INTEGER NOT NULL, at BIGINT NOT NULL, {names})",
-        f"xaqueue_ended (node VARCHAR(16) NOT NULL PRIMARY KEY, at BIGINT NOT NULL, {names})",
-    ]
-    return [create_statement(dialect), *(f"CREATE TABLE IF NOT EXISTS {one}{engine}" for one in made)]
-
-
 @dataclass(frozen=True, slots=True)
 class NodeTables(DecisionRows):
     """Those of one database. Raises what the driver raises, whatever it is asked."""
@@ -150,8 +123,8 @@ class NodeTables(DecisionRows):
         dialect = driver.dialect_of(connection)
         wanted = statements(dialect)
         if dialect is Dialect.MYSQL:
-            _check_mysql(connection)
-        schema = _schema_of(connection, dialect)
+            check_mysql(connection)
+        schema = schema_of(connection, dialect)
         if schema is None:
             if not make:
                 return None
@@ -161,15 +134,15 @@ class NodeTables(DecisionRows):
                 connection.commit()
             except Exception as error:
                 connection.rollback()
-                if _schema_of(connection, dialect) is None:  # else somebody else has just made them
+                if schema_of(connection, dialect) is None:  # else somebody else has just made them
                     raise OperationalError(
                         f"the tables of nodes cannot be made ({error}): a role that may has to run "
                         f"{'; '.join(wanted)}, and this one needs SELECT, INSERT, UPDATE and DELETE on them"
                     ) from error
-            schema = _schema_of(connection, dialect) or ""
-        database, place = _id_of(connection, dialect, schema)
+            schema = schema_of(connection, dialect) or ""
+        database, place = id_of(connection, dialect, schema)
         trouble = ""
-        if not _is_same(place, _place_of(connection, dialect)):
+        if not is_same(place, place_of(connection, dialect)):
             trouble = "it is a copy of the database that it says it is: see `xaqueue tm claim` and `xaqueue tm new-id`"
         has_limit = dialect is Dialect.MYSQL and bool(run(connection, f"SHOW VARIABLES LIKE '{_LIMIT}'"))
         connection.rollback()
@@ -177,16 +150,16 @@ class NodeTables(DecisionRows):
 
     def claim(self, connection: Any, *, is_new: bool = False) -> None:
         """It is the database that it says it is, wherever it stands now; is_new: it is another one from here on."""
-        place = _place_of(connection, self.dialect)
+        place = place_of(connection, self.dialect)
         fresh = f"id = '{secrets.token_hex(8)}', " if is_new else ""
-        with _durable(connection, self.dialect):
+        with durable(connection, self.dialect):
             run(connection, f"UPDATE {self.schema}xaqueue_id SET {fresh}place = '{place}' WHERE one = 1")
 
     # Of a node itself
 
     def register(self, connection: Any, node: str, participants: str) -> None:
         """The node may decide from here on; its first sign is 1."""
-        with _durable(connection, self.dialect):
+        with durable(connection, self.dialect):
             run(connection, f"INSERT INTO {self.schema}xaqueue_nodes (node) VALUES ('{node}')")
             run(
                 connection,
@@ -196,7 +169,7 @@ class NodeTables(DecisionRows):
 
     def sign(self, connection: Any, node: str, last: int, participants: str) -> bool:
         """Its next sign of life, behind this one. False: that is not its last one, or it may decide no more."""
-        with _durable(connection, self.dialect):
+        with durable(connection, self.dialect):
             changed = run(
                 connection,
                 f"UPDATE {self.schema}xaqueue_signs SET n = n + 1, at = {self._now_us}, participants = "
@@ -207,7 +180,7 @@ class NodeTables(DecisionRows):
 
     def close(self, connection: Any, node: str) -> None:
         """Nothing is left of the node: nobody will ask for it."""
-        with _durable(connection, self.dialect):
+        with durable(connection, self.dialect):
             run(
                 connection,
                 f"DELETE FROM {self.schema}xaqueue_decisions WHERE gtrid LIKE 'XAQ2{self.database}{node}%' "
@@ -286,7 +259,7 @@ class NodeTables(DecisionRows):
         if self.dialect is Dialect.POSTGRESQL:
             return self._end_postgresql(connection, node)
         lock = " FOR UPDATE SKIP LOCKED" if self.dialect is Dialect.MYSQL else ""
-        with _durable(connection, self.dialect):
+        with durable(connection, self.dialect):
             if not run(connection, f"SELECT node FROM {self.schema}xaqueue_nodes WHERE node = '{node}'{lock}"):
                 return False
             run(connection, f"DELETE FROM {self.schema}xaqueue_nodes WHERE node = '{node}'")
@@ -299,7 +272,7 @@ class NodeTables(DecisionRows):
 
     def _end_postgresql(self, connection: Any, node: str) -> bool:
         statement = (
-            f"WITH s AS (SELECT {_SYNCED}), "
+            f"WITH s AS (SELECT {SYNCED}), "
             f"l AS (SELECT n.node FROM {self.schema}xaqueue_nodes n, s WHERE n.node = '{node}' "
             "FOR UPDATE OF n SKIP LOCKED), "
             f"x AS (DELETE FROM {self.schema}xaqueue_nodes n USING l WHERE n.node = l.node RETURNING n.node) "
@@ -307,7 +280,7 @@ class NodeTables(DecisionRows):
             f"g.participants FROM x JOIN {self.schema}xaqueue_signs g ON g.node = x.node"
         )
         if isinstance(connection, Adapter) or not hasattr(connection, "autocommit"):
-            with _durable(connection, self.dialect):  # who stands still behind it is ended by the database
+            with durable(connection, self.dialect):  # who stands still behind it is ended by the database
                 return bool(run(connection, statement))
         connection.rollback()
         connection.autocommit = True
@@ -349,7 +322,7 @@ class NodeTables(DecisionRows):
         if dialect is Dialect.POSTGRESQL:
             added = run(
                 connection,
-                f"{into} %s, 'commit', %s FROM (SELECT {_SYNCED}, {_LIMITED}) AS s, "
+                f"{into} %s, 'commit', %s FROM (SELECT {SYNCED}, {_LIMITED}) AS s, "
                 f"({nodes} %s FOR KEY SHARE) AS l WHERE {IS_MARKED}",
                 (key, names, node),
             )
@@ -374,7 +347,7 @@ class NodeTables(DecisionRows):
         raises, also where somebody is about to write the row: try again then."""
         key = last_resource.checked(gtrid)
         try:
-            with _durable(connection, self.dialect):
+            with durable(connection, self.dialect):
                 if self.dialect is Dialect.MYSQL:
                     run(connection, f"SET SESSION innodb_lock_wait_timeout = {LOCK_S}")
                 run(
@@ -452,7 +425,7 @@ class NodeTables(DecisionRows):
         if left:
             self._lazily(connection, f"UPDATE {self.schema}xaqueue_ended SET participants = '{left}' {where}")
             return
-        with _durable(connection, self.dialect):
+        with durable(connection, self.dialect):
             if run(connection, f"DELETE FROM {self.schema}xaqueue_ended {where}"):
                 run(connection, f"DELETE FROM {self.schema}xaqueue_signs WHERE node = '{node}'")
                 run(
@@ -462,7 +435,7 @@ class NodeTables(DecisionRows):
 
     @property
     def _now_us(self) -> str:
-        return _NOW_US[self.dialect]
+        return NOW_US[self.dialect]
 
     def _lazily(self, connection: Any, statement: str) -> None:
         """A crash may undo it."""
@@ -475,91 +448,3 @@ class NodeTables(DecisionRows):
     def _select(self, connection: Any, where: str, *, locked: bool) -> list[DecisionRow]:
         lock = {Dialect.POSTGRESQL: " FOR SHARE", Dialect.MYSQL: " LOCK IN SHARE MODE"}.get(self.dialect, "")
         return last_resource.select_rows(connection, where + lock * locked, f"{self.schema}{last_resource.TABLE}")
-
-
-@contextmanager
-def _durable(connection: Any, dialect: Dialect) -> Iterator[None]:
-    """A transaction of the transaction manager's own, whose commit waits for the disk, whatever is set."""
-    if dialect is Dialect.SQLITE:
-        driver.sync_fully(connection)
-        if not driver.driver_of(connection).in_transaction:
-            run(connection, "BEGIN IMMEDIATE")
-    else:
-        run(connection, "SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-    try:
-        if dialect is Dialect.POSTGRESQL:
-            run(connection, f"SELECT {_SYNCED}, {_HASTY}")
-        yield
-        connection.commit()
-    except BaseException:
-        connection.rollback()
-        raise
-
-
-def _schema_of(connection: Any, dialect: Dialect) -> str | None:
-    """Where the table stands that is made last, as its name is to be qualified; None: nowhere."""
-    found = run(
-        connection,
-        {
-            Dialect.POSTGRESQL: "SELECT quote_ident(n.nspname) || '.' FROM pg_class c JOIN pg_namespace n "
-            "ON n.oid = c.relnamespace WHERE c.oid = to_regclass('xaqueue_ended')",
-            Dialect.SQLITE: "SELECT 'main.' FROM main.sqlite_master WHERE name = 'xaqueue_ended'",
-            Dialect.MYSQL: "SELECT CONCAT('`', table_schema, '`.') FROM information_schema.tables "
-            "WHERE table_schema = DATABASE() AND table_name = 'xaqueue_ended'",
-        }[dialect],
-    )
-    connection.rollback()
-    return str(found[0][0]) if found else None
-
-
-def _id_of(connection: Any, dialect: Dialect, schema: str) -> tuple[str, str]:
-    """The database's id, which it gets here, and where it stood then."""
-    for _ in range(2):
-        found = run(connection, f"SELECT id, place FROM {schema}xaqueue_id WHERE one = 1")
-        connection.rollback()
-        if found:
-            return str(found[0][0]), str(found[0][1])
-        place = _place_of(connection, dialect)
-        try:
-            with _durable(connection, dialect):
-                run(
-                    connection,
-                    f"INSERT INTO {schema}xaqueue_id (one, id, place) VALUES (1, '{secrets.token_hex(8)}', '{place}')",
-                )
-        except Exception as error:
-            if not driver.is_a(error, "IntegrityError"):  # somebody else was faster
-                raise
-    raise OperationalError(f"the row of {schema}xaqueue_id went while it was read: look again")
-
-
-def _place_of(connection: Any, dialect: Dialect) -> str:
-    """What is another one in a copy, as far as its database tells: of PostgreSQL the cluster's identifier, where the
-    role may know it, and the database's number in it."""
-    if dialect is not Dialect.POSTGRESQL:
-        return ""
-    number = run(connection, "SELECT oid FROM pg_database WHERE datname = current_database()")[0][0]
-    try:
-        cluster = run(connection, "SELECT system_identifier FROM pg_control_system()")[0][0]
-    except Exception:  # a role that may not
-        cluster = ""
-    connection.rollback()
-    return f"{cluster}/{number}"
-
-
-def _is_same(one: str, other: str) -> bool:
-    pairs = zip(one.split("/"), other.split("/"), strict=False)
-    return all(not known or not found or known == found for known, found in pairs)
-
-
-def _check_mysql(connection: Any) -> None:
-    last_resource.check_mysql(connection)
-    try:
-        is_on = str(run(connection, "SELECT @@wsrep_on")[0][0])
-    except Exception:  # it knows no such variable
-        is_on = "0"
-    connection.rollback()
-    if is_on == "1":
-        raise InvalidArgument(
-            "this database is one of a Galera cluster (wsrep_on), where a lock of one server keeps out nobody at the "
-            "others: give TransactionManager a directory for its decisions"
-        )

@@ -16,7 +16,8 @@ from support.doubtful import fails, run
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.tm.driver import Dialect
 from xaqueue.tm.node import DatabaseNode
-from xaqueue.tm.node_tables import NodeTables, statements
+from xaqueue.tm.node_schema import statements
+from xaqueue.tm.node_tables import NodeTables
 
 MINUTES_US = 660 * 1_000_000
 QUEUES = "[queues.q]\n"
@@ -149,7 +150,8 @@ def test_nothing_is_done_in_a_copy(shop: Shop, monkeypatch: pytest.MonkeyPatch) 
     shop.die_at("prepared")
     shop.be_silent()
     place = ["1/2"]
-    monkeypatch.setattr("xaqueue.tm.node_tables._place_of", lambda *_: place[0])
+    for room in ("node_schema", "node_tables"):
+        monkeypatch.setattr(f"xaqueue.tm.{room}.place_of", lambda *_: place[0])
     run("tm", "claim", shop.dsn, "--yes")
     place[0] = "1/3"
     assert "it is a copy" in fails("tm", "recover", shop.dsn, shop.space, code=ExitCode.ERROR)

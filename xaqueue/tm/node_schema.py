@@ -1,0 +1,145 @@
+"""The tables of nodes in a database: how they are made and found, whose they are, and how they are written to.
+
+See ``node_tables`` for what stands in them.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from xaqueue.errors import InvalidArgument, OperationalError
+from xaqueue.tm import driver, last_resource
+from xaqueue.tm.driver import Dialect, run
+from xaqueue.tm.last_resource import NAMES_LENGTH, create_statement
+
+LOCK_S = 5
+"""So long a row that somebody else is about to write is waited for; then it is tried again."""
+SYNCED = (
+    "set_config('synchronous_commit', CASE WHEN current_setting('synchronous_commit') IN ('off', 'local') THEN 'on' "
+    "ELSE current_setting('synchronous_commit') END, true)"
+)
+_HASTY = ", ".join(
+    f"set_config('{setting}', '{LOCK_S}s', true)" for setting in ("lock_timeout", "idle_in_transaction_session_timeout")
+)
+NOW_US = {
+    Dialect.POSTGRESQL: "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint",
+    Dialect.SQLITE: "CAST(strftime('%s', 'now') AS INTEGER) * 1000000",
+    Dialect.MYSQL: "UNIX_TIMESTAMP() * 1000000",
+}
+
+
+def grants(role: str) -> list[str]:
+    """What a role needs that may not make them. To lock a row wants UPDATE in PostgreSQL."""
+    tables = [f"xaqueue_{table}" for table in ("id", "nodes", "signs", "ended", "decisions")]
+    return [f"GRANT SELECT, INSERT, UPDATE, DELETE ON {table} TO {role}" for table in tables]
+
+
+def statements(dialect: Dialect) -> list[str]:
+    """What makes the tables, for who makes them by hand. Raises InvalidArgument for any other database."""
+    if dialect not in NOW_US:
+        raise InvalidArgument(
+            "this database is none of PostgreSQL, MySQL, MariaDB and SQLite, so that no transaction manager can do "
+            "without a directory here: give TransactionManager one for its decisions"
+        )
+    names = f"participants VARCHAR({NAMES_LENGTH}) NOT NULL"
+    engine = " ENGINE=InnoDB" if dialect is Dialect.MYSQL else ""
+    made = [
+        "xaqueue_id (one INTEGER NOT NULL PRIMARY KEY, id VARCHAR(16) NOT NULL, place VARCHAR(100) NOT NULL)",
+        "xaqueue_nodes (node VARCHAR(16) NOT NULL PRIMARY KEY)",
+        f"xaqueue_signs (node VARCHAR(16) NOT NULL PRIMARY KEY, n INTEGER NOT NULL, at BIGINT NOT NULL, {names})",
+        f"xaqueue_ended (node VARCHAR(16) NOT NULL PRIMARY KEY, at BIGINT NOT NULL, {names})",
+    ]
+    return [create_statement(dialect), *(f"CREATE TABLE IF NOT EXISTS {one}{engine}" for one in made)]
+
+
+@contextmanager
+def durable(connection: Any, dialect: Dialect) -> Iterator[None]:
+    """A transaction of the transaction manager's own, whose commit waits for the disk, whatever is set."""
+    if dialect is Dialect.SQLITE:
+        driver.sync_fully(connection)
+        if not driver.driver_of(connection).in_transaction:
+            run(connection, "BEGIN IMMEDIATE")
+    else:
+        run(connection, "SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+    try:
+        if dialect is Dialect.POSTGRESQL:
+            run(connection, f"SELECT {SYNCED}, {_HASTY}")
+        yield
+        connection.commit()
+    except BaseException:
+        connection.rollback()
+        raise
+
+
+def schema_of(connection: Any, dialect: Dialect) -> str | None:
+    """Where the table stands that is made last, as its name is to be qualified; None: nowhere."""
+    found = run(
+        connection,
+        {
+            Dialect.POSTGRESQL: "SELECT quote_ident(n.nspname) || '.' FROM pg_class c JOIN pg_namespace n "
+            "ON n.oid = c.relnamespace WHERE c.oid = to_regclass('xaqueue_ended')",
+            Dialect.SQLITE: "SELECT 'main.' FROM main.sqlite_master WHERE name = 'xaqueue_ended'",
+            Dialect.MYSQL: "SELECT CONCAT('`', table_schema, '`.') FROM information_schema.tables "
+            "WHERE table_schema = DATABASE() AND table_name = 'xaqueue_ended'",
+        }[dialect],
+    )
+    connection.rollback()
+    return str(found[0][0]) if found else None
+
+
+def id_of(connection: Any, dialect: Dialect, schema: str) -> tuple[str, str]:
+    """The database's id, which it gets here, and where it stood then."""
+    for _ in range(2):
+        found = run(connection, f"SELECT id, place FROM {schema}xaqueue_id WHERE one = 1")
+        connection.rollback()
+        if found:
+            return str(found[0][0]), str(found[0][1])
+        place = place_of(connection, dialect)
+        try:
+            with durable(connection, dialect):
+                run(
+                    connection,
+                    f"INSERT INTO {schema}xaqueue_id (one, id, place) VALUES (1, '{secrets.token_hex(8)}', '{place}')",
+                )
+        except Exception as error:
+            if not driver.is_a(error, "IntegrityError"):  # somebody else was faster
+                raise
+    raise OperationalError(f"the row of {schema}xaqueue_id went while it was read: look again")
+
+
+def place_of(connection: Any, dialect: Dialect) -> str:
+    """What is another one in a copy, as far as its database tells: of PostgreSQL the cluster's identifier, where the
+    role may know it, and the database's number in it."""
+    if dialect is not Dialect.POSTGRESQL:
+        return ""
+    number = run(connection, "SELECT oid FROM pg_database WHERE datname = current_database()")[0][0]
+    try:
+        cluster = run(connection, "SELECT system_identifier FROM pg_control_system()")[0][0]
+    except Exception:  # a role that may not
+        cluster = ""
+    connection.rollback()
+    return f"{cluster}/{number}"
+
+
+def is_same(one: str, other: str) -> bool:
+    """Whether two places may be one, as far as both are known."""
+    pairs = zip(one.split("/"), other.split("/"), strict=False)
+    return all(not known or not found or known == found for known, found in pairs)
+
+
+def check_mysql(connection: Any) -> None:
+    """Raises InvalidArgument where its commits are not durable, or its locks are those of one server of several."""
+    last_resource.check_mysql(connection)
+    try:
+        is_on = str(run(connection, "SELECT @@wsrep_on")[0][0])
+    except Exception:  # it knows no such variable
+        is_on = "0"
+    connection.rollback()
+    if is_on == "1":
+        raise InvalidArgument(
+            "this database is one of a Galera cluster (wsrep_on), where a lock of one server keeps out nobody at the "
+            "others: give TransactionManager a directory for its decisions"
+        )
