@@ -2,6 +2,7 @@
 
     carried     the transaction manager: the database's own commit decides, and takes what the queue does with it
     row         the transaction manager: the queue prepares, and the database's own commit decides
+    node        the same without a directory: all that the transaction manager keeps is in the database
     two phases  the transaction manager: PostgreSQL and the queue both prepare
     dual        the row is committed, and then the message: a crash in between tears them apart
     table       the message is a row of a queue table in PostgreSQL
@@ -39,7 +40,7 @@ from xaqueue.tools import environment
 from xaqueue.tools.bench import QUEUE, BenchPlan, Figures, Report, figures, fresh, ratio
 from xaqueue.tools.rates import Rate, Step, aligned, rate_of
 
-OURS = ("carried", "row", "two phases")
+OURS = ("carried", "row", "node", "two phases")
 PEERS = ("dual", "table", "outbox")
 RELAYED = 100
 """Messages that an outbox's thread takes along at a time."""
@@ -160,6 +161,8 @@ class _Place:
     def _manager(self, way: str) -> xaqueue.TransactionManager:
         opened: dict[str, Callable[[], Any]] = {"db": lambda: psycopg.connect(self._dsn), "queue": self._queue}
         kept = {name: Participant(connect, idle=self._threads) for name, connect in opened.items()}
+        if way == "node":
+            return self._stack.enter_context(xaqueue.TransactionManager(kept))
         manager = xaqueue.TransactionManager(
             self._root / "decisions", kept, two_phase=way == "two phases", carry=way == "carried"
         )
