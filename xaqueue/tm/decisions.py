@@ -61,10 +61,6 @@ class Decisions:
     def start(self) -> None:
         """Its threads, where it has any."""
 
-    def end_silent(self, age_s: float) -> list[str]:
-        """See ``DatabaseNode.end_silent``: nobody else has its log."""
-        return []
-
     def meet(self, connection: Any, name: str) -> None:
         """Something is going to be prepared at this participant, on this connection."""
 

@@ -42,8 +42,6 @@ from xaqueue.xa import Outcome
 CLOSE_PATIENCE_S = 10.0
 """How long ``close`` waits for a transaction that is being committed, and for a participant that does not answer."""
 
-SILENT_S = 600.0
-"""A node is ended by who has not watched it, once it has given no sign for so long."""
 HOUSEKEEPING_S = 0.5
 PRUNING_S = 1.0
 """So often at most, participants harden what they have committed late, and rows that nobody needs then go."""
@@ -252,14 +250,6 @@ class TransactionManager:
         for name, number in rounds.items():
             scan = self._recoveries[name].wait(number, deadline)
             result.scans[name] = result.scans[name].followed_by(scan) if name in result.scans else scan
-
-    def end_silent(self, age_s: float = SILENT_S) -> list[str]:
-        """Ends nodes that have given no sign of life for so long, by the database's clock, so that ``recover`` finishes
-        what they have left; returns their names. For who does not run long enough to watch them, as a cron job: whoever
-        does ends them by itself after a minute. Where it has a directory there are none.
-        """
-        self._check_open()
-        return self._log.end_silent(age_s)
 
     def in_doubt(self) -> list[InDoubtTransaction]:
         """Global transactions that are not over, without live ones; also those with heuristics that nobody forgot."""
