@@ -172,6 +172,46 @@ def test_one_that_was_taken_for_dead_goes_on_under_a_new_name(dsn: str, space: P
     assert rows(dsn) == messages(space) == [1, 3]
 
 
+def execute(dsn: str, statement: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as own:
+        own.execute(statement)
+
+
+def test_a_process_that_runs_learns_that_its_database_moved(dsn: str, space: Path, make: Make) -> None:
+    die_at("prepared", make)
+    other = make()
+    eventually(lambda: not in_doubt(space))
+    execute(dsn, "update xaqueue_id set place = '1/2'")
+    eventually(lambda: "copy" in node_of(other).tables.trouble)
+    die_at("prepared", make)
+    eventually(lambda: left(dsn)["ended"] == 2)
+    assert in_doubt(space)
+    with psycopg.connect(dsn) as own:
+        node_of(other).tables.claim(own)
+    eventually(lambda: not in_doubt(space))
+    assert not node_of(other).tables.trouble
+
+
+def test_a_process_that_runs_takes_the_new_id(
+    dsn: str, space: Path, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager = make()
+    add(manager, 1)
+    before = manager.node, node_of(manager).tables.database
+    with manager.transaction() as tx:
+        tx["queue"].enqueue("q", b"2")
+        tx["db"].execute("insert into orders values (2)")
+        with psycopg.connect(dsn) as own:
+            node_of(manager).tables.claim(own, is_new=True)
+        with pytest.raises(RolledBack, match="new name"):
+            tx.commit()
+    add(manager, 3)
+    assert manager.node != before[0]
+    assert node_of(manager).tables.database != before[1]
+    assert "the database has a new id" in caplog.text
+    assert rows(dsn) == messages(space) == [1, 3]
+
+
 def test_a_decision_on_its_way_keeps_the_node_alive(dsn: str, make: Make) -> None:
     manager = make()
     add(manager, 1)

@@ -231,7 +231,7 @@ def claim(database: ParticipantConfig, *, is_new: bool, asks: bool) -> None:
         tables.claim(connection, is_new=is_new)
     with _opened(database) as (_, now):
         typer.echo(f"database {now.database}" + (f", which was {tables.database}" if is_new else ": claimed"))
-    typer.echo("processes that run learn of it when they start again")
+    typer.echo("processes that run learn of it within a minute or two")
 
 
 def _swept(node: DatabaseNode, recoveries: Sequence[RecoveryThread], names: Sequence[str]) -> dict[str, ScanReport]:

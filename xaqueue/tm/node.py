@@ -128,12 +128,14 @@ class DatabaseNode(Decisions):
                     self._kinds[name] = driver.takes_sql(connection)
         return self._kinds[name]
 
-    def _found(self, connection: Any, *, make: bool) -> NodeTables | None:
-        if self._tables is None:
-            self._tables = NodeTables.find(connection, make=make)
-            self.rows = self._tables or self.rows
-            if self._tables is not None and self._tables.trouble:
-                log.warning("[database-copy] %s: nothing is swept here", self._tables.trouble)
+    def _found(self, connection: Any, *, make: bool, again: bool = False) -> NodeTables | None:
+        """again: what they are now, since somebody may have said that they are another database's."""
+        before = self._tables
+        if before is None or again:
+            found = NodeTables.find(connection, make=make)
+            self._tables, self.rows = found, found or self.rows
+            if found is not None and found.trouble and not (before and before.trouble):
+                log.warning("[database-copy] %s: nothing is swept here", found.trouble)
         return self._tables
 
     # Its name and its signs
@@ -203,8 +205,10 @@ class DatabaseNode(Decisions):
                 if tables.sign(connection, self.node, self.epoch, self._names()):
                     self._signed(tables, self.node, self.epoch + 1)
                     return
-                self._lost(tables, connection)
                 self._signed_s, self.is_unclean = 0.0, True  # until there is a new name, whose first sign is in
+                tables = self._found(connection, make=True, again=True)
+                assert tables is not None
+                self._lost(tables, connection)
                 with self.lock:
                     self.table.open.clear()  # it is swept by now, or will be
             node = secrets.token_hex(8)
@@ -230,7 +234,9 @@ class DatabaseNode(Decisions):
     def _lost(self, tables: NodeTables, connection: Any) -> None:
         """Its last sign is not there: says why."""
         found = tables.signs(connection).get(self.node)
-        if found is None:
+        if not self.named.startswith(f"XAQ2{tables.database}"):
+            log.warning("[node-ended] the database has a new id: node %s goes on under a new name there", self.node)
+        elif found is None:
             log.warning("[node-ended] node %s was silent for too long, and goes on under a new name", self.node)
         elif found > self.epoch:
             log.warning(
@@ -358,7 +364,7 @@ class DatabaseNode(Decisions):
         if self._swept.get(name, 0.0) > now or name == self.decides:
             return None
         with source.opened() as own:
-            tables = self._found(own, make=False)
+            tables = self._found(own, make=False, again=True)
         if tables is None or tables.trouble:
             return None
         self._swept[name] = now + self.timing.sweep * random.uniform(0.8, 1.2)

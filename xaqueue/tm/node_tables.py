@@ -149,11 +149,15 @@ class NodeTables(DecisionRows):
         return cls(dialect, database, schema, has_limit, trouble)
 
     def claim(self, connection: Any, *, is_new: bool = False) -> None:
-        """It is the database that it says it is, wherever it stands now; is_new: it is another one from here on."""
+        """It is the database that it says it is, wherever it stands now; is_new: it is another one from here on, in
+        which nobody may decide who had his name before."""
         place = place_of(connection, self.dialect)
         fresh = f"id = '{secrets.token_hex(8)}', " if is_new else ""
         with durable(connection, self.dialect):
             run(connection, f"UPDATE {self.schema}xaqueue_id SET {fresh}place = '{place}' WHERE one = 1")
+            if is_new:
+                run(connection, f"DELETE FROM {self.schema}xaqueue_nodes")
+                run(connection, f"DELETE FROM {self.schema}xaqueue_signs")
 
     # Of a node itself
 
