@@ -15,12 +15,13 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, Protocol
 
+from xaqueue.carried import Carriers
 from xaqueue.errors import InterfaceError
 from xaqueue.spans import Tracing
 from xaqueue.tm.awaiting import AsyncLoop
 from xaqueue.tm.deciding import DecidingDatabases
 from xaqueue.tm.decisions import Decisions
-from xaqueue.tm.gtrid import COUNTED
+from xaqueue.tm.gtrid import COUNTED, ListedBranch
 from xaqueue.tm.last_resource import DecisionRow
 from xaqueue.tm.participant import ConnectionSource
 from xaqueue.tm.records import Heuristic, InDoubtTransaction, OpenDecision, TransactionState, in_doubt_transactions
@@ -56,6 +57,10 @@ class TraceStep(StrEnum):
 OnStep = Callable[[TraceStep, bytes, str], None]
 """Called with the step, the gtrid and the participant's name ("" where it is about all of them). What is raised there
 is raised out of the step."""
+
+
+Hear = Callable[[str, Collection[ListedBranch], Carriers | None], None]
+"""Called with a participant's name, its whole list, and who carries for it."""
 
 
 def unwatched(step: TraceStep, gtrid: bytes, participant: str) -> None:
@@ -119,6 +124,8 @@ class Coordinator:
         self.step: OnStep = on_step or unwatched
         self.wake: Callable[[Iterable[str]], None] = lambda _: None
         """Tells recovery that these participants have something to finish."""
+        self.hear: Hear = lambda *_: None
+        """Told of what participants list."""
         self.deciding = DecidingDatabases(log.node)
         self.tracing = Tracing.of_process()
         self.ready: set[str] = set()

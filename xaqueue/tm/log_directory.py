@@ -5,6 +5,7 @@
       lock       empty, and locked by whoever has it open
       owner      who that is, or was last
       journal/   the decisions
+      slots/     more such directories, of other processes: see ``slots``
 
 The directory is its transaction manager's identity: a copy of it in use elsewhere would be a second one of that name.
 
@@ -20,8 +21,9 @@ import json
 import os
 import socket
 import time
+import weakref
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,9 +42,32 @@ from xaqueue.tm.records import NEW_NODE, NODE, Heuristic, InDoubtTransaction, in
 
 PARTICIPANTS = "participants.toml"
 OPERATOR_LOG = "operators.log"
+SLOTS = "slots"
 READS = 10
 """So often it reads again where the owner was in the middle of something."""
-_OWN = {LOCK, OWNER, NEW_OWNER, JOURNAL, NODE, NEW_NODE, PARTICIPANTS, f".{PARTICIPANTS}.new", OPERATOR_LOG}
+_OWN = {LOCK, OWNER, NEW_OWNER, JOURNAL, NODE, NEW_NODE, PARTICIPANTS, f".{PARTICIPANTS}.new", OPERATOR_LOG, SLOTS}
+
+_locks: weakref.WeakSet[OwnerFile] = weakref.WeakSet()
+"""Of this process: a forked child keeps none of them from being free once it ends."""
+
+
+def log_of_slot(path: str | os.PathLike[str], number: int) -> Path:
+    """The directory of one process's log, of those that share a directory; there or not."""
+    return Path(path, SLOTS, str(number)) if number else Path(path)
+
+
+def is_slot(path: str | os.PathLike[str]) -> bool:
+    """Whether it is named as one of those, and shares no directory itself."""
+    root = Path(path).absolute()
+    return root.parent.name == SLOTS and root.name.isdecimal() and (root.parent.parent / NODE).exists()
+
+
+def every_log(path: str | os.PathLike[str]) -> list[Path]:
+    """The directories of all logs that share this one, of which the first is itself. Raises OSError."""
+    numbers = [0]
+    with suppress(FileNotFoundError):
+        numbers += sorted(int(name) for name in os.listdir(Path(path, SLOTS)) if name.isdecimal())  # noqa: PTH208
+    return [log_of_slot(path, number) for number in numbers]
 
 
 def open_log(path: str | os.PathLike[str]) -> DecisionLog:
@@ -55,6 +80,7 @@ def open_log(path: str | os.PathLike[str]) -> DecisionLog:
         _make(root)
         _check_own(root)
         lock = OwnerFile(root)
+        _locks.add(lock)
         return _open(lock)
     except BaseException as error:
         if lock is not None:
@@ -63,6 +89,8 @@ def open_log(path: str | os.PathLike[str]) -> DecisionLog:
             raise DecisionLogError(
                 f"{root} cannot be a decision log ({error}): mend that, or choose another"
             ) from error
+        if isinstance(error, DecisionLogDamaged):
+            raise DecisionLogDamaged(f"{root}: {error}") from error
         raise
 
 
@@ -101,14 +129,18 @@ def _open(lock: OwnerFile) -> DecisionLog:
 
 def _make(root: Path, modes: Modes = PRIVATE) -> None:
     """With all that leads to it, durably. It is private; what leads to it is as the umask has it."""
-    if root.is_dir():
+    if root.is_dir() and (modes is not PRIVATE or (root / NODE).exists()):
         return
     if is_url(str(root)):
         raise InvalidArgument(f"{root} is a URL, and a decision log is a directory of this machine: give its path")
-    _make(root.parent, BY_UMASK)
+    is_there, is_within = root.is_dir(), SLOTS in (root.name, root.parent.name)
+    _make(root.parent, PRIVATE if is_within else BY_UMASK)
     with closing(DirectoryFileSystem(root.parent, modes=modes)) as fs:
-        fs.make_dir(root.name)
-        fs.sync_dir("")
+        if not is_there:
+            with suppress(FileExistsError):  # another process was faster
+                fs.make_dir(root.name)
+        with suppress(PermissionError) if is_there else nullcontext():
+            fs.sync_dir("")  # also for who has made it, and may have been killed before this
 
 
 def _check_own(root: Path) -> None:
@@ -138,6 +170,7 @@ def _owner(node: str, epoch: int) -> bytes:
 class LogView(LogContent):
     """At one moment. Live transactions are not distinguished from those that wait for recovery."""
 
+    root: Path
     in_use: bool
     """Whether a process has it open."""
     open: list[InDoubtTransaction]
@@ -165,10 +198,10 @@ def view_log(log_dir: str | os.PathLike[str]) -> LogView:
                 content = read(fs)
             break
         except (OSError, DecisionLogDamaged) as error:
-            if left and (in_use or isinstance(error, FileNotFoundError)) and root.is_dir():
+            if left and (in_use or is_owned(root) or isinstance(error, FileNotFoundError)) and root.is_dir():
                 time.sleep(0.02)
             elif isinstance(error, DecisionLogDamaged):
-                raise
+                raise DecisionLogDamaged(f"{root}: {error}") from error
             else:
                 raise DecisionLogError(
                     f"{root} cannot be read ({error}): name the directory of a decision log"
@@ -177,7 +210,15 @@ def view_log(log_dir: str | os.PathLike[str]) -> LogView:
         raise DecisionLogError(f"{root} is no decision log: name the log_dir of a TransactionManager")
     table = content.table
     in_doubt = in_doubt_transactions(table.open.values(), table.heuristics.values())
-    return LogView(content.node, content.epoch, table, in_use, in_doubt)
+    return LogView(content.node, content.epoch, table, root, in_use, in_doubt)
+
+
+def view_logs(path: str | os.PathLike[str]) -> list[LogView]:
+    """Of all that share a directory, with ``path`` first; without those in which nothing was made yet.
+
+    Raises as ``view_log``, of the first that cannot be read.
+    """
+    return [view_log(root) for root in every_log(path) if root == Path(path) or (root / NODE).exists()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,3 +254,11 @@ def record_forgotten(fs: FileSystem, heuristics: Sequence[Heuristic], by: str, a
 def read_forgotten(fs: FileSystem) -> list[ForgottenHeuristic]:
     """The heuristics that operators forgot, in their order; those that ``TransactionManager.forget`` ended are none."""
     return append_log.read(fs, OPERATOR_LOG, ForgottenHeuristic)
+
+
+def _after_fork() -> None:
+    for lock in list(_locks):
+        lock.abandon()
+
+
+os.register_at_fork(after_in_child=_after_fork)

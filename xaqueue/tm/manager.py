@@ -19,8 +19,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import wraps
+from functools import partial, wraps
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
@@ -30,11 +29,12 @@ from xaqueue.tm.awaiting import AsyncLoop
 from xaqueue.tm.coordinator import Coordinator, OnStep
 from xaqueue.tm.decisions import Decisions
 from xaqueue.tm.driver import is_unknown_xid, offers, xid_on
-from xaqueue.tm.log_directory import open_log
+from xaqueue.tm.log import DecisionLog
 from xaqueue.tm.node import DatabaseNode
 from xaqueue.tm.participant import Opens, Participant, sources
 from xaqueue.tm.records import Heuristic, InDoubtTransaction
-from xaqueue.tm.recovery import RecoveryThread, ScanReport
+from xaqueue.tm.recovery import RecoveryResult, RecoveryThread
+from xaqueue.tm.slots import Slots, open_slot
 from xaqueue.tm.transaction import Transaction
 from xaqueue.tm.voting import ParticipantOutcome
 from xaqueue.xa import Outcome
@@ -50,27 +50,6 @@ log = logging.getLogger("xaqueue")
 R = TypeVar("R")
 
 _open: weakref.WeakSet[TransactionManager] = weakref.WeakSet()
-
-
-@dataclass(slots=True)
-class RecoveryResult:
-    """What ``TransactionManager.recover`` found, by participant."""
-
-    scans: dict[str, ScanReport] = field(default_factory=dict)
-
-    @property
-    def complete(self) -> bool:
-        return all(scan.complete for scan in self.scans.values())
-
-    @property
-    def committed(self) -> int:
-        """Branches that were committed."""
-        return sum(len(scan.committed) for scan in self.scans.values())
-
-    @property
-    def rolled_back(self) -> int:
-        """Branches that were rolled back."""
-        return sum(len(scan.rolled_back) for scan in self.scans.values())
 
 
 class TransactionManager:
@@ -95,7 +74,8 @@ class TransactionManager:
         and any process with the same database finishes what this one leaves. Each process is a node there, under a
         name that it takes by itself; the tables are made at its first transaction, or by who runs ``xaqueue tm sql``.
 
-        log_dir: belongs to one transaction manager for ever, with its node id. participants: by name, how each is
+        log_dir: belongs to processes with the same participants; each has a slot of it, a log with a node id of its
+        own, and any that lives finishes what one has left that has ended. participants: by name, how each is
         opened: a function, the path of a space or the URL of its server, or an Engine of SQLAlchemy; the names are part
         of what is written down, so they stay. last_resource: the one among them whose commit
         decides for all that have prepared, where it takes part; its database keeps the decision as a row of the table
@@ -112,6 +92,8 @@ class TransactionManager:
         self._timeout_s, self._recovery_interval_s, self._on_step = timeout_s, recovery_interval_s, on_step
         self._closed = False
         self._log: Decisions
+        self._slots: Slots | None = None
+        """Where it has a directory, which other processes may share."""
         loop = AsyncLoop()
         if not isinstance(log_dir, Mapping):
             if participants is None or decides is not None:
@@ -120,7 +102,8 @@ class TransactionManager:
                     "which one decides"
                 )
             self._sources = sources(participants, last_resource, two_phase=two_phase, carry=carry, loop=loop)
-            self._log = open_log(log_dir)
+            self._log = own = open_slot(log_dir)
+            self._slots = Slots(log_dir, own, partial(_Heir, self), recovery_interval_s)
         else:
             if participants is not None or last_resource is not None or two_phase:
                 raise InvalidArgument(
@@ -143,6 +126,8 @@ class TransactionManager:
             for name, source in self._sources.items()
         }
         self._coordinator.wake = self._wake
+        if self._slots is not None:
+            self._coordinator.hear = self._slots.hear
         self._stopped = threading.Event()
         self._housekeeping = threading.Thread(target=self._keep_house, name="xaqueue-tm-housekeeping", daemon=True)
         self._is_running = False
@@ -154,6 +139,8 @@ class TransactionManager:
             recovery.start()
         self._housekeeping.start()
         self._log.start()
+        if self._slots is not None:
+            self._slots.start()
 
     @property
     def node(self) -> str:
@@ -243,6 +230,10 @@ class TransactionManager:
                 break
             for names in (lasts, others):
                 self._recover_at(names, result, deadline)
+        if self._slots is not None:
+            left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+            for other in self._slots.adopt(left_s, at_once=True):
+                result.add(other)
         return result
 
     def _recover_at(self, names: Iterable[str], result: RecoveryResult, deadline: float | None) -> None:
@@ -252,8 +243,9 @@ class TransactionManager:
             result.scans[name] = result.scans[name].followed_by(scan) if name in result.scans else scan
 
     def in_doubt(self) -> list[InDoubtTransaction]:
-        """Global transactions that are not over, without live ones; also those with heuristics that nobody forgot."""
-        return self._coordinator.in_doubt()
+        """Global transactions that are not over, without live ones; also those with heuristics that nobody forgot, and
+        those that processes have left which had slots of the same directory."""
+        return [*self._coordinator.in_doubt(), *(self._slots.in_doubt() if self._slots is not None else ())]
 
     def outcome(self, gtrid: bytes | str) -> Outcome:
         """COMMITTED: decided, whoever has heard of it. IN_DOUBT: live, or its decision cannot be read now.
@@ -272,7 +264,9 @@ class TransactionManager:
         """
         self._check_open()
         name = gtrid.encode() if isinstance(gtrid, str) else gtrid
-        forgotten = [noted for one in self.in_doubt() if one.gtrid == name for noted in one.heuristics]
+        forgotten = [noted for one in self._coordinator.in_doubt() if one.gtrid == name for noted in one.heuristics]
+        if not forgotten and self._slots is not None and (forgotten := self._slots.forget(name)):
+            return forgotten
         if not forgotten:
             raise UnknownXid(f"transaction {name.decode()} has no heuristics: in_doubt() lists those that have")
         self._log.check_over(name)
@@ -310,7 +304,8 @@ class TransactionManager:
                 waiting += [(made.gtrid, name) for name in made.outstanding if made.spaces.get(name) == space]
         for gtrid, name in waiting:
             self._coordinator.settle(gtrid, Outcome.COMMITTED, {name: ParticipantOutcome.COMMITTED}, {})
-        return sorted({gtrid for gtrid, _ in waiting})
+        elsewhere = self._slots.release(space) if self._slots is not None else set()
+        return sorted({*elsewhere, *(gtrid for gtrid, _ in waiting)})
 
     # Housekeeping
 
@@ -352,6 +347,8 @@ class TransactionManager:
                 return
             self._closed = True
         _open.discard(self)
+        if self._slots is not None:
+            self._slots.stop(CLOSE_PATIENCE_S)
         self._coordinator.close(CLOSE_PATIENCE_S)
         deadline = time.monotonic() + CLOSE_PATIENCE_S
         self._recover_at(self._coordinator.take_deferred(), RecoveryResult(), deadline)
@@ -362,7 +359,10 @@ class TransactionManager:
         if self._is_running:
             self._housekeeping.join(max(0.0, deadline - time.monotonic()))  # unless it hangs in a call to the disk
         self._log.close(self._is_hardened)
-        for source in self._sources.values():  # last, since a driver may hang in it
+        self._close_participants()  # last, since a driver may hang in it
+
+    def _close_participants(self) -> None:
+        for source in self._sources.values():
             source.close()
         self._coordinator.loop.end()
 
@@ -434,6 +434,27 @@ class TransactionManager:
         self._closed = False
         self._prepare(loop)
         return True
+
+
+class _Heir(TransactionManager):
+    """Finishes what another process has left in its slot, with the participants of who adopts that; begins nothing."""
+
+    def __init__(self, owner: TransactionManager, left: DecisionLog) -> None:
+        vars(self).update(vars(owner))
+        of_owner = self._coordinator
+        self._log, self._slots, self._closed = left, None, False
+        self._prepare(of_owner.loop)
+        self._coordinator.trouble = of_owner.trouble
+        self._run()
+        _open.add(self)
+
+    def _close_participants(self) -> None:
+        """They are the owner's."""
+
+    @property
+    def hangs(self) -> bool:
+        """Closed, and a participant does not come back from a call."""
+        return any(recovery.is_alive for recovery in self._recoveries.values())
 
 
 def _after_fork() -> None:

@@ -78,6 +78,33 @@ class ScanReport:
         )
 
 
+@dataclass(slots=True)
+class RecoveryResult:
+    """What ``TransactionManager.recover`` found, by participant."""
+
+    scans: dict[str, ScanReport] = field(default_factory=dict)
+
+    def add(self, other: RecoveryResult) -> None:
+        """What was found of an adopted slot."""
+        for name, scan in other.scans.items():
+            own = self.scans[name]
+            self.scans[name] = own.followed_by(scan) if own.complete else scan.followed_by(own)
+
+    @property
+    def complete(self) -> bool:
+        return all(scan.complete for scan in self.scans.values())
+
+    @property
+    def committed(self) -> int:
+        """Branches that were committed."""
+        return sum(len(scan.committed) for scan in self.scans.values())
+
+    @property
+    def rolled_back(self) -> int:
+        """Branches that were rolled back."""
+        return sum(len(scan.rolled_back) for scan in self.scans.values())
+
+
 class RecoveryThread:
     """Of one participant. ``run_once`` may be called without its thread, but not beside it."""
 
@@ -152,6 +179,11 @@ class RecoveryThread:
             self._log_changes(self.report)
             return self.report
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether its thread is not over: stopped, it hangs in a call of the participant."""
+        return self._thread is not None and self._thread.is_alive()
+
     def run_once(self) -> ScanReport:
         """A round. A connection that was kept and fails is replaced at once."""
         kept = self._connection is not None
@@ -213,6 +245,7 @@ class RecoveryThread:
             self._connection.harden()
         sweep = self._coordinator.log.sweep(self._name, self._connection)
         found = [branch for branch in map(parse_listed, self._connection.tpc_recover()) if branch is not None]
+        self._coordinator.hear(self._name, found, carriers)
         own = [branch for branch in found if branch.gtrid.node == self._coordinator.log.node]
         report.strangers = list(self._strangers(own))
         mine = [branch for branch in own if branch.participant == self._name]
