@@ -17,11 +17,16 @@ import pytest
 
 import xaqueue
 from support.patience import eventually
-from xaqueue.errors import InvalidArgument, RolledBack
+from xaqueue.cli.location import Location, reached
+from xaqueue.core.engine import heuristics
+from xaqueue.errors import HeuristicMixed, InvalidArgument, RolledBack, UnknownXid
+from xaqueue.features.session import Session
 from xaqueue.tm.manager import TransactionManager
 from xaqueue.tm.node import DatabaseNode, Timing
 from xaqueue.tm.node_tables import NodeEnded
-from xaqueue.xa import Code
+from xaqueue.tm.records import Heuristic
+from xaqueue.tm.voting import ParticipantOutcome
+from xaqueue.xa import Code, Outcome
 
 FAST = Timing(sign=0.1, silent=3, stale=0.4, sweep=0.2)
 Make = Callable[..., TransactionManager]
@@ -210,6 +215,62 @@ def test_a_process_that_runs_takes_the_new_id(
     assert node_of(manager).tables.database != before[1]
     assert "the database has a new id" in caplog.text
     assert rows(dsn) == messages(space) == [1, 3]
+
+
+def noted_by(manager: TransactionManager) -> list[tuple[str, Outcome, str]]:
+    found = [noted for one in manager.in_doubt() for noted in one.heuristics]
+    return [(one.participant, one.decision, one.outcome.value) for one in found]
+
+
+def test_what_a_queue_did_by_itself_is_known_to_all_and_outlives_its_process(dsn: str, space: Path, make: Make) -> None:
+    expected = [("queue", Outcome.COMMITTED, "rolled back by itself")]
+    is_done: list[bool] = []
+
+    def roll_back_by_hand(at: str, gtrid: bytes, name: str) -> None:
+        if at == "committed-last" and not is_done:
+            is_done.append(True)
+            with reached(Location(directory=str(space))) as session:
+                assert isinstance(session, Session)
+                (branch,) = session.space.branches
+                heuristics.decide(session.space, branch, False, "somebody", "a test")
+
+    manager = make(on_step=roll_back_by_hand)
+    with pytest.raises(HeuristicMixed):
+        add(manager, 1)
+    gtrid = manager.in_doubt()[0].gtrid
+    other = make()
+    eventually(lambda: noted_by(other) == expected)
+    eventually(lambda: left(dsn)["decisions"] == 0)
+    kill(manager)
+    eventually(lambda: left(dsn)["ended"] == 1)
+    node_of(other).sweep_all()
+    other.recover()
+    assert noted_by(other) == expected, "whoever asks the queue again"
+    (forgotten,) = other.forget(gtrid)
+    assert forgotten.detail
+    third = make()
+    eventually(lambda: third.node)
+    third.recover()
+    assert not in_doubt(space)
+    eventually(lambda: noted_by(other) == noted_by(third) == [])
+    with pytest.raises(UnknownXid):
+        third.forget(gtrid)
+
+
+def test_what_the_database_does_not_take_at_once_is_kept_there_later(dsn: str, make: Make) -> None:
+    manager = make()
+    add(manager, 1)
+    node = node_of(manager)
+    gtrid = f"{node.named}{7:016x}".encode()
+    with psycopg.connect(dsn) as own:
+        own.execute("lock table xaqueue_heuristics in exclusive mode")
+        one = Heuristic(gtrid, "a=queue's %", Outcome.COMMITTED, ParticipantOutcome.HEUR_MIXED, 1, "it's 5 % \u00e4")
+        assert node.note(one)
+        assert not node.note(one)
+        assert node._unwritten
+    eventually(lambda: not node._unwritten)
+    with psycopg.connect(dsn) as own:
+        assert node.tables.heuristics(own) == [one]
 
 
 def test_a_decision_on_its_way_keeps_the_node_alive(dsn: str, make: Make) -> None:

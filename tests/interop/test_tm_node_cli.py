@@ -134,7 +134,7 @@ def test_a_copy_gets_an_id_of_its_own(place: tuple[Path, str, Connect]) -> None:
 @pytest.mark.parametrize("kind", ["postgresql", "sqlite", "mariadb", "mysql"])
 def test_the_tables_for_a_migration(kind: str) -> None:
     told = said("tm", "sql", kind)
-    assert told.count("CREATE TABLE") == 5
+    assert told.count("CREATE TABLE") == 6
     assert ("GRANT SELECT, INSERT, UPDATE" in told) == (kind != "sqlite")
     assert "none of PostgreSQL" in said("tm", "sql", "oracle", fails=True)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from xaqueue.tm.gtrid import Gtrid
 from xaqueue.tm.last_resource import DecisionRow
 from xaqueue.tm.node_schema import statements
 from xaqueue.tm.node_tables import IDLE_S, BranchState, NodeEnded, NodeTables
+from xaqueue.tm.records import Heuristic
+from xaqueue.tm.voting import ParticipantOutcome
 from xaqueue.xa import Outcome
 
 NODE, OTHER = "a" * 16, "b" * 16
@@ -260,6 +263,37 @@ def test_who_forces_waits_for_a_commit_and_not_for_ever(scene: Scene, monkeypatc
 
 
 # What ended nodes have left
+
+
+def test_what_participants_did_by_themselves_stands_until_it_is_forgotten(scene: Scene) -> None:
+    tables, own, gtrid = scene.tables, scene.own, scene.gtrid(1)
+    first = Heuristic(gtrid, "a=queue's%", COMMITTED, ParticipantOutcome.HEUR_HAZARD, 2, "it's 5 % \\ :x \u00e4\n")
+    second = Heuristic(gtrid, "b", COMMITTED, ParticipantOutcome.HEUR_MIXED, 1)
+    other = Heuristic(scene.gtrid(2), "b", ROLLED_BACK, ParticipantOutcome.HEUR_COMMITTED, 3)
+    for one in (first, second, other):
+        tables.note(own, one)
+    assert tables.heuristics(own) == [second, first, other]
+    assert (scene.state(1).decision, scene.state(2).decision, scene.state(3).decision) == (COMMITTED, ROLLED_BACK, None)
+    again = replace(first, outcome=ParticipantOutcome.HEUR_ROLLED_BACK)
+    tables.note(own, again)
+    assert tables.heuristics(own) == [second, again, other]
+    tables.forget(own, gtrid)
+    assert tables.heuristics(own) == [other]
+    tables.claim(own, is_new=True)
+    assert scene.found().heuristics(own) == [], "another one's"
+
+
+def test_tables_of_an_earlier_version_get_what_they_lack_where_they_are(on_postgresql: Scene) -> None:
+    scene = on_postgresql
+    for statement in ("drop table xaqueue_heuristics", "create schema mine", "set search_path = mine, public"):
+        run(scene.own, statement)
+    scene.own.commit()
+    looked = scene.found(make=False)
+    assert (looked.schema, looked.is_whole, looked.heuristics(scene.own)) == ("public.", False, [])
+    assert looked.state_of(scene.own, scene.gtrid(1)) == (None, 1, True, False)
+    made = scene.found()
+    assert (made.schema, made.is_whole, made.heuristics(scene.own)) == ("public.", True, [])
+    assert scene.rows("pg_class", "relnamespace = 'mine'::regnamespace").count((True,)) == 0
 
 
 def test_a_decision_goes_with_the_last_one_that_has_carried_it_out(scene: Scene) -> None:

@@ -148,8 +148,8 @@ def gtrid_of(text: str, known: Iterable[bytes], *, exact: bool = False) -> Gtrid
         gtrid = gtrid or Gtrid.parse(xid(text).gtrid)
     if gtrid is None:
         raise InvalidArgument(
-            f"{text!r} names no transaction of a transaction manager: give its gtrid (XAQ1 and 40 hex digits), or the "
-            "xid of one of its branches"
+            f"{text!r} names no transaction of a transaction manager: give its gtrid (XAQ1 and 40 hex digits, or XAQ2 "
+            "and 56), or the xid of one of its branches"
         )
     return gtrid
 

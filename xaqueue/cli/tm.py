@@ -11,10 +11,12 @@ from typing import Annotated
 
 import typer
 
-from xaqueue.cli import advise, output, spaces, tm_database
+from xaqueue.cli import advise, output, spaces, tm_database, tm_log
+from xaqueue.cli.branches import operator
 from xaqueue.cli.exit_codes import ExitCode, agreed
 from xaqueue.cli.location import JsonOption, remote
 from xaqueue.cli.tm_log import RECOVER_S, ParticipantConfig, TmConfig, load, opened
+from xaqueue.core.engine.heuristics import check_text
 from xaqueue.errors import InvalidArgument, JournalDamaged
 from xaqueue.features.carry.carrier_note import statuses as carriers_in
 from xaqueue.offline.inspect_branches import in_doubt_in
@@ -35,6 +37,28 @@ DatabaseArgument = Annotated[
         metavar="DSN",
         help=f"The database that decides: {tm_database.FORMS}; or a configuration that names it.",
         show_default=False,
+    ),
+]
+TmArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="CONFIG|DSN",
+        help="Its configuration, or its log with one in it; or the database that decides.",
+        show_default=False,
+    ),
+]
+QueuesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="QUEUE",
+        help="With a DSN: the space of each queue, its directory or URL, or a participants.toml that has them.",
+        show_default=False,
+    ),
+]
+GtridArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="GTRID", help="The transaction, or the xid of one of its branches in any form.", show_default=False
     ),
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do it, and do not ask.")]
@@ -61,22 +85,8 @@ class _Waiting:
 
 @app.command()
 def recover(
-    tm: Annotated[
-        str,
-        typer.Argument(
-            metavar="CONFIG|DSN",
-            help="Its configuration, or its log with one in it; or the database that decides.",
-            show_default=False,
-        ),
-    ],
-    queues: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="QUEUE",
-            help="With a DSN: the space of each queue, its directory or URL, or a participants.toml that has them.",
-            show_default=False,
-        ),
-    ] = None,
+    tm: TmArgument,
+    queues: QueuesArgument = None,
 ) -> None:
     """Finish what a transaction manager has left, as it does itself when it starts.
 
@@ -90,15 +100,41 @@ def recover(
     if (place := tm_database.named(tm, queues or [])) is not None:
         tm_database.recover(place)
         return
-    if queues:
-        raise InvalidArgument("queues are named behind a DSN: those of a log are in its participants.toml")
-    with opened(load(Path(tm))) as manager:
+    with opened(load(_log_of(tm, queues))) as manager:
         report, left = manager.recover(RECOVER_S), manager.in_doubt()
     for name, scan in report.scans.items():
         typer.echo(f"{name}: {scan.error or 'recovered'}")
     typer.echo(f"{output.counted(len(left), 'transaction')} left")
     if left or not report.complete:
         raise typer.Exit(ExitCode.NOTHING)
+
+
+@app.command()
+def forget(
+    tm: TmArgument,
+    gtrid: GtridArgument,
+    queues: QueuesArgument = None,
+    reason: Annotated[
+        str, typer.Option(metavar="TEXT", help="Why; recorded beside a log, with who and when.", show_default=False)
+    ] = "",
+    yes: YesOption = False,
+) -> None:
+    """Forget what participants did by themselves in a transaction, once what they did is set right.
+
+    Where a database keeps the decisions: there, and at the queues that are named. Else as `indoubt forget --tm`.
+    """
+    asks = not yes and output.may_ask()
+    if (place := tm_database.named(tm, queues or [])) is not None:
+        tm_database.forget(place, gtrid, asks=asks)
+    else:
+        tm_log.forget(_log_of(tm, queues), gtrid, by=operator(), reason=check_text("reason", reason), asks=asks)
+
+
+def _log_of(tm: str, queues: list[str] | None) -> Path:
+    """Raises InvalidArgument where queues are named, which a log does by itself."""
+    if queues:
+        raise InvalidArgument("queues are named behind a DSN: those of a log are in its participants.toml")
+    return Path(tm)
 
 
 @app.command()

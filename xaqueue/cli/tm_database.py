@@ -18,18 +18,20 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 import typer
 
-from xaqueue.cli import advise, output
+from xaqueue.cli import advise, output, parameters, tm_log
 from xaqueue.cli.exit_codes import ExitCode, agreed
 from xaqueue.cli.tm_log import RECOVER_S, ParticipantConfig, TmConfig, load_any, opener
-from xaqueue.errors import Error, InvalidArgument, OperationalError, ProtocolError
+from xaqueue.errors import Error, InvalidArgument, OperationalError, ProtocolError, UnknownXid
 from xaqueue.tm.decisions import wall_clock
 from xaqueue.tm.driver import Dialect, is_a
 from xaqueue.tm.gtrid import Gtrid
 from xaqueue.tm.node_schema import grants, statements
 from xaqueue.tm.node_tables import NodeRow, NodeTables, Standing
+from xaqueue.tm.records import Heuristic
 
 if TYPE_CHECKING:
     from xaqueue.tm.node import DatabaseNode
+    from xaqueue.tm.participant import ConnectionSource
     from xaqueue.tm.recovery import RecoveryThread, ScanReport
 
 KINDS = {"postgresql": "postgres", "postgres": "postgres", "mysql": "mysql", "mariadb": "mysql", "sqlite": "sqlite"}
@@ -167,7 +169,8 @@ def print_sql(kind: str, role: str) -> None:
 
 def print_status(database: ParticipantConfig, json: bool) -> None:
     with _opened(database, to_look=True) as (connection, tables):
-        seen = Seen(tables.clock_us(connection), tables.all(connection), tables.decided(connection))
+        nodes, decided = tables.all(connection), tables.decided(connection)
+        seen = Seen(tables.clock_us(connection), nodes, decided, tables.heuristics(connection))
     if json:
         output.as_json(_json(tables, seen))
     else:
@@ -191,8 +194,8 @@ def recover(place: Place) -> None:
     with _opened(place.database) as (_, tables):
         if tables.trouble:
             raise OperationalError(f"{tables.trouble}; nothing was done")
-    names = [f"{number}:{quote(queue)[-60:]}" for number, queue in enumerate(queues)]
-    sources = {name: ConnectionSource(name, Participant(queue)) for name, queue in zip(names, queues, strict=True)}
+    sources = _sources(queues)
+    names = list(sources)
     node = DatabaseNode({"db": ConnectionSource("db", Participant(partial(_connect, place.database))), **sources}, "db")
     coordinator = Coordinator(node, sources)
     with _told():
@@ -203,15 +206,38 @@ def recover(place: Place) -> None:
     with _opened(place.database) as (connection, tables):
         decided = tables.decided(connection)  # first: a node that comes in between is seen behind it
         alive = {one.node for one in tables.all(connection) if not one.ended_us}
+        noted = {one.gtrid.decode() for one in tables.heuristics(connection)}
     waiting = [one for one in decided if _node_of(one) not in alive]
     for name, queue in zip(names, queues, strict=True):
         _say(queue, reports[name])
     for one in waiting:
-        typer.echo(f"transaction {one.key}: decided, and waits for {_parties(one)}")
+        why = "; see `xaqueue tm status`, and `xaqueue tm forget` once it is set right" if one.key in noted else ""
+        typer.echo(f"transaction {one.key}: decided, and waits for {_parties(one)}{why}")
     left = {gtrid for report in reports.values() for gtrid, why in report.untouched if why}
     typer.echo(f"{output.counted(len(left | {one.key for one in waiting}), 'transaction')} left")
     if left or waiting or not all(report.complete for report in reports.values()):
         raise typer.Exit(ExitCode.NOTHING)
+
+
+def forget(place: Place, text: str, *, asks: bool) -> None:
+    """Ends the memory of a transaction's heuristics, here and at the queues."""
+    with _opened(place.database) as (connection, tables):
+        found = tables.heuristics(connection)
+        gtrid = parameters.gtrid_of(text, [one.gtrid for one in found], exact=not asks)
+        noted = [one for one in found if one.gtrid == bytes(gtrid)]
+        if not noted:
+            raise UnknownXid(f"transaction {gtrid} has no heuristics here: `xaqueue tm status` shows those that have")
+        if asks:
+            outcomes = ", ".join(f"{one.participant} was {one.outcome.value}" for one in noted)
+            agreed(f"forget of transaction {gtrid} that {outcomes}?")
+        for source in _sources(place.queues).values():
+            for one in noted:
+                source.forget(one.gtrid, one.participant)
+        tables.forget(connection, bytes(gtrid))
+    typer.echo(f"transaction {gtrid}: its heuristics are forgotten")
+    if not place.queues:
+        names = " and ".join(one.participant for one in noted)
+        typer.echo(f"{names} was not told, and tells of it again: name its space behind {gtrid}, which forgets it, too")
 
 
 def claim(database: ParticipantConfig, *, is_new: bool, asks: bool) -> None:
@@ -232,6 +258,14 @@ def claim(database: ParticipantConfig, *, is_new: bool, asks: bool) -> None:
     with _opened(database) as (_, now):
         typer.echo(f"database {now.database}" + (f", which was {tables.database}" if is_new else ": claimed"))
     typer.echo("processes that run learn of it within a minute or two")
+
+
+def _sources(queues: Sequence[str]) -> dict[str, ConnectionSource]:
+    """In their order, under names that are nobody's."""
+    from xaqueue.tm.participant import ConnectionSource, Participant  # which load asyncio
+
+    names = [f"{number}:{quote(queue)[-60:]}" for number, queue in enumerate(queues)]
+    return {name: ConnectionSource(name, Participant(queue)) for name, queue in zip(names, queues, strict=True)}
 
 
 def _swept(node: DatabaseNode, recoveries: Sequence[RecoveryThread], names: Sequence[str]) -> dict[str, ScanReport]:
@@ -286,6 +320,7 @@ class Seen(NamedTuple):
     now_us: int
     nodes: list[NodeRow]
     decisions: list[Standing]
+    heuristics: list[Heuristic]
 
     @property
     def oldest_us(self) -> int:
@@ -311,6 +346,7 @@ def _print(tables: NodeTables, seen: Seen) -> None:
             ("trouble", tables.trouble),
             ("nodes", ", ".join(f"{states.count(state)} {state}" for state in ("alive", "silent", "ended"))),
             ("decisions", f"{output.counted(len(seen.decisions), 'waits', 'wait')}{waits}"),
+            ("heuristic", len(seen.heuristics) or ""),
         ]
     )
     rows = [
@@ -319,6 +355,9 @@ def _print(tables: NodeTables, seen: Seen) -> None:
     ]
     output.below(NODE_HEADINGS, rows, right=("last sign", "ended", "decisions kept"))
     output.below(("decision", "waits for"), [(one.key, _parties(one)) for one in seen.decisions])
+    output.below(
+        tm_log.HEURISTIC_HEADINGS, [(one.gtrid.decode(), *tm_log.heuristic_row(one)) for one in seen.heuristics]
+    )
     if {"silent", "ended"} & set(states):
         typer.echo(f"\n`xaqueue tm recover DSN QUEUE...` finishes what ended nodes have left; {BY_HAND}")
 
@@ -334,5 +373,6 @@ def _json(tables: NodeTables, seen: Seen) -> dict[str, object]:
             {**one._asdict(), "is_silent": state == "silent"} for one, state in zip(seen.nodes, states, strict=True)
         ],
         "decisions": [{"gtrid": one.key, "node": _node_of(one), "participants": one.names()} for one in seen.decisions],
+        "heuristics": [{"gtrid": one.gtrid.decode(), **tm_log.heuristic_json(one)} for one in seen.heuristics],
         "oldest_us": seen.oldest_us,
     }

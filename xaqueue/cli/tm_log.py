@@ -35,7 +35,7 @@ from xaqueue.tm.log_directory import (
     record_forgotten,
     view_log,
 )
-from xaqueue.tm.records import InDoubtTransaction
+from xaqueue.tm.records import Heuristic, InDoubtTransaction
 
 if TYPE_CHECKING:
     from xaqueue.tm.manager import TransactionManager
@@ -47,6 +47,7 @@ RECOVER_S = 60.0
 """For how long the participants are waited for."""
 Prepared = list[tuple[str, str]]
 """By participant of kind postgres, the gid of a prepared transaction, or why there is none."""
+HEURISTIC_HEADINGS = ("gtrid", "participant", "was told", "and", "noticed", "in its words")
 HEADINGS = ("gtrid", "state", "age", "participants", "outstanding", "heuristics")
 
 
@@ -200,10 +201,7 @@ def print_transaction(path: Path, text: str, json: bool, prepared: Callable[[TmC
             *((f"prepared at {name}", gid) for name, gid in gids),
         ]
     )
-    rows = [
-        (h.participant, h.decision.value, h.outcome.value, output.moment(h.when_us), h.detail) for h in found.heuristics
-    ]
-    output.below(("participant", "was told", "and", "noticed", "in its words"), rows)
+    output.below(HEURISTIC_HEADINGS[1:], list(map(heuristic_row, found.heuristics)))
 
 
 def carry_out(path: Path, text: str, *, commit: bool, dry_run: bool, asks: bool) -> None:
@@ -325,14 +323,21 @@ def _json(one: InDoubtTransaction) -> dict[str, Any]:
         "participants": one.participants,
         "outstanding": one.outstanding,
         "last_resource": one.last_resource,
-        "heuristics": [
-            {
-                "participant": h.participant,
-                "decision": h.decision.value,
-                "party": h.outcome.value,
-                "when": h.when_us,
-                "detail": h.detail,
-            }
-            for h in one.heuristics
-        ],
+        "heuristics": list(map(heuristic_json, one.heuristics)),
+    }
+
+
+def heuristic_row(one: Heuristic) -> tuple[str, ...]:
+    """Without its transaction."""
+    return one.participant, one.decision.value, one.outcome.value, output.moment(one.when_us), one.detail
+
+
+def heuristic_json(one: Heuristic) -> dict[str, object]:
+    """Without its transaction."""
+    return {
+        "participant": one.participant,
+        "decision": one.decision.value,
+        "party": one.outcome.value,
+        "when": one.when_us,
+        "detail": one.detail,
     }

@@ -28,7 +28,7 @@ from xaqueue.tm.async_transaction import AsyncTransaction
 from xaqueue.tm.awaiting import AsyncLoop
 from xaqueue.tm.coordinator import Coordinator, OnStep
 from xaqueue.tm.decisions import Decisions
-from xaqueue.tm.driver import is_unknown_xid, offers, xid_on
+from xaqueue.tm.driver import offers
 from xaqueue.tm.log import DecisionLog
 from xaqueue.tm.node import DatabaseNode
 from xaqueue.tm.participant import Opens, Participant, sources
@@ -270,21 +270,12 @@ class TransactionManager:
         if not forgotten:
             raise UnknownXid(f"transaction {name.decode()} has no heuristics: in_doubt() lists those that have")
         self._log.check_over(name)
-        for noted in forgotten:
-            if noted.participant in self._sources:
-                self._forget_at(noted.participant, name)
+        for noted in forgotten:  # another process may have given a queue another name
+            for source in self._sources.values():
+                if noted.participant == source.name or self._log.gives_signs:
+                    source.forget(name, noted.participant)
         self._log.forget(name)
         return forgotten
-
-    def _forget_at(self, participant: str, gtrid: bytes) -> None:
-        with self._sources[participant].opened() as connection:
-            forget = getattr(connection, "tpc_forget", None)
-            try:
-                if callable(forget):
-                    forget(xid_on(connection, gtrid, participant))
-            except Exception as error:
-                if not is_unknown_xid(error):
-                    raise
 
     def release(self, space: str) -> list[bytes]:
         """Ends the wait for a space that is gone for good, as one that was restored and has another id since: what it

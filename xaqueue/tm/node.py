@@ -27,6 +27,7 @@ from xaqueue.tm.decisions import Decisions
 from xaqueue.tm.driver import Dialect
 from xaqueue.tm.gtrid import Gtrid
 from xaqueue.tm.last_resource import NAMES_LENGTH
+from xaqueue.tm.node_schema import LOCK_S
 from xaqueue.tm.node_tables import NodeTables
 from xaqueue.tm.participant import ConnectionSource
 from xaqueue.tm.records import DecisionTable, Heuristic
@@ -78,6 +79,8 @@ class DatabaseNode(Decisions):
         """Held while it signs, or takes a name, and by no event loop."""
         self._beside = threading.Lock()
         """Held while a thread looks for those in an event loop."""
+        self._unwritten: dict[tuple[bytes, str], Heuristic] = {}
+        """Heuristics that the database does not have yet."""
         self._swept: dict[str, float] = {}
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -273,20 +276,45 @@ class DatabaseNode(Decisions):
         """Its decisions stand nowhere else."""
 
     def note(self, heuristic: Heuristic) -> bool:
-        """Keeps it for as long as this process lives; it is logged besides."""
+        """Keeps it here and in the database; where that does not take it at once, with a later sign."""
+        key = heuristic.gtrid, heuristic.participant
         with self.lock:
-            key = heuristic.gtrid, heuristic.participant
             known = self.table.heuristics.get(key)
             if known is not None and (known.decision, known.outcome) == (heuristic.decision, heuristic.outcome):
                 return False
             self.table.note(heuristic)
-        log.error("[heuristic] %s: %s %s", heuristic.gtrid.decode(), heuristic.participant, heuristic.outcome.value)
+            self._unwritten[key] = heuristic
+        writer = threading.Thread(target=self._write, name="xaqueue-tm-node", daemon=True)
+        with suppress(RuntimeError):  # at the interpreter's end
+            writer.start()
+            writer.join(LOCK_S)  # no longer: an event loop may wait for this that the connection needs
         return True
 
-    def forget(self, gtrid: bytes) -> None:
-        self.check_over(gtrid)
+    def _write(self) -> None:
+        with suppress(Exception), self._mutex, self._deciding().opened() as connection:
+            self._exchange(connection)
+
+    def _exchange(self, connection: Any) -> None:
+        """The database gets the heuristics that were noted here, and this process those of all."""
+        tables = self._found(connection, make=True, again=bool(self._unwritten))
+        assert tables is not None
+        for key, noted in list(self._unwritten.items()):
+            tables.note(connection, noted)
+            with self.lock:
+                if self._unwritten.get(key) is noted:
+                    del self._unwritten[key]
+        found = tables.heuristics(connection)
         with self.lock:
-            self.table.forget(gtrid)
+            self.table.heuristics = {(one.gtrid, one.participant): one for one in found} | self._unwritten
+
+    def forget(self, gtrid: bytes) -> None:
+        """Of any process. Raises ProtocolError, and what the driver raises."""
+        self.check_over(gtrid)
+        with self._mutex, self._deciding().opened() as connection:
+            self._exchange(connection)
+            self.tables.forget(connection, gtrid)
+            with self.lock:
+                self.table.forget(gtrid)
 
     # Others
 
@@ -315,12 +343,14 @@ class DatabaseNode(Decisions):
             self._closed.wait(self.timing.sign)
 
     def turn(self) -> None:
-        """A sign, and a look at the others'. Raises what the driver raises."""
+        """A sign, and a look at the others' and at heuristics. Raises what the driver raises."""
         with self._mutex:
             self._sign()
         with self._deciding().opened() as connection:
             silent = self._watch(self.tables.signs(connection))
             ended = [node for node in silent if self.tables.end(connection, node)]
+            with self._mutex:
+                self._exchange(connection)
         for node in ended:
             log.warning("[node-ended] node %s gave no sign of life, and is ended: what it has left is swept", node)
         if ended:
@@ -385,6 +415,8 @@ class DatabaseNode(Decisions):
             try:
                 is_over = is_over and (not self._met or is_hardened())
                 with self._deciding().opened() as connection:
+                    if self._unwritten:
+                        self._exchange(connection)
                     if is_over:
                         self.tables.close(connection, self.node)
                     else:
@@ -399,7 +431,7 @@ class DatabaseNode(Decisions):
         self.lock, self._mutex, self._beside = threading.Lock(), threading.Lock(), threading.Lock()
         self._thread = None
         self.table = DecisionTable()
-        self._done_rows, self._over, self._swept = {}, [], {}
+        self._done_rows, self._over, self._swept, self._unwritten = {}, [], {}, {}
         self._drop_name()
 
 

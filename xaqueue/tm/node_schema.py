@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.tm import driver, last_resource
@@ -33,26 +33,36 @@ NOW_US = {
 
 def grants(role: str) -> list[str]:
     """What a role needs that may not make them. To lock a row wants UPDATE in PostgreSQL."""
-    tables = [f"xaqueue_{table}" for table in ("id", "nodes", "signs", "ended", "decisions")]
+    tables = [f"xaqueue_{table}" for table in ("id", "nodes", "signs", "heuristics", "ended", "decisions")]
     return [f"GRANT SELECT, INSERT, UPDATE, DELETE ON {table} TO {role}" for table in tables]
 
 
-def statements(dialect: Dialect) -> list[str]:
-    """What makes the tables, for who makes them by hand. Raises InvalidArgument for any other database."""
+def check_dialect(dialect: Dialect) -> None:
+    """Raises InvalidArgument where such a database keeps no decisions."""
     if dialect not in NOW_US:
         raise InvalidArgument(
             "this database is none of PostgreSQL, MySQL, MariaDB and SQLite, so that no transaction manager can do "
             "without a directory here: give TransactionManager one for its decisions"
         )
+
+
+def statements(dialect: Dialect, schema: str = "") -> list[str]:
+    """What makes the tables, for who makes them by hand. schema: where some of them stand already. Raises
+    InvalidArgument for any other database."""
+    check_dialect(dialect)
     names = f"participants VARCHAR({NAMES_LENGTH}) NOT NULL"
     engine = " ENGINE=InnoDB" if dialect is Dialect.MYSQL else ""
     made = [
         "xaqueue_id (one INTEGER NOT NULL PRIMARY KEY, id VARCHAR(16) NOT NULL, place VARCHAR(100) NOT NULL)",
         "xaqueue_nodes (node VARCHAR(16) NOT NULL PRIMARY KEY)",
         f"xaqueue_signs (node VARCHAR(16) NOT NULL PRIMARY KEY, n INTEGER NOT NULL, at BIGINT NOT NULL, {names})",
+        "xaqueue_heuristics (gtrid VARCHAR(64) NOT NULL, participant VARCHAR(192) NOT NULL, decision VARCHAR(16) NOT "
+        "NULL, outcome VARCHAR(32) NOT NULL, at BIGINT NOT NULL, detail TEXT NOT NULL, "
+        "PRIMARY KEY (gtrid, participant))",
         f"xaqueue_ended (node VARCHAR(16) NOT NULL PRIMARY KEY, at BIGINT NOT NULL, {names})",
     ]
-    return [create_statement(dialect), *(f"CREATE TABLE IF NOT EXISTS {one}{engine}" for one in made)]
+    decisions = [] if schema else [create_statement(dialect)]
+    return decisions + [f"CREATE TABLE IF NOT EXISTS {schema}{one}{engine}" for one in made]
 
 
 @contextmanager
@@ -74,20 +84,30 @@ def durable(connection: Any, dialect: Dialect) -> Iterator[None]:
         raise
 
 
-def schema_of(connection: Any, dialect: Dialect) -> str | None:
-    """Where the table stands that is made last, as its name is to be qualified; None: nowhere."""
+class Found(NamedTuple):
+    """schema: where the tables stand, as their names are to be qualified. is_whole: those of this version."""
+
+    schema: str
+    is_whole: bool
+
+
+def found_in(connection: Any, dialect: Dialect) -> Found | None:
+    """Where the table stands that is made last; None: nowhere."""
     found = run(
         connection,
         {
-            Dialect.POSTGRESQL: "SELECT quote_ident(n.nspname) || '.' FROM pg_class c JOIN pg_namespace n "
+            Dialect.POSTGRESQL: "SELECT quote_ident(n.nspname) || '.', (SELECT COUNT(*) FROM pg_class h WHERE "
+            "h.relnamespace = n.oid AND h.relname = 'xaqueue_heuristics') FROM pg_class c JOIN pg_namespace n "
             "ON n.oid = c.relnamespace WHERE c.oid = to_regclass('xaqueue_ended')",
-            Dialect.SQLITE: "SELECT 'main.' FROM main.sqlite_master WHERE name = 'xaqueue_ended'",
-            Dialect.MYSQL: "SELECT CONCAT('`', table_schema, '`.') FROM information_schema.tables "
+            Dialect.SQLITE: "SELECT 'main.', (SELECT COUNT(*) FROM main.sqlite_master WHERE name = "
+            "'xaqueue_heuristics') FROM main.sqlite_master WHERE name = 'xaqueue_ended'",
+            Dialect.MYSQL: "SELECT CONCAT('`', table_schema, '`.'), (SELECT COUNT(*) FROM information_schema.tables "
+            "WHERE table_schema = DATABASE() AND table_name = 'xaqueue_heuristics') FROM information_schema.tables "
             "WHERE table_schema = DATABASE() AND table_name = 'xaqueue_ended'",
         }[dialect],
     )
     connection.rollback()
-    return str(found[0][0]) if found else None
+    return Found(str(found[0][0]), bool(found[0][1])) if found else None
 
 
 def id_of(connection: Any, dialect: Dialect, schema: str) -> tuple[str, str]:

@@ -5,6 +5,7 @@
     xaqueue_signs(node, n, at, participants)    its signs of life, and all participants that it has prepared at
     xaqueue_ended(node, at, participants)       tombstones: who may decide no more
     xaqueue_decisions                           see ``last_resource``
+    xaqueue_heuristics(gtrid, participant, ...) what a participant did by itself, until a person forgets it
 
 Participants stand there by what they say of themselves, a space's id, since two services may have one name for two.
 Whatever is asked here is asked in a transaction of its own at READ COMMITTED, whose commit waits for the disk. Only
@@ -17,7 +18,7 @@ import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from xaqueue.errors import InvalidArgument, OperationalError, RolledBack
 from xaqueue.tm import driver, last_resource
@@ -28,14 +29,18 @@ from xaqueue.tm.node_schema import (
     LOCK_S,
     NOW_US,
     SYNCED,
+    Found,
+    check_dialect,
     check_mysql,
     durable,
+    found_in,
     id_of,
     is_same,
     place_of,
-    schema_of,
     statements,
 )
+from xaqueue.tm.records import Heuristic
+from xaqueue.tm.voting import ParticipantOutcome
 from xaqueue.xa import Code, Outcome
 
 IDLE_S = 60
@@ -47,6 +52,8 @@ _LIMITED = (
 )
 _LIMIT = "idle_write_transaction_timeout"
 _LIMIT_MARIADB = f"SET SESSION {_LIMIT} = IF(@@{_LIMIT} BETWEEN 1 AND {IDLE_S}, @@{_LIMIT}, {IDLE_S})"
+_WORDS = last_resource.OUTCOMES | {one.value: one for one in (Outcome.COMMITTED, Outcome.ROLLED_BACK)}
+"""Of a row, and of what was noted of one who did otherwise."""
 _NODE_AT, _NODE_LENGTH = 21, 16
 """Where in a gtrid its node is, counted as databases do."""
 
@@ -108,6 +115,8 @@ class NodeTables(DecisionRows):
     """Its id, 16 hex digits."""
     schema: str
     """Of the tables, as their names are to be qualified, whatever a session's search path says."""
+    is_whole: bool = True
+    """Whether there is one for heuristics, as an earlier version had none."""
     has_limit: bool = False
     """Whether it is a MariaDB, which can end a session that stands still in a transaction that has written."""
     trouble: str = ""
@@ -121,32 +130,22 @@ class NodeTables(DecisionRows):
         OperationalError where they cannot be made.
         """
         dialect = driver.dialect_of(connection)
-        wanted = statements(dialect)
+        check_dialect(dialect)
         if dialect is Dialect.MYSQL:
             check_mysql(connection)
-        schema = schema_of(connection, dialect)
-        if schema is None:
-            if not make:
-                return None
-            try:
-                for statement in wanted:
-                    run(connection, statement)
-                connection.commit()
-            except Exception as error:
-                connection.rollback()
-                if schema_of(connection, dialect) is None:  # else somebody else has just made them
-                    raise OperationalError(
-                        f"the tables of nodes cannot be made ({error}): a role that may has to run "
-                        f"{'; '.join(wanted)}, and this one needs SELECT, INSERT, UPDATE and DELETE on them"
-                    ) from error
-            schema = schema_of(connection, dialect) or ""
+        found = found_in(connection, dialect)
+        if make and not (found and found.is_whole):
+            found = _made(connection, dialect, found.schema if found is not None else "")
+        if found is None:
+            return None
+        schema = found.schema
         database, place = id_of(connection, dialect, schema)
         trouble = ""
         if not is_same(place, place_of(connection, dialect)):
             trouble = "it is a copy of the database that it says it is: see `xaqueue tm claim` and `xaqueue tm new-id`"
         has_limit = dialect is Dialect.MYSQL and bool(run(connection, f"SHOW VARIABLES LIKE '{_LIMIT}'"))
         connection.rollback()
-        return cls(dialect, database, schema, has_limit, trouble)
+        return cls(dialect, database, schema, found.is_whole, has_limit, trouble)
 
     def claim(self, connection: Any, *, is_new: bool = False) -> None:
         """It is the database that it says it is, wherever it stands now; is_new: it is another one from here on, in
@@ -297,15 +296,56 @@ class NodeTables(DecisionRows):
         """What is known of this transaction, at one moment."""
         key = last_resource.checked(gtrid)
         node = key[_NODE_AT - 1 : _NODE_AT - 1 + _NODE_LENGTH]
+        decided = f"(SELECT decision FROM {self.schema}xaqueue_decisions WHERE gtrid = '{key}')"
+        if (
+            self.is_whole
+        ):  # a queue that did otherwise lists its branch until that is forgotten, and the row goes before
+            noted = f"(SELECT MIN(decision) FROM {self.schema}xaqueue_heuristics WHERE gtrid = '{key}')"
+            decided = f"COALESCE({decided}, {noted})"
         ((word, sign, nodes, ended),) = run(
             connection,
-            f"SELECT (SELECT decision FROM {self.schema}xaqueue_decisions WHERE gtrid = '{key}'), "
+            f"SELECT {decided}, "
             f"(SELECT n FROM {self.schema}xaqueue_signs WHERE node = '{node}'), "
             f"(SELECT COUNT(*) FROM {self.schema}xaqueue_nodes WHERE node = '{node}'), "
             f"(SELECT COUNT(*) FROM {self.schema}xaqueue_ended WHERE node = '{node}')",
         )
         connection.rollback()
-        return BranchState(last_resource.OUTCOMES.get(word), int(sign or 0), bool(nodes), bool(ended))
+        return BranchState(_WORDS.get(word), int(sign or 0), bool(nodes), bool(ended))
+
+    # What participants did by themselves
+
+    def heuristics(self, connection: Any) -> list[Heuristic]:
+        """Those that nobody has forgotten, oldest first."""
+        if not self.is_whole:
+            return []
+        found = run(
+            connection,
+            f"SELECT gtrid, participant, decision, outcome, at, detail FROM {self.schema}xaqueue_heuristics "
+            f"WHERE gtrid LIKE 'XAQ2{self.database}%' ORDER BY at, gtrid, participant",
+        )
+        connection.rollback()
+        return [
+            Heuristic(key.encode(), _told(name), Outcome(word), ParticipantOutcome(did), int(at), _told(detail))
+            for key, name, word, did, at, detail in found
+        ]
+
+    def note(self, connection: Any, noted: Heuristic) -> None:
+        """In the place of what was noted of that participant before."""
+        key, name = last_resource.checked(noted.gtrid), _quoted(noted.participant)
+        table = f"{self.schema}xaqueue_heuristics"
+        with durable(connection, self.dialect):
+            run(connection, f"DELETE FROM {table} WHERE gtrid = '{key}' AND participant = '{name}'")
+            run(
+                connection,
+                f"INSERT INTO {table} (gtrid, participant, decision, outcome, at, detail) VALUES ('{key}', '{name}', "
+                f"'{noted.decision.value}', '{noted.outcome.value}', {noted.when_us}, '{_quoted(noted.detail)}')",
+            )
+
+    def forget(self, connection: Any, gtrid: bytes) -> None:
+        """All that was noted of this transaction."""
+        key = last_resource.checked(gtrid)
+        with durable(connection, self.dialect):
+            run(connection, f"DELETE FROM {self.schema}xaqueue_heuristics WHERE gtrid = '{key}'")
 
     # Decisions
 
@@ -452,3 +492,32 @@ class NodeTables(DecisionRows):
     def _select(self, connection: Any, where: str, *, locked: bool) -> list[DecisionRow]:
         lock = {Dialect.POSTGRESQL: " FOR SHARE", Dialect.MYSQL: " LOCK IN SHARE MODE"}.get(self.dialect, "")
         return last_resource.select_rows(connection, where + lock * locked, f"{self.schema}{last_resource.TABLE}")
+
+
+def _made(connection: Any, dialect: Dialect, schema: str) -> Found:
+    """The tables, or those of them that were missing in this schema. Raises OperationalError."""
+    wanted = statements(dialect, schema)
+    try:
+        for statement in wanted:
+            run(connection, statement)
+        connection.commit()
+        refused: Exception | None = None
+    except Exception as error:
+        connection.rollback()
+        refused = error  # which may be that somebody else has just made them
+    found = found_in(connection, dialect)
+    if found is None or not found.is_whole:
+        raise OperationalError(
+            f"the tables of nodes cannot be made ({refused}): a role that may has to run {'; '.join(wanted)}, and this "
+            "one needs SELECT, INSERT, UPDATE and DELETE on them"
+        ) from refused
+    return found
+
+
+def _quoted(text: str) -> str:
+    """As it may stand in a literal: without quotes, and without what some drivers take for a parameter."""
+    return quote(text, safe=" ").replace("%", "=")
+
+
+def _told(text: str) -> str:
+    return unquote(text.replace("=", "%"))

@@ -121,6 +121,18 @@ class ConnectionSource:
         finally:
             driver.close(connection)
 
+    def forget(self, gtrid: bytes, name: str) -> None:
+        """It ends its memory of what it did by itself with the branch of this name, where it has one. Raises what the
+        driver raises."""
+        with self.opened() as connection:
+            forget = getattr(connection, "tpc_forget", None)
+            try:
+                if callable(forget):
+                    forget(driver.xid_on(connection, gtrid, name))
+            except Exception as error:
+                if not driver.is_unknown_xid(error):
+                    raise
+
     def abilities(self, connection: Any) -> Abilities:
         kinds = type(connection), driver.kind_of(connection)
         found = self._abilities.get(kinds)

@@ -285,7 +285,9 @@ class RecoveryThread:
         for branch, outcome, why in sweep.words(found):
             gtrid, name = bytes(branch.gtrid), f"{branch.gtrid}, {branch.participant}"
             if outcome is not None:
-                self._finish(gtrid, branch.xid, outcome, report, is_listed=True)
+                noted = self._coordinator.log.table.heuristics.get((gtrid, branch.participant))
+                if voting.recovery_action(True, outcome, noted.outcome if noted is not None else None) is not None:
+                    self._finish(gtrid, branch.xid, outcome, report, is_listed=True, named=branch.participant)
                 continue
             report.untouched.append((str(branch.gtrid), why))
             if why and name not in self._warned:
@@ -341,9 +343,9 @@ class RecoveryThread:
                 yield f"{branch.participant} of epoch {branch.gtrid.epoch}"
 
     def _finish(
-        self, gtrid: bytes, xid: Any, decision: Outcome, report: ScanReport, *, is_listed: bool = False
+        self, gtrid: bytes, xid: Any, decision: Outcome, report: ScanReport, *, is_listed: bool = False, named: str = ""
     ) -> None:
-        """Tells a branch what was decided, and records what became of it."""
+        """Tells a branch what was decided, and records what became of it. named: as its own node calls this one."""
         failures: list[Exception] = []
 
         def perform(command: Command) -> Replies:
@@ -360,7 +362,8 @@ class RecoveryThread:
         if outcome is ParticipantOutcome.PENDING:
             report.error = report.error or f"{gtrid.decode()}: {failed or 'still in doubt'}"
             return
-        noted = self._coordinator.settle(gtrid, decision, {self._name: outcome}, {self._name: failed})
+        name = named or self._name
+        noted = self._coordinator.settle(gtrid, decision, {name: outcome}, {name: failed})
         report.heuristics += noted
         if not noted:
             listed = report.committed if decision is Outcome.COMMITTED else report.rolled_back

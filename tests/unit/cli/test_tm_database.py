@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import xaqueue
-from support.doubtful import fails, run
+from support.doubtful import fails, listed, run
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.tm.driver import Dialect
 from xaqueue.tm.node import DatabaseNode
@@ -165,6 +165,50 @@ def test_nothing_is_done_in_a_copy(shop: Shop, monkeypatch: pytest.MonkeyPatch) 
     assert "1 rolled back" in run("tm", "recover", shop.dsn, shop.space)
 
 
+def noted(shop: Shop) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = shop.status()["heuristics"]
+    return found
+
+
+def test_what_a_queue_did_by_itself_is_kept_until_it_is_forgotten(shop: Shop) -> None:
+    shop.die_at("committed-last")
+    (branch,) = listed("--space", shop.space)
+    run("indoubt", "rollback", branch["xid"], "--space", shop.space, "--reason", "a test")
+    shop.be_silent()
+    for _ in range(2):
+        told = run("tm", "recover", shop.dsn, shop.space, code=ExitCode.NOTHING)
+    assert "was rolled back by itself: decided there by itself" in told
+    assert "`xaqueue tm forget` once it is set right" in told
+    (one,) = noted(shop)
+    gtrid = branch["coordinator"]["gtrid"]
+    assert (one["gtrid"], one["participant"], one["decision"], one["party"]) == (
+        *(gtrid, "queue", "committed", "rolled back by itself"),
+    )
+    shown = run("tm", "status", shop.dsn)
+    assert "heuristic  1" in shown
+    assert "rolled back by itself" in shown
+    assert "has no heuristics" in fails("tm", "forget", shop.dsn, f"{gtrid[:-1]}f", code=ExitCode.ERROR)
+    assert "only the beginning" in fails("tm", "forget", shop.dsn, gtrid[:-1], code=ExitCode.USAGE)
+    assert "queue was not told" in run("tm", "forget", shop.dsn, gtrid)
+    assert noted(shop) == []
+    run("tm", "recover", shop.dsn, shop.space, code=ExitCode.NOTHING)
+    assert noted(shop) == [one | {"when": noted(shop)[0]["when"]}], "the queue goes on to tell of it"
+    assert "are forgotten" in run("tm", "forget", shop.dsn, gtrid, shop.space)
+    assert listed("--space", shop.space) == []
+    run("tm", "recover", shop.dsn, shop.space)
+    assert noted(shop) == []
+    assert shop.status()["decisions"] == []
+
+
+def test_tables_of_an_earlier_version_get_what_they_lack(shop: Shop) -> None:
+    shop.die_at("committed-last")
+    shop.execute("drop table xaqueue_heuristics")
+    assert noted(shop) == [], "who looks makes nothing"
+    run("indoubt", "rollback", listed("--space", shop.space)[0]["xid"], "--space", shop.space, "--reason", "a test")
+    run("tm", "recover", shop.dsn, shop.space)
+    assert len(noted(shop)) == 1, "of a node that lives"
+
+
 def test_a_new_id_leaves_what_the_other_one_has(shop: Shop) -> None:
     shop.die_at("prepared")
     before = shop.status()["database"]
@@ -205,7 +249,7 @@ def test_the_tables_of_each_database() -> None:
     for dialect in (Dialect.POSTGRESQL, Dialect.MYSQL, Dialect.SQLITE):
         printed = run("tm", "sql", dialect.value)
         assert all(f"{statement};\n" in printed for statement in statements(dialect))
-        assert printed.count("\n-- GRANT ") == (0 if dialect is Dialect.SQLITE else 5)
+        assert printed.count("\n-- GRANT ") == (0 if dialect is Dialect.SQLITE else 6)
     assert "GRANT SELECT, INSERT, UPDATE, DELETE ON xaqueue_nodes TO app;\n" in run("tm", "sql", "--role", "app")
     assert "none of PostgreSQL" in fails("tm", "sql", "other", code=ExitCode.USAGE)
 
@@ -230,7 +274,8 @@ def test_what_is_refused(words: tuple[str, ...], why: str) -> None:
 
 def test_a_directory_is_no_database(tmp_path: Path) -> None:
     assert "has a log" in fails("tm", "claim", tmp_path, code=ExitCode.USAGE)
-    assert "queues are named behind a DSN" in fails("tm", "recover", tmp_path, "space", code=ExitCode.USAGE)
+    for words in (["recover", tmp_path], ["forget", tmp_path, "XAQ1"]):
+        assert "queues are named behind a DSN" in fails("tm", *words, "space", code=ExitCode.USAGE)
 
 
 def test_a_database_that_is_not_reached(tmp_path: Path) -> None:
@@ -245,5 +290,5 @@ def test_a_driver_that_is_missing(scheme: str, package: str, monkeypatch: pytest
 
 
 def test_help() -> None:
-    assert {"claim", "new-id", "recover", "release", "sql", "status"} <= set(run("tm", "--help").split())
+    assert {"claim", "forget", "new-id", "recover", "release", "sql", "status"} <= set(run("tm", "--help").split())
     assert "DSN" in run("tm", "recover", "--help")
