@@ -380,7 +380,7 @@ def test_more_queues_than_a_row_can_name_are_refused(dsn: str, make: Make) -> No
         tx["db"].execute("insert into orders values (1)")
     node = node_of(manager)
     node._met = {f"{number:036}": None for number in range(54)}
-    with pytest.raises(InvalidArgument, match="55 queues are too many"), manager.transaction() as tx:
+    with pytest.raises(InvalidArgument, match="55 participants are too many"), manager.transaction() as tx:
         tx["queue"].enqueue("q", b"1")
 
 

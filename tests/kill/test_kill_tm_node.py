@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from psycopg.conninfo import conninfo_to_dict
 import xaqueue
 from support import SUPPORT
 from support.doubtful import run as cli
-from support.node_child import FAST, QUEUE, TABLE, connect_to
+from support.node_child import FAST, QUEUE, TABLE, connect_to, ledger_at
 from support.patience import PATIENCE_S, eventually
 from support.served import ServerThread
 from xaqueue import TransactionManager
@@ -42,10 +42,10 @@ DECIDED = ("committed-last", "commit", "committed")
 class Child:
     """A process of the service."""
 
-    def __init__(self, address: str, url: str, first: int, end: str) -> None:
+    def __init__(self, *arguments: str | int) -> None:
         self.said: list[str] = []
         self._process = subprocess.Popen(
-            [sys.executable, str(CHILD), json.dumps([address, url, first, end])], stdout=subprocess.PIPE, text=True
+            [sys.executable, str(CHILD), json.dumps(arguments)], stdout=subprocess.PIPE, text=True
         )
         self._reader = threading.Thread(target=self._hear)
         self._reader.start()
@@ -78,18 +78,21 @@ class Child:
 
 
 class Place:
-    def __init__(self, address: str, url: str) -> None:
-        self.address, self.url = address, url
+    def __init__(self, address: str, url: str, ledger: str = "") -> None:
+        """ledger: where a second database is, which prepares; "": there is none."""
+        self.address, self.url, self.ledger = address, url, ledger
         self.execute(TABLE)
+        if ledger:
+            self.execute(TABLE, ledger)
 
-    def execute(self, statement: str) -> list[Any]:
-        with closing(connect_to(self.address)) as connection:
+    def execute(self, statement: str, address: str = "") -> list[Any]:
+        with closing(connect_to(address or self.address)) as connection:
             found = run(connection, statement)
             connection.commit()
             return found
 
     def start(self, first: int, end: str) -> Child:
-        return Child(self.address, self.url, first, end)
+        return Child(self.address, self.url, first, end, self.ledger)
 
     @property
     def dsn(self) -> str:
@@ -106,7 +109,9 @@ class Place:
     @contextmanager
     def survivor(self) -> Iterator[TransactionManager]:
         parties = {"db": lambda: connect_to(self.address), "queue": lambda: xaqueue.connect(self.url)}
-        with TransactionManager(parties, recovery_interval_s=0.1) as manager:
+        if self.ledger:
+            parties["ledger"] = ledger_at(self.ledger)
+        with TransactionManager(parties, decides="db", recovery_interval_s=0.1) as manager:
             yield manager
 
     @property
@@ -123,6 +128,16 @@ class Place:
         with xaqueue.connect(self.url) as connection:
             return connection.tpc_recover()
 
+    @property
+    def ledger_in_doubt(self) -> list[Any]:
+        if not self.ledger:
+            return []
+        if self.ledger.startswith("postgresql"):
+            return self.execute("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()", self.ledger)
+        with closing(connect_to(self.ledger)) as connection, connection.cursor() as cursor:
+            cursor.execute("XA RECOVER")
+            return list(cursor.fetchall())
+
     def count(self, table: str) -> int:
         ((count,),) = self.execute(f"SELECT COUNT(*) FROM xaqueue_{table}")
         return int(count)
@@ -130,8 +145,11 @@ class Place:
     def judge(self, *children: Child) -> None:
         """What was told is so, nothing is in doubt, and no decision is kept for anybody."""
         eventually(lambda: not self.in_doubt)
+        eventually(lambda: not self.ledger_in_doubt)
         eventually(lambda: not self.execute("SELECT gtrid FROM xaqueue_decisions WHERE decision = 'commit'"))
         assert self.messages == sorted(self.rows)
+        if self.ledger:
+            assert {n for (n,) in self.execute("SELECT n FROM orders", self.ledger)} == self.rows
         for child in children:
             assert child.done <= self.rows
 
@@ -142,22 +160,35 @@ KINDS = ["postgresql", "sqlite", "mariadb"]
 @pytest.fixture(params=KINDS)
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     monkeypatch.setattr("xaqueue.tm.node.Timing", lambda: FAST)
-    xaqueue.connect(tmp_path / "space", create=True).close()
-    (tmp_path / "space" / "queues.toml").write_text(f"[queues.{QUEUE}]\n")
-    server = ServerThread(tmp_path / "space", tmp_path / "socket")
-    try:
-        if request.param == "sqlite":
-            yield Place(f"sqlite {tmp_path / 'db'}", server.url)
-        elif request.param == "postgresql":
-            yield Place(f"postgresql {request.getfixturevalue('dsn')}", server.url)
-        else:
-            from support.mariadb import database
+    kind, _, second = request.param.partition(" and ")
+    ledger_of = address_of(request, second, tmp_path) if second else nullcontext("")
+    with served(tmp_path) as url, address_of(request, kind, tmp_path) as address, ledger_of as ledger:
+        yield Place(address, url, ledger)
 
-            socket = request.getfixturevalue("mariadb_socket")
-            with database(socket) as name:
-                yield Place(f"mariadb {socket} {name}", server.url)
+
+@contextmanager
+def served(place: Path) -> Iterator[str]:
+    xaqueue.connect(place / "space", create=True).close()
+    (place / "space" / "queues.toml").write_text(f"[queues.{QUEUE}]\n")
+    server = ServerThread(place / "space", place / "socket")
+    try:
+        yield server.url
     finally:
         server.stop()
+
+
+@contextmanager
+def address_of(request: pytest.FixtureRequest, kind: str, place: Path) -> Iterator[str]:
+    if kind == "sqlite":
+        yield f"sqlite {place / 'db'}"
+    elif kind == "postgresql":
+        yield f"postgresql {request.getfixturevalue('dsn')}"
+    else:
+        from support.mariadb import database
+
+        socket = request.getfixturevalue("mariadb_socket")
+        with database(socket) as name:
+            yield f"mariadb {socket} {name}"
 
 
 @pytest.mark.parametrize("step", [*UNDECIDED, "decided", *DECIDED])
@@ -171,6 +202,23 @@ def test_killed(place: Place, step: str) -> None:
         assert place.rows == ({10, 11} if step in DECIDED else {10})
         assert place.count("ended") == 1
     assert place.count("nodes") == place.count("signs") - 1 == 0
+
+
+PAIRS = ["sqlite and postgresql", "postgresql and mariadb", "mariadb and postgresql"]
+"""One that decides, and one that prepares."""
+
+
+@pytest.mark.parametrize("place", PAIRS, indirect=True)
+@pytest.mark.parametrize("step", [*UNDECIDED, "decided", *DECIDED])
+def test_killed_over_two_databases(place: Place, step: str) -> None:
+    test_killed(place, step)
+
+
+@pytest.mark.parametrize("place", PAIRS[:1] + PAIRS[2:], indirect=True)
+@pytest.mark.parametrize("step", DECIDED)
+def test_stopped_over_two_databases(place: Place, step: str) -> None:
+    """Another one commits what it has decided; it finds that gone when it goes on, and the row says why."""
+    test_stopped_and_it_goes_on_when_it_was_ended(place, step)
 
 
 @pytest.mark.parametrize("step", ["prepare", "prepared", "decided", "committed-last"])

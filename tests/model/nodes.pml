@@ -23,7 +23,8 @@
    Mutants, each a clause of the protocol that is broken, are -DM_...; test_model.py has the list, and what each needs.
 
    Not in it: clocks and the arithmetic of signs (a flag says that the number in a transaction's name is committed),
-   heuristics, a failover that loses commits (nothing can hold then), several databases, replicas of a queue.
+   heuristics, a failover that loses commits (nothing can hold then), replicas of a queue. A second database, which
+   prepares, is a queue without QUEUE_CRASH.
 */
 #ifndef NODES
 #define NODES 1

@@ -1,8 +1,9 @@
 """A process of a service whose transaction manager has no directory: a row and a message in each transaction.
 
 Arguments, in JSON: where the database is (see ``connect_to``), the queue's URL, the first number, and how it ends: a
-step at which it stops (SIGSTOP) or is killed in its second transaction, as ``stop:prepared``, or ``go:count``. Between
-the decision and its COMMIT is the step ``decided``. It says each number that was committed, and why one was not.
+step at which it stops (SIGSTOP) or is killed in its second transaction, as ``stop:prepared``, or ``go:count``; and
+where a second database is, which prepares, if there is one. Between the decision and its COMMIT is the step
+``decided``. It says each number that was committed, and why one was not.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 import xaqueue
 from xaqueue.errors import RolledBack
-from xaqueue.tm import node
+from xaqueue.tm import driver, node
 from xaqueue.tm.branch import EnlistedBranch
 from xaqueue.tm.node import Timing
 from xaqueue.tm.voting import Reply
@@ -54,6 +55,17 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
+def ledger_at(address: str) -> Any:
+    """How a second database is opened: MariaDB prepares by an Engine only."""
+    kind, _, where = address.partition(" ")
+    if kind != "mariadb":
+        return partial(connect_to, address)
+    from sqlalchemy import NullPool, create_engine
+
+    socket, name = where.split()
+    return create_engine(f"mysql+pymysql://root@localhost/{name}?unix_socket={socket}", poolclass=NullPool)
+
+
 class Ends:
     def __init__(self, end: str) -> None:
         self.how, _, self.step = end.partition(":")
@@ -76,26 +88,35 @@ class Ends:
         setattr(EnlistedBranch, commit.__name__, commit_later)
 
 
-def put(manager: xaqueue.TransactionManager, number: int) -> None:
+def put(manager: xaqueue.TransactionManager, number: int, *, with_ledger: bool = False) -> None:
     with manager.transaction() as tx:
         cursor = tx["db"].cursor()
         cursor.execute(f"insert into orders values ({number})")
         cursor.close()
+        if with_ledger:
+            lent = tx["ledger"]
+            statement = f"insert into orders values ({number})"
+            if hasattr(lent, "exec_driver_sql"):
+                lent.exec_driver_sql(statement)
+            else:
+                driver.run(lent, statement)
         tx["queue"].enqueue(QUEUE, str(number).encode())
 
 
-def main(address: str, url: str, first: int, end: str) -> None:
+def main(address: str, url: str, first: int, end: str, ledger: str = "") -> None:
     node.Timing = lambda: FAST  # type: ignore[assignment, misc]
     ends = Ends(end)
     ends.watch_decision()
     parties = {"db": partial(connect_to, address), "queue": partial(xaqueue.connect, url)}
-    with xaqueue.TransactionManager(parties, recovery_interval_s=0.1, on_step=ends.on_step) as manager:
+    if ledger:
+        parties["ledger"] = ledger_at(ledger)
+    with xaqueue.TransactionManager(parties, decides="db", recovery_interval_s=0.1, on_step=ends.on_step) as manager:
         for number in range(first, first + (int(ends.step) if ends.how == "go" else 4)):
             is_done = False
             while not is_done:
                 ends.is_armed = ends.how != "go" and number == first + 1 and not ends.is_over
                 try:
-                    put(manager, number)
+                    put(manager, number, with_ledger=bool(ledger))
                     is_done = True
                 except RolledBack as error:  # which is to be done again
                     say(f"not {number} {error.code.name} {error}")

@@ -397,8 +397,9 @@ class _TwoPhaseConnection(_EngineConnection):
     def tpc_recover(self) -> Sequence[Any]:
         self._connection  # noqa: B018
         found: Sequence[Any] = self._driver.tpc_recover()
+        here = self._real.info.dbname  # PostgreSQL lists those of its whole server
         self._return_connection()
-        return found
+        return [xid for xid in found if xid.database in (None, here)]
 
     def _flush(self) -> None:
         if not self._is_prepared:

@@ -13,7 +13,7 @@ from xaqueue.errors import ConnectionLost, Error, ProtocolError, ResourceFailed,
 from xaqueue.tm import awaiting, driver, guard
 from xaqueue.tm.driver import Abilities, Dialect
 from xaqueue.tm.gtrid import FORMAT_ID
-from xaqueue.tm.guard import Guard, TransactionEnded
+from xaqueue.tm.guard import Guard, MovedElsewhere, TransactionEnded
 from xaqueue.tm.last_resource import DecisionRow, DecisionRows, insert_carried
 from xaqueue.tm.participant import ConnectionSource
 from xaqueue.tm.voting import Reply
@@ -81,12 +81,16 @@ class EnlistedBranch:
     """Whether it may be prepared."""
     is_deferred = False
     """Its commit is decided in a database that is asked again after a crash: it need not wait for the disk."""
+    identity = ""
+    """What its participant says of itself, where others are to finish what this process leaves."""
+    check_identity: Callable[[Any], object] | None = None
+    """Raises MovedElsewhere where that is not so on this connection."""
     carrier = ""
     """The database that is to carry its work, instead of a prepare."""
     carried: CarriedChange | None = None
     """What it carries."""
     is_unanswered = False
-    """Whether its prepare may be carried out yet, behind the end of all this."""
+    """Whether it may be in doubt yet, or again, behind the end of all this."""
     commits_alone = False
     """Whether it may be committed without a decision of anybody else."""
     _savepoints = 0
@@ -157,10 +161,12 @@ class EnlistedBranch:
                 self._check_whole()
                 if self.can.takes_sql and not guard.is_marked(self._cursor or self.connection):
                     raise TransactionEnded(self.name)  # noqa: TRY301
+            if self.check_identity is not None:
+                self.check_identity(self._cursor or self.connection)
             if self.carrier:
                 self.carried = self.connection.tpc_carry(self.carrier)
             prepared = self.carried is not None or self.connection.tpc_prepare()
-        except TransactionEnded as error:
+        except (TransactionEnded, MovedElsewhere) as error:
             self.refuse(error)
             return Reply.REFUSED
         except Exception as error:
@@ -205,6 +211,8 @@ class EnlistedBranch:
             if answer is not Reply.PENDING or self._asked:
                 return answer
             self.discard()  # with its session goes what was never prepared
+        if self._asked and self.can.dialect is Dialect.MYSQL:
+            self.is_unanswered = True  # nobody says that its rollback is synced: a crash may bring it back
         return Reply.DONE
 
     def commit_one_phase(self) -> Reply:

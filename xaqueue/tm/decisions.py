@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 from xaqueue.errors import DecisionLogError, ProtocolError
 from xaqueue.tm.last_resource import DecisionRows
 from xaqueue.tm.records import DecisionTable, Heuristic, OpenDecision
+from xaqueue.tm.voting import Reply
 from xaqueue.xa import Outcome
 
 if TYPE_CHECKING:
+    from xaqueue.tm.branch import EnlistedBranch
     from xaqueue.tm.sweep import Sweep
 
 _ROWS = DecisionRows()
@@ -61,8 +63,13 @@ class Decisions:
     def start(self) -> None:
         """Its threads, where it has any."""
 
-    def meet(self, connection: Any, name: str) -> None:
-        """Something is going to be prepared at this participant, on this connection."""
+    def meet(self, branch: EnlistedBranch) -> None:
+        """Something is going to be prepared there."""
+
+    def ask(self, gtrid: bytes, identity: str) -> Reply:
+        """What became of a branch, on which commit was decided, at a participant that cannot tell: COMMITTED where
+        somebody has noted that, else UNKNOWN, or PENDING."""
+        return Reply.UNKNOWN
 
     def may_be_ended(self) -> None:
         """A decision was not written, whatever for."""

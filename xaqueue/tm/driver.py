@@ -225,6 +225,12 @@ def xid_on(connection: Any, gtrid: bytes, name: str) -> Any:
     return connection.xid(FORMAT_ID, gtrid.decode("ascii"), name)
 
 
+def is_here(connection: Any, xid: Any) -> bool:
+    """Whether a branch that was listed is one of this database: PostgreSQL lists those of its whole server."""
+    listed = getattr(xid, "database", None)
+    return not listed or listed == getattr(getattr(connection, "info", None), "dbname", listed)
+
+
 def offers(connection: Any, method: str) -> bool:
     """Whether it has one of those that are ours: ``harden``, for commits that are late; ``outcome``, since the
     participant remembers what became of its branches; ``carriers``, since databases may have carried its changes."""

@@ -52,6 +52,8 @@ class Ending:
     """Why the log did not take the decision."""
     _deciding: tuple[str, Sequence[str]] | None = None
     """Whose commit decides, and for whom, while it may have committed and nobody has said so."""
+    _is_decided = False
+    """Whether a row says commit."""
     _outcomes: Mapping[str, ParticipantOutcome] = MappingProxyType({})
     _ender: object = None
     """Of the call that ends it."""
@@ -210,8 +212,15 @@ class Ending:
         if command.verb is XaVerb.COMMIT_LAST:
             return {command.last: self._commit_last(command.last, command.names)}
         if command.verb is XaVerb.ASK:
-            return {name: self._branches[name].ask() for name in command.names}
+            return {name: self._ask(name) for name in command.names}
         return self._perform_at_each(command)
+
+    def _ask(self, name: str) -> Reply:
+        branch = self._branches[name]
+        reply = branch.ask()
+        if reply is Reply.UNKNOWN and self._is_decided and branch.identity:
+            return self._coordinator.log.ask(self.gtrid, branch.identity)
+        return reply
 
     def _perform_at_each(self, command: Command) -> Replies:
         """Side by side where the participants allow it."""
@@ -278,7 +287,7 @@ class Ending:
                 branch = self._branches[other]
                 branch.is_deferred = branch.can.hardens
             coordinator.log.add_row(gtrid, row.participants, name, row.spaces)
-            self._deciding = None
+            self._deciding, self._is_decided = None, True
             return reply
         if last.error is not None:
             coordinator.log.may_be_ended()
@@ -300,8 +309,9 @@ class Ending:
         return DecisionRow(self.gtrid, Outcome.COMMITTED, (queue,), change.encode(), {queue: space})
 
     def _spaces_of(self, names: Iterable[str]) -> dict[str, str]:
-        """The ids of the spaces that have voted: another one in its place has nothing to acknowledge."""
-        return {name: space for name in names if (space := driver.space_of(self._branches[name].connection))}
+        """What those that have voted say of themselves: another one in its place has nothing to acknowledge."""
+        branches = [self._branches[name] for name in names]
+        return {one.name: place for one in branches if (place := one.identity or driver.space_of(one.connection))}
 
     # Behind the last reply
 

@@ -17,9 +17,10 @@ import inspect
 import sqlite3
 from typing import Any, NoReturn
 
-from xaqueue.errors import ProtocolError
+from xaqueue.errors import ProtocolError, RolledBack
 from xaqueue.tm import driver
 from xaqueue.tm.driver import Dialect, run
+from xaqueue.xa import Code
 
 _ENDING = ("commit", "rollback", "begin", "start_transaction", "autocommit")
 """Methods of drivers that end a transaction, some of them in order to begin another one."""
@@ -46,6 +47,17 @@ class TransactionEnded(ProtocolError):
         super().__init__(
             f"the transaction of participant {name!r} was ended by a COMMIT or ROLLBACK of its own, or by a statement "
             "that its database commits: what it has committed so stays. Leave that to the transaction"
+        )
+
+
+class MovedElsewhere(RolledBack):
+    """A connection that is to prepare is with another database than its participant's others."""
+
+    def __init__(self, name: str, here: object, before: str) -> None:
+        super().__init__(
+            f"participant {name!r} is database {here} now, and was {before}: the transaction is rolled back, and may "
+            "be done again",
+            Code.XA_RBTRANSIENT,
         )
 
 

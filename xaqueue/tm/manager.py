@@ -365,7 +365,8 @@ class TransactionManager:
             if name != self._log.decides:
                 try:
                     with source.opened() as connection:
-                        connection.harden()
+                        if offers(connection, "harden"):
+                            connection.harden()
                 except Exception:  # of its driver
                     return False
         return True

@@ -18,23 +18,30 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from xaqueue.errors import DecisionLogError, InvalidArgument, OperationalError, ProtocolError
-from xaqueue.tm import driver
+from xaqueue.errors import DecisionLogError, InvalidArgument, OperationalError
+from xaqueue.tm import driver, node_schema
 from xaqueue.tm.decisions import Decisions
-from xaqueue.tm.driver import Dialect
+from xaqueue.tm.driver import Dialect, run
 from xaqueue.tm.gtrid import Gtrid
+from xaqueue.tm.guard import MovedElsewhere
 from xaqueue.tm.last_resource import NAMES_LENGTH
-from xaqueue.tm.node_schema import LOCK_S
+from xaqueue.tm.node_schema import LOCK_S, Identity
 from xaqueue.tm.node_tables import NodeTables
 from xaqueue.tm.participant import ConnectionSource
 from xaqueue.tm.records import DecisionTable, Heuristic
 from xaqueue.tm.sweep import Sweep
+from xaqueue.tm.voting import Reply
+
+if TYPE_CHECKING:
+    from xaqueue.tm.branch import EnlistedBranch
 
 RECENT = 10_000
 """Decisions of the last minute that are looked for where the database has lost some, at most."""
+STRUCK_S = 2.0
+"""So long a branch that somebody else has committed is struck by him, unless he was killed in between."""
 EVERY_EPOCH = 1, 2**32 - 1
 
 log = logging.getLogger("xaqueue")
@@ -72,6 +79,8 @@ class DatabaseNode(Decisions):
         """Asks for a sweep of each participant."""
         self._sources = sources
         self.decides = decides or ""
+        self._databases: dict[str, Identity] = {}
+        """Of each that prepares, which one it is."""
         self._kinds: dict[str, bool] = {}
         """Of each participant that was opened once, whether it is a database."""
         self._tables: NodeTables | None = None
@@ -181,19 +190,35 @@ class DatabaseNode(Decisions):
         if self._beside.acquire(blocking=False):
             threading.Thread(target=look, name="xaqueue-tm-node", daemon=True).start()
 
-    def meet(self, connection: Any, name: str) -> None:
-        """Something is going to be prepared there: whoever ends this node is to know of it. Raises as ``freshen``."""
-        identity = identity_of(connection, name)
-        if identity not in self._known:
-            self._sources[name].loop.in_thread(partial(self._meet, identity))
+    def meet(self, branch: EnlistedBranch) -> None:
+        """Whoever ends this node is to know whom to ask. Raises as ``freshen``."""
+        branch.identity = driver.space_of(branch.connection)
+        if not branch.identity:
+            found = self._databases.get(branch.name)
+            if found is None:
+                found = branch.source.loop.in_thread(partial(self._identify, branch.name))
+            branch.identity, branch.check_identity = found.answer, partial(self._check_identity, branch.name, found)
+        if branch.identity not in self._known:
+            branch.source.loop.in_thread(partial(self._meet, branch.identity))
+
+    def _identify(self, name: str) -> Identity:
+        with self._sources[name].opened() as connection:
+            found = self._databases[name] = node_schema.identity_of(connection, name)
+            return found
+
+    def _check_identity(self, name: str, known: Identity, connection: Any) -> None:
+        here = run(connection, known.question)
+        if here != [(known.answer,)]:
+            self._databases.pop(name, None)
+            raise MovedElsewhere(name, here, known.answer)
 
     def _meet(self, identity: str) -> None:
         with self._mutex:
             if identity not in self._known:
                 if len(self._names()) + len(quote(identity, safe="")) >= NAMES_LENGTH:
                     raise InvalidArgument(
-                        f"{len(self._met) + 1} queues are too many for one transaction manager without a directory: "
-                        "give it one, or make several managers"
+                        f"{len(self._met) + 1} participants are too many for one transaction manager without a "
+                        "directory: give it one, or make several managers"
                     )
                 self._met[identity] = None
                 self._sign()
@@ -223,7 +248,8 @@ class DatabaseNode(Decisions):
             self._signed(tables, node, 1)
 
     def _meet_all(self) -> None:
-        """Each queue that answers: once a transaction writes, nobody else does, not even this for its first prepare."""
+        """Each participant that answers: once a transaction writes nobody else does, not even this for its first
+        prepare."""
         for name, source in self._sources.items():
             if name != self.decides:
                 with suppress(Exception), source.opened() as connection:
@@ -271,6 +297,20 @@ class DatabaseNode(Decisions):
     def add_row(self, gtrid: bytes, *rest: Any, **more: Any) -> None:
         self._recent.append((time.monotonic(), gtrid))
         super().add_row(gtrid, *rest, **more)
+
+    def ask(self, gtrid: bytes, identity: str) -> Reply:
+        """Another one strikes it behind a commit that it has made there."""
+        source, until = self._deciding(), time.monotonic() + STRUCK_S
+        while True:
+            try:
+                with source.opened() as connection:
+                    if self.tables.is_struck(connection, gtrid, identity):
+                        return Reply.COMMITTED
+            except Exception:  # whatever a driver raises: recovery goes on
+                return Reply.PENDING
+            if time.monotonic() > until:
+                return Reply.UNKNOWN
+            source.loop.pause(STRUCK_S / 20)
 
     def note_last(self, participant: str) -> None:
         """Its decisions stand nowhere else."""
@@ -436,11 +476,5 @@ class DatabaseNode(Decisions):
 
 
 def identity_of(connection: Any, name: str) -> str:
-    """What a participant says of itself. Raises ProtocolError where it says nothing that others would know it by."""
-    space = driver.space_of(connection)
-    if not space:
-        raise ProtocolError(
-            f"participant {name!r} is no queue, and only these may prepare in a transaction manager without a "
-            "directory: give TransactionManager a directory for its decisions"
-        )
-    return space
+    """What a participant says of itself, by which others know it. Raises InvalidArgument where it says nothing."""
+    return driver.space_of(connection) or node_schema.identity_of(connection, name).answer

@@ -24,11 +24,27 @@ SYNCED = (
 _HASTY = ", ".join(
     f"set_config('{setting}', '{LOCK_S}s', true)" for setting in ("lock_timeout", "idle_in_transaction_session_timeout")
 )
+_WHICH = (
+    "SELECT c.system_identifier || '/' || d.oid FROM pg_control_system() c, pg_database d "
+    "WHERE d.datname = current_database()"
+)
+_WHERE_MYSQL = (
+    "SELECT CONCAT('`', DATABASE(), '`.'), (SELECT COUNT(*) FROM information_schema.tables WHERE table_schema = "
+    "DATABASE() AND table_name = 'xaqueue_id')"
+)
 NOW_US = {
     Dialect.POSTGRESQL: "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint",
     Dialect.SQLITE: "CAST(strftime('%s', 'now') AS INTEGER) * 1000000",
     Dialect.MYSQL: "UNIX_TIMESTAMP() * 1000000",
 }
+
+
+class Identity(NamedTuple):
+    """What a database answers when it is asked which one it is."""
+
+    question: str
+    """In any transaction of its."""
+    answer: str
 
 
 def grants(role: str) -> list[str]:
@@ -128,6 +144,33 @@ def id_of(connection: Any, dialect: Dialect, schema: str) -> tuple[str, str]:
             if not driver.is_a(error, "IntegrityError"):  # somebody else was faster
                 raise
     raise OperationalError(f"the row of {schema}xaqueue_id went while it was read: look again")
+
+
+def identity_of(connection: Any, name: str) -> Identity:
+    """Which database this is, where it prepares: in PostgreSQL by its cluster and its number there, which are others in
+    a copy by SQL; in MySQL and MariaDB by its row of xaqueue_id, which is made here.
+
+    connection: in no transaction. Raises InvalidArgument where none can be told, and what the driver raises.
+    """
+    dialect = driver.dialect_of(connection)
+    if dialect is Dialect.POSTGRESQL:
+        question = _WHICH
+    elif dialect is Dialect.MYSQL:
+        check_mysql(connection)
+        ((schema, found),) = run(connection, _WHERE_MYSQL)
+        if not found:
+            run(connection, statements(dialect)[1])
+            connection.commit()
+        id_of(connection, dialect, schema)
+        question = f"SELECT id FROM {schema}xaqueue_id WHERE one = 1"
+    else:
+        raise InvalidArgument(
+            f"participant {name!r} is no queue, and none of PostgreSQL, MySQL and MariaDB: nothing else may prepare in "
+            "a transaction manager without a directory, so give TransactionManager one for its decisions"
+        )
+    ((answer,),) = run(connection, question)
+    connection.rollback()
+    return Identity(question, str(answer))
 
 
 def place_of(connection: Any, dialect: Dialect) -> str:

@@ -228,11 +228,12 @@ class NodeTables(DecisionRows):
             for node, n, at, ended_at, names, count in (*live, *ended)
         ]
 
-    def decided(self, connection: Any) -> list[Standing]:
-        """Decisions to commit that not all have carried out, or that nobody has struck yet."""
+    def decided(self, connection: Any, gtrid: bytes = b"") -> list[Standing]:
+        """Decisions to commit that not all have carried out, or that nobody has struck yet; or this one, if it is."""
+        which = f"= '{last_resource.checked(gtrid)}'" if gtrid else f"LIKE 'XAQ2{self.database}%'"
         found = run(
             connection,
-            f"SELECT gtrid, participants FROM {self.schema}xaqueue_decisions WHERE gtrid LIKE 'XAQ2{self.database}%' "
+            f"SELECT gtrid, participants FROM {self.schema}xaqueue_decisions WHERE gtrid {which} "
             "AND decision = 'commit' ORDER BY gtrid",
         )
         connection.rollback()
@@ -407,6 +408,11 @@ class NodeTables(DecisionRows):
                 raise OperationalError(f"the row of {key} went while it was read: look again") from error
             return found[0]
         return DecisionRow(gtrid, Outcome.ROLLED_BACK)
+
+    def is_struck(self, connection: Any, gtrid: bytes, identity: str) -> bool:
+        """Whether that participant has carried out a decision to commit which was there."""
+        found = self._select(connection, f"gtrid = '{last_resource.checked(gtrid)}'", locked=True)
+        return not found or (found[0].outcome is Outcome.COMMITTED and identity not in found[0].spaces.values())
 
     def make_ready(self, connection: Any, node: str, *, is_known: bool) -> None:
         """They were made before the node had its name."""

@@ -108,7 +108,8 @@ class ConnectionSource:
             driver.close(connection)
             raise InvalidArgument(
                 f"participant {self.name!r} has no two-phase commit ({driver.kind_of(connection).__module__} has no "
-                "tpc_begin): only a last_resource needs none, a database of which a transaction may have one"
+                "tpc_begin): only a last_resource, or the database of decides=, needs none, of which a transaction may "
+                "have one"
             )
         return connection
 

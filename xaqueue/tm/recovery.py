@@ -24,6 +24,7 @@ from xaqueue.errors import DecisionLogError
 from xaqueue.tm import driver, voting
 from xaqueue.tm.coordinator import Coordinator, TraceStep
 from xaqueue.tm.gtrid import ListedBranch, parse_listed
+from xaqueue.tm.node_schema import identity_of
 from xaqueue.tm.participant import ConnectionSource
 from xaqueue.tm.records import Heuristic
 from xaqueue.tm.sweep import Sweep
@@ -244,7 +245,8 @@ class RecoveryThread:
         if any(outstanding.values()) or not self._coordinator.deciding.rows.keys().isdisjoint(outstanding):
             self._connection.harden()
         sweep = self._coordinator.log.sweep(self._name, self._connection)
-        found = [branch for branch in map(parse_listed, self._connection.tpc_recover()) if branch is not None]
+        listed = map(parse_listed, self._connection.tpc_recover())
+        found = [one for one in listed if one is not None and driver.is_here(self._connection, one.xid)]
         self._coordinator.hear(self._name, found, carriers)
         own = [branch for branch in found if branch.gtrid.node == self._coordinator.log.node]
         report.strangers = list(self._strangers(own))
@@ -265,8 +267,9 @@ class RecoveryThread:
                 self._settle_carried(gtrid, carriers, report)
                 continue
             voted = self._coordinator.log.space_of(gtrid, self._name)
-            if voted and (carriers is None or carriers.space != voted):
-                report.error = f"{gtrid.decode()} is to be committed in {_gone(voted)}"
+            if voted and voted != (carriers.space if carriers is not None else self._identity()):
+                what = _gone(voted) if carriers is not None else f"database {voted}, and this is another one"
+                report.error = f"{gtrid.decode()} is to be committed in {what}"
                 continue
             if outstanding[gtrid]:  # committed before, and hardened now: a crash in between would have had it listed
                 self._coordinator.settle(gtrid, Outcome.COMMITTED, {self._name: ParticipantOutcome.COMMITTED}, {})
@@ -280,6 +283,9 @@ class RecoveryThread:
         self._coordinator.wake(self._coordinator.log.has_done_rows)
         self._warn_of_old({*report.committed, *report.rolled_back}, own)
 
+    def _identity(self) -> str:
+        return identity_of(self._connection, self._name).answer
+
     def _sweep(self, sweep: Sweep, found: Collection[ListedBranch], report: ScanReport) -> None:
         """Finishes what ended nodes of the same database have left."""
         for branch, outcome, why in sweep.words(found):
@@ -288,6 +294,8 @@ class RecoveryThread:
                 noted = self._coordinator.log.table.heuristics.get((gtrid, branch.participant))
                 if voting.recovery_action(True, outcome, noted.outcome if noted is not None else None) is not None:
                     self._finish(gtrid, branch.xid, outcome, report, is_listed=True, named=branch.participant)
+                    if gtrid in report.committed:
+                        sweep.committed(branch)
                 continue
             report.untouched.append((str(branch.gtrid), why))
             if why and name not in self._warned:

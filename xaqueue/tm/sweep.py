@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from xaqueue.tm import driver
 from xaqueue.tm.gtrid import Gtrid, ListedBranch
+from xaqueue.tm.node_schema import identity_of
 from xaqueue.tm.node_tables import NodeTables, Standing
 from xaqueue.tm.participant import ConnectionSource
 from xaqueue.tm.voting import Reply
@@ -51,7 +52,9 @@ class Sweep:
             self._tombstones = [
                 one for one in tables.tombstones(own, buried_s) if identity in one.names() or not one.names()
             ]
-        self._life = self._found_life() if self._decisions or self._tombstones else None
+        self._life = identity  # a database has no other
+        if driver.offers(connection, "carriers") and (self._decisions or self._tombstones):
+            self._life = self._found_life()
 
     def words(self, listed: Iterable[ListedBranch]) -> Iterator[Swept]:
         """What those are told that other nodes of this database have left."""
@@ -88,7 +91,8 @@ class Sweep:
         nodes = {branch.gtrid.node for branch in listed}
         without = [one for one in self._tombstones if one.key not in nodes]
         if carried_out or without:
-            self._connection.harden()
+            if driver.offers(self._connection, "harden"):
+                self._connection.harden()
             if self._found_life() != self._life:
                 return  # what it had not hardened when it told its list may be undone
             with self._source.opened() as own:
@@ -97,8 +101,17 @@ class Sweep:
                 for one in without:
                     self._tables.bury(own, one, self._identity)
 
+    def committed(self, branch: ListedBranch) -> None:
+        """A database has carried it out, durably: its node, which may live and find it gone, reads that in the row."""
+        if not driver.offers(self._connection, "harden"):
+            with self._source.opened() as own:
+                for one in self._tables.decided(own, bytes(branch.gtrid)):
+                    self._tables.strike(own, one, self._identity)
+
     def _found_life(self) -> Any:
-        return self._connection.carriers().life if driver.offers(self._connection, "carriers") else None
+        if driver.offers(self._connection, "carriers"):
+            return self._connection.carriers().life
+        return identity_of(self._connection, self._source.name).answer
 
     def _is_over(self, one: Standing) -> bool:
         """It may be prepared yet though its list was without it, where the participant can tell."""

@@ -183,7 +183,7 @@ class Transaction(Ending):
         branch = enlist(coordinator.sources[name], self.gtrid)
         if coordinator.log.decides and branch.has_two_phases and name != coordinator.log.decides:
             try:
-                coordinator.log.meet(branch.connection, name)
+                coordinator.log.meet(branch)
             except BaseException:
                 branch.discard()
                 raise
