@@ -61,6 +61,12 @@ GtridArgument = Annotated[
         metavar="GTRID", help="The transaction, or the xid of one of its branches in any form.", show_default=False
     ),
 ]
+ReasonOption = Annotated[
+    str,
+    typer.Option(
+        "--reason", metavar="TEXT", help="Why; recorded with who and when, where that is done.", show_default=False
+    ),
+]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do it, and do not ask.")]
 app = typer.Typer(no_args_is_help=True, help="Look at a transaction manager, and do what it does when it starts.")
 
@@ -110,13 +116,41 @@ def recover(
 
 
 @app.command()
+def resolve(
+    tm: TmArgument,
+    gtrid: GtridArgument,
+    queues: QueuesArgument = None,
+    *,
+    commit: Annotated[bool, typer.Option("--commit/--rollback", help="How it ends.", show_default=False)],
+    end_node: Annotated[
+        bool, typer.Option("--end-node", help="Also where its node gives signs of life: end that first.")
+    ] = False,
+    reason: ReasonOption = "",
+    yes: YesOption = False,
+) -> None:
+    """End one transaction that is in doubt.
+
+    As the database, or the log, says, and anything else is refused. What the database does not know, as an older copy,
+    is decided by hand at the queues, which record it with --reason and tell it to whoever asks.
+
+    What is not decided can be rolled back. Its node is ended first, and all that it has not decided is rolled back,
+    which is refused where it gives signs of life, but with --end-node.
+    """
+    asks = not yes and output.may_ask()
+    if (place := tm_database.named(tm, queues or [])) is not None:
+        tm_database.resolve(place, gtrid, commit=commit, ends_node=end_node, reason=reason, asks=asks)
+    elif end_node or reason:
+        raise InvalidArgument("--end-node and --reason go with a DSN: of a log what it says is carried out")
+    else:
+        tm_log.carry_out(_log_of(tm, queues), gtrid, commit=commit, dry_run=False, asks=asks)
+
+
+@app.command()
 def forget(
     tm: TmArgument,
     gtrid: GtridArgument,
     queues: QueuesArgument = None,
-    reason: Annotated[
-        str, typer.Option(metavar="TEXT", help="Why; recorded beside a log, with who and when.", show_default=False)
-    ] = "",
+    reason: ReasonOption = "",
     yes: YesOption = False,
 ) -> None:
     """Forget what participants did by themselves in a transaction, once what they did is set right.

@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 import typer
 
-from xaqueue.cli import advise, output, parameters, tm_log
+from xaqueue.cli import advise, branches, output, parameters, tm_log
 from xaqueue.cli.exit_codes import ExitCode, agreed
 from xaqueue.cli.tm_log import RECOVER_S, ParticipantConfig, TmConfig, load_any, opener
 from xaqueue.errors import Error, InvalidArgument, OperationalError, ProtocolError, UnknownXid
@@ -26,8 +26,9 @@ from xaqueue.tm.decisions import wall_clock
 from xaqueue.tm.driver import Dialect, is_a
 from xaqueue.tm.gtrid import Gtrid
 from xaqueue.tm.node_schema import grants, statements
-from xaqueue.tm.node_tables import NodeRow, NodeTables, Standing
+from xaqueue.tm.node_tables import BranchState, NodeRow, NodeTables, Standing
 from xaqueue.tm.records import Heuristic
+from xaqueue.xa import Outcome
 
 if TYPE_CHECKING:
     from xaqueue.tm.node import DatabaseNode
@@ -43,7 +44,13 @@ ALIVE_S = 60.0
 """Who gave no sign for longer is ended by the others, where there are any."""
 SILENT_S = 600.0
 """Who gave no sign for so long, by the database's clock, is ended by who does not stay to watch."""
-BY_HAND = "what it leaves is decided by hand, at its queue: see `xaqueue indoubt list --space QUEUE`"
+BY_HAND = "what it leaves is for a person, who ends it: `xaqueue indoubt list --space QUEUE`, `xaqueue tm resolve`"
+
+_SAYS = {
+    Outcome.COMMITTED: "commit is decided",
+    Outcome.ROLLED_BACK: "rollback is decided",
+    None: "nothing is decided, so that it is rolled back",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,13 +194,8 @@ def recover(place: Place) -> None:
     from xaqueue.tm.recovery import RecoveryThread
 
     queues = place.queues
-    if not queues:
-        raise InvalidArgument(
-            "the queues are not known: name their paths or URLs behind the DSN, or a participants.toml"
-        )
-    with _opened(place.database) as (_, tables):
-        if tables.trouble:
-            raise OperationalError(f"{tables.trouble}; nothing was done")
+    with _to_finish(place):
+        pass
     sources = _sources(queues)
     names = list(sources)
     node = DatabaseNode({"db": ConnectionSource("db", Participant(partial(_connect, place.database))), **sources}, "db")
@@ -217,6 +219,81 @@ def recover(place: Place) -> None:
     typer.echo(f"{output.counted(len(left | {one.key for one in waiting}), 'transaction')} left")
     if left or waiting or not all(report.complete for report in reports.values()):
         raise typer.Exit(ExitCode.NOTHING)
+
+
+@contextmanager
+def _to_finish(place: Place) -> Iterator[tuple[Any, NodeTables]]:
+    """A connection, and the tables there, where queues are named and it is no copy."""
+    if not place.queues:
+        raise InvalidArgument(
+            "the queues are not known: name their paths or URLs behind the DSN, or a participants.toml"
+        )
+    with _opened(place.database) as (connection, tables):
+        if tables.trouble:
+            raise OperationalError(f"{tables.trouble}; nothing was done")
+        yield connection, tables
+
+
+def resolve(place: Place, text: str, *, commit: bool, ends_node: bool, reason: str, asks: bool) -> None:
+    """Ends what is in doubt of a transaction: as the database says, where that knows of it, and else by hand."""
+    with _to_finish(place) as (connection, tables):
+        gtrid = parameters.gtrid_of(text, [one.key.encode() for one in tables.decided(connection)], exact=not asks)
+        if not gtrid.database:
+            raise InvalidArgument(f"transaction {gtrid} is of a transaction manager with a log: name its directory")
+        state = BranchState(None, 0, False, False)
+        if gtrid.database == tables.database:
+            state = tables.state_of(connection, bytes(gtrid))
+        verb = "commit" if commit else "rollback"
+        is_by_hand = state.decision is None and not state.is_known(gtrid.epoch)
+        if not is_by_hand and (state.decision is Outcome.COMMITTED) != commit:
+            raise ProtocolError(
+                f"{verb} of transaction {gtrid} is refused, of which the database says: {_SAYS[state.decision]}. Each "
+                f"of its branches can be decided on by itself: `xaqueue indoubt {verb} XID --space QUEUE`"
+            )
+        if state.decision is None and state.is_node:
+            _end(connection, tables, gtrid, is_meant=ends_node, asks=asks)
+        elif asks and not is_by_hand:
+            agreed(f"{verb} what is left of transaction {gtrid}, and finish what ended nodes have left?")
+        is_new = state.decision is None and not is_by_hand
+        if is_new and tables.resolve(connection, bytes(gtrid)).outcome is Outcome.COMMITTED:
+            raise ProtocolError(f"transaction {gtrid} was decided meanwhile: commit")
+    if is_by_hand:
+        _by_hand(place, gtrid, commit, reason, asks=asks)
+    else:
+        recover(place)
+
+
+def _end(connection: Any, tables: NodeTables, gtrid: Gtrid, *, is_meant: bool, asks: bool) -> None:
+    """Its node can decide nothing more. is_meant: though that gives signs of life; else ProtocolError is raised."""
+    now_us = tables.clock_us(connection)
+    signed_us = next((one.signed_us for one in tables.all(connection) if one.node == gtrid.node), 0)
+    ago = f"node {gtrid.node} gave its last sign of life {_ago(signed_us, now_us)} ago"
+    if now_us - signed_us < ALIVE_S * 1e6 and not is_meant:
+        raise ProtocolError(
+            f"{ago}, and ends transaction {gtrid} by itself: stop its process first, or say --end-node, which rolls "
+            "back all that it has not decided; where it lives it goes on under a new name"
+        )
+    if asks:
+        agreed(f"{ago}: end it, and with it transaction {gtrid} and all else that it has not decided?")
+    if not tables.end(connection, gtrid.node):
+        raise OperationalError(f"node {gtrid.node} is deciding just now, or was ended: look again")
+    typer.echo(f"node {gtrid.node}: ended")
+
+
+def _by_hand(place: Place, gtrid: Gtrid, commit: bool, reason: str, *, asks: bool) -> None:
+    """Decides its branches at the queues, which remember it."""
+    found = 0
+    for queue in place.queues:
+        where = advise.location(ParticipantConfig(queue, "xaqueue", queue))
+        with branches.backend_of(where) as backend:
+            waiting = [one.xid for one in backend.in_doubt() if one.xid.gtrid == bytes(gtrid) and not one.decision]
+        if waiting and not found:
+            typer.echo(f"the database does not know transaction {gtrid}: it is another one, or a copy of it")
+        for xid in waiting:
+            branches.decide(where, str(xid), commit, reason, asks=asks)
+        found += len(waiting)
+    if not found:
+        raise UnknownXid(f"no branch of transaction {gtrid} is in doubt at {' and '.join(place.queues)}")
 
 
 def forget(place: Place, text: str, *, asks: bool) -> None:

@@ -78,6 +78,10 @@ class BranchState(NamedTuple):
     is_node: bool
     is_ended: bool
 
+    def is_known(self, sign: int) -> bool:
+        """Whether this database has seen the node's sign of this number, as an older one, or another, has not."""
+        return self.sign >= sign and (self.is_node or self.is_ended)
+
 
 class NodeRow(NamedTuple):
     """What an operator sees of a node. signed_us: its last sign, by the database's clock; 0 where that is gone.

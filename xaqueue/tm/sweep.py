@@ -78,7 +78,7 @@ class Sweep:
         state = self._tables.state_of(own, gtrid)
         if state.decision is Outcome.COMMITTED:
             return Swept(branch, state.decision)
-        if state.sign < branch.gtrid.epoch or not (state.is_node or state.is_ended):
+        if not state.is_known(branch.gtrid.epoch):
             return Swept(branch, None, "the database that decides does not know of it: it is another one, or a copy")
         if not state.is_ended:
             return Swept(branch, None)

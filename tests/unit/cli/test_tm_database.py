@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import xaqueue
 from support.doubtful import fails, listed, run
+from xaqueue.cli import exit_codes, output
 from xaqueue.cli.exit_codes import ExitCode
+from xaqueue.cli.main import app
 from xaqueue.tm.driver import Dialect
 from xaqueue.tm.node import DatabaseNode
 from xaqueue.tm.node_schema import statements
@@ -209,6 +212,87 @@ def test_tables_of_an_earlier_version_get_what_they_lack(shop: Shop) -> None:
     assert len(noted(shop)) == 1, "of a node that lives"
 
 
+def gtrid_of(shop: Shop) -> str:
+    (branch,) = listed("--space", shop.space)
+    found: str = branch["coordinator"]["gtrid"]
+    return found
+
+
+@pytest.mark.parametrize("step", ["prepared", "committed-last"])
+def test_one_transaction_is_ended_as_the_database_says(shop: Shop, step: str) -> None:
+    shop.die_at(step)
+    resolve = ("tm", "resolve", shop.dsn, gtrid_of(shop), shop.space)
+    commits = step == "committed-last"
+    right, wrong = ("--commit", "--rollback") if commits else ("--rollback", "--commit")
+    said = fails(*resolve, wrong, "--end-node", code=ExitCode.ERROR)
+    assert ("commit is decided" if commits else "nothing is decided") in said
+    if not commits:
+        assert "stop its process first, or say --end-node" in fails(*resolve, right, code=ExitCode.ERROR)
+        assert shop.in_doubt == 1
+    told = run(*resolve, right, *(["--end-node"] if not commits else []))
+    assert ("1 committed" if commits else "1 rolled back") in told
+    assert (f"node {shop.node}: ended" in told) != commits
+    assert (shop.messages, shop.in_doubt) == (commits, 0)
+    assert len(shop.execute("select 1 from orders")) == commits
+
+
+def test_who_is_silent_is_ended_without_more_words(shop: Shop) -> None:
+    shop.die_at("prepared")
+    shop.be_silent()
+    assert "0 transactions left" in run("tm", "resolve", shop.dsn, gtrid_of(shop), shop.space, "--rollback")
+    assert shop.in_doubt == 0
+
+
+def test_a_person_is_asked_before_a_node_is_ended(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    for room in (output, exit_codes):
+        monkeypatch.setattr(room, "may_ask", lambda: True)
+    shop.die_at("prepared")
+    words = ["tm", "resolve", shop.dsn, gtrid_of(shop)[:30], str(shop.space), "--rollback", "--end-node"]
+    assert "names no transaction" in CliRunner().invoke(app, words).output, "nobody has decided it, so it is not known"
+    words[3] = gtrid_of(shop)
+    refused = CliRunner().invoke(app, words, input="n\n")
+    assert f"node {shop.node} gave its last sign of life" in refused.output
+    assert "and all else that it has not decided? [y/N]" in refused.output
+    assert (refused.exit_code, shop.in_doubt) == (ExitCode.NOTHING, 1)
+    assert CliRunner().invoke(app, words, input="y\n").exit_code == 0
+    assert shop.in_doubt == 0
+
+
+@pytest.mark.parametrize("way", ["new id", "older copy"])
+@pytest.mark.parametrize("verb", ["commit", "rollback"])
+def test_what_the_database_does_not_know_is_decided_by_hand(shop: Shop, way: str, verb: str) -> None:
+    shop.die_at("prepared")
+    gtrid = gtrid_of(shop)
+    if way == "new id":
+        shop.be_silent()
+        run("tm", "new-id", shop.dsn, "--yes")
+    else:
+        shop.execute("update xaqueue_signs set n = 0")
+        said = fails("tm", "resolve", shop.dsn, gtrid, shop.space, f"--{verb}", "--reason", "x", code=ExitCode.ERROR)
+        assert "--end-node" in said
+        shop.be_silent()
+    resolve = ("tm", "resolve", shop.dsn, gtrid, shop.space, f"--{verb}")
+    assert "--reason TEXT" in fails(*resolve, code=ExitCode.USAGE)
+    told = run(*resolve, "--reason", "a test")
+    assert "does not know transaction" in told
+    assert "recorded as a decision by" in told
+    assert shop.messages == (verb == "commit")
+    assert listed("--space", shop.space)[0]["decision"]["reason"] == "a test"
+    assert "no branch of transaction" in fails(*resolve, "--reason", "a test", code=ExitCode.ERROR)
+
+
+def test_a_log_says_itself_how_its_transactions_end(shop: Shop, tmp_path: Path) -> None:
+    foreign = f"XAQ1{'a' * 16}{1:08x}{1:016x}"
+    shop.die_at("prepared")
+    said = fails("tm", "resolve", shop.dsn, foreign, shop.space, "--commit", code=ExitCode.USAGE)
+    assert "name its directory" in said
+    assert "the queues are not known" in fails("tm", "resolve", shop.dsn, foreign, "--commit", code=ExitCode.USAGE)
+    xaqueue.TransactionManager(tmp_path / "log", {"queue": str(shop.space)}).close()
+    log = ("tm", "resolve", tmp_path / "log", foreign, "--rollback")
+    assert "begun by another node" in fails(*log, code=ExitCode.ERROR)
+    assert "go with a DSN" in fails(*log, "--end-node", code=ExitCode.USAGE)
+
+
 def test_a_new_id_leaves_what_the_other_one_has(shop: Shop) -> None:
     shop.die_at("prepared")
     before = shop.status()["database"]
@@ -290,5 +374,7 @@ def test_a_driver_that_is_missing(scheme: str, package: str, monkeypatch: pytest
 
 
 def test_help() -> None:
-    assert {"claim", "forget", "new-id", "recover", "release", "sql", "status"} <= set(run("tm", "--help").split())
+    assert {"claim", "forget", "new-id", "recover", "release", "resolve", "sql", "status"} <= set(
+        run("tm", "--help").split()
+    )
     assert "DSN" in run("tm", "recover", "--help")
