@@ -18,7 +18,7 @@ from xaqueue.cli import output, parameters
 from xaqueue.cli.branches import backend_of
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.location import Location, remote
-from xaqueue.cli.tm_log import ParticipantConfig, TmConfig, load, postgres
+from xaqueue.cli.tm_log import ParticipantConfig, TmConfig, load, of_node, postgres
 from xaqueue.core.engine import operator_log
 from xaqueue.core.engine.operator_log import Forgotten
 from xaqueue.core.model.format import read_format
@@ -35,7 +35,7 @@ from xaqueue.tm.advice import Advice, Advised, LogStatus, ParticipantStatus, adv
 from xaqueue.tm.driver import is_a
 from xaqueue.tm.gtrid import FORMAT_ID, Gtrid
 from xaqueue.tm.log import JOURNAL
-from xaqueue.tm.log_directory import view_log
+from xaqueue.tm.log_directory import view_logs
 from xaqueue.tm.voting import ParticipantOutcome
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
@@ -105,7 +105,7 @@ def document(path: Path, text: str) -> dict[str, Any]:
 def _asked(config: TmConfig, text: str) -> tuple[str, _LogReport, list[ParticipantReport], Advice]:
     known, held = list[bytes](), dict[str, Held]()
     with suppress(DecisionLogError, OSError):  # said of the log below
-        known = [one.gtrid for one in view_log(config.log_dir).open]
+        known = [one.gtrid for log in view_logs(config.log_dir) for one in log.open]
     try:
         name = bytes(parameters.gtrid_of(text, known))
     except InvalidArgument:  # everybody is asked twice for the sake of what only they know
@@ -227,9 +227,9 @@ class _LogReport:
 def _read_log(config: TmConfig, gtrid: Gtrid) -> _LogReport:
     name = bytes(gtrid)
     try:
-        seen = view_log(config.log_dir)
+        seen = of_node(view_logs(config.log_dir), gtrid.node)
         if seen.table.decision_on(name) is not None:
-            _harden(config.log_dir)
+            _harden(seen.root)
     except (DecisionLogError, OSError) as error:
         return _LogReport(LogStatus.UNREAD, str(error))
     rows = [one for one in seen.open if one.gtrid == name]

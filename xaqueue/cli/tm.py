@@ -5,6 +5,7 @@ Looking changes nothing, and works while the transaction manager runs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +16,7 @@ from xaqueue.cli import advise, output, spaces, tm_database, tm_log
 from xaqueue.cli.branches import operator
 from xaqueue.cli.exit_codes import ExitCode, agreed
 from xaqueue.cli.location import JsonOption, remote
-from xaqueue.cli.tm_log import RECOVER_S, ParticipantConfig, TmConfig, load, opened
+from xaqueue.cli.tm_log import RECOVER_S, ParticipantConfig, TmConfig, load, opened, unused
 from xaqueue.core.engine.heuristics import check_text
 from xaqueue.errors import InvalidArgument, JournalDamaged
 from xaqueue.features.carry.carrier_note import statuses as carriers_in
@@ -24,7 +25,7 @@ from xaqueue.offline.redo_view import look_into
 from xaqueue.rpc.methods.service import RemoteOperator, status_of
 from xaqueue.tm import last_resource
 from xaqueue.tm.gtrid import Gtrid
-from xaqueue.tm.log_directory import PARTICIPANTS, LogView, view_log
+from xaqueue.tm.log_directory import PARTICIPANTS, LogView, view_logs
 from xaqueue.xid import Xid
 
 HEADINGS = ("participant", "kind", "in doubt", "oldest", "decisions kept", "with queue change", "note")
@@ -106,7 +107,7 @@ def recover(
     if (place := tm_database.named(tm, queues or [])) is not None:
         tm_database.recover(place)
         return
-    with opened(load(_log_of(tm, queues))) as manager:
+    with opened(unused(load(_log_of(tm, queues)))) as manager:
         report, left = manager.recover(RECOVER_S), manager.in_doubt()
     for name, scan in report.scans.items():
         typer.echo(f"{name}: {scan.error or 'recovered'}")
@@ -230,13 +231,15 @@ def status(
         tm_database.print_status(place.database, json)
         return
     config = load(Path(tm))
-    log = view_log(config.log_dir)
-    found = [_ask(log.node, participant) for participant in config.participants.values()]
-    found += _unknown(config, log)
+    logs = view_logs(config.log_dir)
+    nodes = [log.node for log in logs]
+    found = [_ask(nodes, participant) for participant in config.participants.values()]
+    found += _unknown(config, logs)
     if json:
-        output.as_json(_json(log, found))
+        slots = [{"log_dir": str(log.root), **_json(log)} for log in logs[1:]]
+        output.as_json({**_json(logs[0]), "slots": slots, "participants": [asdict(one) for one in found]})
     else:
-        _print(config, log, found)
+        _print(config, logs, found)
     if any(one.error for one in found):
         raise typer.Exit(ExitCode.NOTHING)
 
@@ -252,7 +255,7 @@ def release(
     What it had prepared, or a database has carried for it, and it has not done, is lost. The transaction manager must
     not run; its participants are recovered.
     """
-    config = load(tm)
+    config = unused(load(tm), whole=True)
     if not yes:
         agreed(f"give up what space {space} was to commit, and has not done?")
     with opened(config) as manager:
@@ -264,29 +267,33 @@ def release(
         typer.echo(gtrid.decode())
 
 
-def _unknown(config: TmConfig, log: LogView) -> list[_Waiting]:
-    """Participants that the log waits for, or decides in, and that the configuration does not name."""
+def _unknown(config: TmConfig, logs: Sequence[LogView]) -> list[_Waiting]:
+    """Participants that a log waits for, or decides in, and that the configuration does not name."""
     if not config.participants:
         return []
-    named = {name for one in log.open for name in one.outstanding} | log.table.lasts.keys()
+    named = {name for log in logs for one in log.open for name in one.outstanding}
+    named.update(*(log.table.lasts for log in logs))
     return [
         _Waiting(name, "unknown", error="not in participants.toml")
         for name in sorted(named - config.participants.keys())
     ]
 
 
-def _print(config: TmConfig, log: LogView, found: list[_Waiting]) -> None:
+def _print(config: TmConfig, logs: Sequence[LogView], found: list[_Waiting]) -> None:
     waits = "not running: start its application; branches in doubt wait until then"
-    output.pairs(
-        [
-            ("log", config.log_dir),
-            ("node", f"{log.node}, epoch {log.epoch}"),
-            ("state", "open in a process" if log.in_use else waits),
-            ("unfinished", _unfinished(config, log)),
-            ("heuristic", len(log.table.heuristics) or ""),
-        ]
-    )
-    typer.echo()
+    if any(log.in_use for log in logs):
+        waits = "free: what its process has left is finished by another one"
+    for log in logs:
+        output.pairs(
+            [
+                ("log", log.root),
+                ("node", f"{log.node}, epoch {log.epoch}"),
+                ("state", "open in a process" if log.in_use else waits),
+                ("unfinished", _unfinished(config, log)),
+                ("heuristic", len(log.table.heuristics) or ""),
+            ]
+        )
+        typer.echo()
     if not found:
         typer.echo(f"participants are not known: name them in {config.log_dir / PARTICIPANTS}, see xaqueue(5)")
         return
@@ -303,7 +310,7 @@ def _unfinished(config: TmConfig, log: LogView) -> str:
     return f"{counted}, the oldest {oldest}; see `xaqueue indoubt list --tm {config.log_dir}`{elsewhere}"
 
 
-def _json(log: LogView, found: list[_Waiting]) -> dict[str, object]:
+def _json(log: LogView) -> dict[str, object]:
     return {
         "node": log.node,
         "epoch": log.epoch,
@@ -312,7 +319,6 @@ def _json(log: LogView, found: list[_Waiting]) -> dict[str, object]:
         "since": min((one.decided_us for one in log.open), default=0),
         "heuristics": len(log.table.heuristics),
         "decides": sorted(log.table.lasts),
-        "participants": [asdict(one) for one in found],
     }
 
 
@@ -321,17 +327,17 @@ def _row(one: _Waiting) -> tuple[object, ...]:
     return one.name, one.kind, one.in_doubt, output.age(one.since), one.decisions, one.carried, note
 
 
-def _ask(node: str, participant: ParticipantConfig) -> _Waiting:
+def _ask(nodes: Sequence[str], participant: ParticipantConfig) -> _Waiting:
     found = _Waiting(participant.name, participant.kind)
     ask = {"xaqueue": _ask_space, "postgres": _ask_postgres, "sqlite": _ask_rows}[participant.kind]
     try:
-        ask(found, node, participant)
+        ask(found, nodes, participant)
     except Exception as error:
         found.error = f"cannot be asked: {advise.why_not(error)}"
     return found
 
 
-def _ask_space(found: _Waiting, node: str, participant: ParticipantConfig) -> None:
+def _ask_space(found: _Waiting, nodes: Sequence[str], participant: ParticipantConfig) -> None:
     """A directory is read, also where a server has it: one that hangs says nothing."""
     place = advise.location(participant)
     if place.url:
@@ -342,9 +348,9 @@ def _ask_space(found: _Waiting, node: str, participant: ParticipantConfig) -> No
         looked = look_into(advise.directory(place))
         branches, carriers = in_doubt_in(looked.fs, looked.again), carriers_in(looked.fs, owned=looked.owned)
         damage = looked.journal.damage
-    mine = [one for one in branches if one.decision is None and _is_of(one.xid, node)]
+    mine = [one for one in branches if one.decision is None and _is_of(one.xid, nodes)]
     _count(found, [one.since for one in mine])
-    notes = [spaces.carrier(one) for one in carriers if one.carrier.startswith(f"{node}.")]
+    notes = [spaces.carrier(one) for one in carriers if one.carrier.partition(".")[0] in nodes]
     damaged = sum(1 for one in mine if one.damage)
     if damaged:
         notes.append(f"{damaged} of them damaged: xaqueue indoubt list --space {place}")
@@ -353,21 +359,22 @@ def _ask_space(found: _Waiting, node: str, participant: ParticipantConfig) -> No
         raise JournalDamaged(damage)
 
 
-def _ask_postgres(found: _Waiting, node: str, participant: ParticipantConfig) -> None:
+def _ask_postgres(found: _Waiting, nodes: Sequence[str], participant: ParticipantConfig) -> None:
     with advise.read_only(participant) as connection:
-        _count(found, [since for xid, since in advise.prepared_in(connection) if _is_of(xid, node)])
-    _ask_rows(found, node, participant)
+        _count(found, [since for xid, since in advise.prepared_in(connection) if _is_of(xid, nodes)])
+    _ask_rows(found, nodes, participant)
     if found.in_doubt:
         found.note = "what is prepared keeps its locks, and holds back the vacuum"
 
 
-def _ask_rows(found: _Waiting, node: str, participant: ParticipantConfig) -> None:
+def _ask_rows(found: _Waiting, nodes: Sequence[str], participant: ParticipantConfig) -> None:
     with advise.read_only(participant) as connection:
         columns = advise.columns(participant, connection)
         found.decisions = found.carried = 0
         if columns:
             counts = f"count(*), count({'carried' if 'carried' in columns else 'NULL'})"
-            kept = f"FROM {last_resource.TABLE} WHERE gtrid LIKE 'XAQ1{node}_%'"
+            own = " OR ".join(f"gtrid LIKE 'XAQ1{node}_%'" for node in nodes)
+            kept = f"FROM {last_resource.TABLE} WHERE {own}"
             found.decisions, found.carried = connection.execute(f"SELECT {counts} {kept}").fetchone()
 
 
@@ -376,6 +383,6 @@ def _count(found: _Waiting, since: list[int]) -> None:
     found.in_doubt, found.since = len(since), min(filter(None, since), default=0)
 
 
-def _is_of(xid: Xid, node: str) -> bool:
+def _is_of(xid: Xid, nodes: Sequence[str]) -> bool:
     gtrid = Gtrid.parse(xid.gtrid)
-    return gtrid is not None and gtrid.node == node
+    return gtrid is not None and gtrid.node in nodes

@@ -8,7 +8,7 @@ participants.toml, in xaqueue(5).
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,6 +20,7 @@ from xaqueue.cli import output, parameters
 from xaqueue.cli.branches import gtrid_json
 from xaqueue.cli.exit_codes import agreed
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
+from xaqueue.core.storage.owner_file import is_owned
 from xaqueue.endpoint import is_url
 from xaqueue.errors import DecisionLogInUse, InvalidArgument, ProtocolError, UnknownXid
 from xaqueue.tm.advice import LogStatus
@@ -30,10 +31,11 @@ from xaqueue.tm.log_directory import (
     PARTICIPANTS,
     ForgottenHeuristic,
     LogView,
+    every_log,
     open_log,
     read_forgotten,
     record_forgotten,
-    view_log,
+    view_logs,
 )
 from xaqueue.tm.records import Heuristic, InDoubtTransaction
 
@@ -163,10 +165,10 @@ def postgres() -> Any:
 
 
 def print_forgotten(path: Path, json: bool) -> None:
-    config = load(path)
-    view_log(config.log_dir)
-    with closing(DirectoryFileSystem(config.log_dir)) as fs:
-        found = read_forgotten(fs)
+    found: list[ForgottenHeuristic] = []
+    for log in view_logs(load(path).log_dir):
+        with closing(DirectoryFileSystem(log.root)) as fs:
+            found += read_forgotten(fs)
 
     def row(f: ForgottenHeuristic) -> tuple[object, ...]:
         at = output.moment(f.forgotten_at)
@@ -177,9 +179,10 @@ def print_forgotten(path: Path, json: bool) -> None:
 
 
 def print_transactions(path: Path, json: bool) -> None:
-    log = view_log(load(path).log_dir)
-    none = f"no transaction of node {log.node} is in doubt"
-    output.records(log.open, json, _json, HEADINGS, _row, none=none, right=("age", "heuristics"))
+    logs = view_logs(load(path).log_dir)
+    none = f"no transaction of node {' and '.join(log.node for log in logs)} is in doubt"
+    found = sorted((one for log in logs for one in log.open), key=lambda one: one.decided_us)
+    output.records(found, json, _json, HEADINGS, _row, none=none, right=("age", "heuristics"))
 
 
 def print_transaction(path: Path, text: str, json: bool, prepared: Callable[[TmConfig, bytes], Prepared]) -> None:
@@ -222,12 +225,12 @@ def carry_out(path: Path, text: str, *, commit: bool, dry_run: bool, asks: bool)
         return
     if log.in_use:
         raise DecisionLogInUse(
-            f"{config.log_dir} is in use: its transaction manager does this by itself, and `xaqueue indoubt show "
+            f"{log.root} is in use: its transaction manager does this by itself, and `xaqueue indoubt show "
             f"{gtrid} --tm {path}` says who has not answered; or stop it first"
         )
     if asks:
         agreed(f"{verb} what is left of transaction {gtrid}, and recover every other one of node {log.node}?")
-    with opened(config) as manager:
+    with opened(config, log.root) as manager:
         report = manager.recover(RECOVER_S)
         left = [one for one in manager.in_doubt() if one.gtrid == bytes(gtrid)]
     noted = {heuristic.participant: heuristic for one in left for heuristic in one.heuristics}
@@ -254,15 +257,15 @@ def forget(path: Path, text: str, *, by: str, reason: str, asks: bool) -> None:
         )
     if log.in_use:
         raise DecisionLogInUse(
-            f"{config.log_dir} is in use: stop its transaction manager first, or call its forget({str(gtrid)!r})"
+            f"{log.root} is in use: stop its transaction manager first, or call its forget({str(gtrid)!r})"
         )
     outcomes = ", ".join(f"{h.participant} was {h.outcome.value}" for h in found.heuristics)
     if asks:
         agreed(f"forget of transaction {gtrid} that {outcomes}?")
     at_us = wall_clock()
     with (
-        closing(DirectoryFileSystem(config.log_dir)) as fs,
-        opened(config) if config.participants else closing(open_log(config.log_dir)) as owned,
+        closing(DirectoryFileSystem(log.root)) as fs,
+        opened(config, log.root) if config.participants else closing(open_log(log.root)) as owned,
     ):
         record_forgotten(fs, found.heuristics, by, at_us, reason)
         owned.forget(bytes(gtrid))
@@ -274,12 +277,21 @@ def forget(path: Path, text: str, *, by: str, reason: str, asks: bool) -> None:
 
 def _named(path: Path, text: str, *, exact: bool = False) -> tuple[TmConfig, LogView, Gtrid]:
     config = load(path)
-    log = view_log(config.log_dir)
-    return config, log, parameters.gtrid_of(text, [one.gtrid for one in log.open], exact=exact)
+    logs = view_logs(config.log_dir)
+    gtrid = parameters.gtrid_of(text, [one.gtrid for log in logs for one in log.open], exact=exact)
+    return config, of_node(logs, gtrid.node), gtrid
 
 
-def opened(config: TmConfig) -> AbstractContextManager[TransactionManager]:
-    """The transaction manager of a configuration. Raises InvalidArgument, DecisionLogInUse."""
+def of_node(logs: Sequence[LogView], node: str) -> LogView:
+    """That one's, or the first where none is."""
+    return next((log for log in logs if log.node == node), logs[0])
+
+
+def opened(config: TmConfig, slot: Path | None = None) -> AbstractContextManager[TransactionManager]:
+    """The transaction manager of a configuration, with the log in that slot, or in the first that is free.
+
+    Raises InvalidArgument, DecisionLogInUse.
+    """
     if not config.participants:
         raise InvalidArgument(
             f"the participants are not known: write them into {config.log_dir / PARTICIPANTS}, see xaqueue(5)"
@@ -289,7 +301,19 @@ def opened(config: TmConfig) -> AbstractContextManager[TransactionManager]:
 
     if config.decides is not None:
         return TransactionManager(openers, decides=config.decides)
-    return TransactionManager(config.log_dir, openers, last_resource=config.last_resource)
+    return TransactionManager(slot or config.log_dir, openers, last_resource=config.last_resource)
+
+
+def unused(config: TmConfig, *, whole: bool = False) -> TmConfig:
+    """The same, where a process may have a log there without making one, or all of them. Raises DecisionLogInUse."""
+    logs = every_log(config.log_dir)
+    used = list(filter(is_owned, logs))
+    if len(used) == len(logs) or (used and whole):
+        raise DecisionLogInUse(
+            f"{used[0]} is in use: "
+            + ("stop its transaction manager first" if whole else "its transaction manager does this by itself")
+        )
+    return config
 
 
 def _find(log: LogView, gtrid: Gtrid) -> InDoubtTransaction:
