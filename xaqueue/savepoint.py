@@ -15,6 +15,9 @@ from xaqueue.transaction import WORKING, Transaction
 class Savepoint:
     """Made by ``Connection.savepoint``. As a block it is released at its end, and rolled back on an exception."""
 
+    is_block = False
+    """While it is open nothing is committed."""
+
     def __init__(self, transaction: Transaction, within: Callable[[Callable[[], None]], None]) -> None:
         """Begins. within: makes a call alone. Raises as work does."""
         self._transaction, self._within = transaction, within
@@ -68,6 +71,7 @@ class Savepoint:
         self._transaction.work()  # which is its thread's
 
     def __enter__(self) -> Self:
+        self.is_block = True
         return self
 
     def __exit__(
@@ -83,6 +87,8 @@ class Savepoint:
 
 
 class _Synchronous(Protocol):
+    is_block: bool
+
     @property
     def is_over(self) -> bool: ...
     def rollback(self) -> None: ...
@@ -97,7 +103,7 @@ class AsyncSavepoint:
 
     def __init__(self, begin: Callable[[], _Synchronous], carry: Callable[[Callable[[], Any]], Awaitable[Any]]) -> None:
         """carry: makes a call, to be awaited."""
-        self._begin, self._carry = begin, carry
+        self._begin, self._carry, self._is_begun = begin, carry, False
 
     @property
     def is_over(self) -> bool:
@@ -110,10 +116,17 @@ class AsyncSavepoint:
         await self._carry(self._savepoint.release)
 
     def __await__(self) -> Generator[Any, Any, Self]:
-        return self.__aenter__().__await__()
+        return self._made().__await__()
+
+    async def _made(self) -> Self:
+        if not self._is_begun:
+            self._savepoint: _Synchronous = await self._carry(self._begin)
+            self._is_begun = True
+        return self
 
     async def __aenter__(self) -> Self:
-        self._savepoint: _Synchronous = await self._carry(self._begin)
+        await self._made()
+        self._savepoint.is_block = True
         return self
 
     async def __aexit__(

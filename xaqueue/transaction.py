@@ -23,7 +23,7 @@ from xaqueue.errors import (
     UnknownXid,
 )
 from xaqueue.message import reason_of
-from xaqueue.xa import Flag, Outcome, Vote
+from xaqueue.xa import Code, Flag, Outcome, Vote
 from xaqueue.xid import Xid
 
 if TYPE_CHECKING:  # brings the types of batches, which a plain connection never needs
@@ -82,6 +82,7 @@ BEGIN = "begin one with tpc_begin"
 """What to do where there is no transaction."""
 UNCOMMITTED = (Phase.LOCAL, Phase.LOCAL_ENDED, Phase.ACTIVE, Phase.ENDED)
 """Where the end of the session is the end of the work."""
+OPEN_BLOCK = "the block of a savepoint was not left, or its end was interrupted"
 _NO_XID = Xid.local(b"")
 
 
@@ -99,7 +100,7 @@ class Transaction:
         """Messages that it has added or taken."""
         self.thread: threading.Thread | None = None
         """Whose work it is."""
-        self.savepoints: list[object] = []
+        self.savepoints: list[Any] = []
         """Each within the one before it; those of an earlier transaction are over."""
 
     def check_open(self) -> None:
@@ -284,7 +285,17 @@ class Transaction:
         if self._leaving is None:
             self.manager.end(xid)
 
+    def _check_blocks(self) -> None:
+        """Raises RolledBack, and all is rolled back, where a savepoint's block is open: perhaps it was to be undone,
+        and that was interrupted."""
+        xid = self.xid
+        if xid is not None and any(one.is_block and one.xid is xid for one in self.savepoints):
+            self._roll_back()
+            raise RolledBack(f"transaction {xid} is rolled back: {OPEN_BLOCK}", Code.XA_RBOTHER)
+
     def prepare(self) -> bool:
+        if self.savepoints:
+            self._check_blocks()
         before, leaving = self.phase, self._leaving
         xid = self.xid if before is Phase.ACTIVE and self.xid is not None else self.check("tpc_prepare")
         try:
@@ -317,6 +328,8 @@ class Transaction:
 
     def carry(self, carrier: str, vote: Callable[[Xid, str], CarriedChange | None]) -> CarriedChange | None:
         """As ``tpc_carry``."""
+        if self.savepoints:
+            self._check_blocks()
         xid = self.check("tpc_carry")
         self._end(xid)
         if self._leaving is not None and self._leaving.is_in_branch:
@@ -332,6 +345,8 @@ class Transaction:
 
     def _commit_one_phase(self) -> None:
         assert self.xid is not None
+        if self.savepoints:
+            self._check_blocks()
         xid, leaving = self.xid, self._leaving
         try:
             if self.phase is Phase.LOCAL and leaving is not None:  # as ``_end``, without the call

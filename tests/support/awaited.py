@@ -90,6 +90,7 @@ class HeldSavepoint:
         self._thread.run(self._savepoint.release())
 
     def __enter__(self) -> Self:
+        self._thread.run(self._savepoint.__aenter__())
         return self
 
     def __exit__(

@@ -93,7 +93,7 @@ class _AwaitedTold:
         self._told = told
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *arguments: await_only(getattr(self._told, name)(*arguments))
+        return lambda *arguments, **options: await_only(getattr(self._told, name)(*arguments, **options))
 
 
 class _AsyncCursor(_Awaitable):

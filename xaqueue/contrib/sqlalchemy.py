@@ -18,6 +18,7 @@ An AsyncEngine takes part in async transactions: ``tx["db"]`` is an AsyncSession
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -36,11 +37,20 @@ _OF_DRIVER = async_engine.INTERRUPTIONS | {"info"}
 """What the transaction manager asks of a driver's own connection, where it has that."""
 _GUARDED = ("begin", "begin_twophase", "prepare_twophase", "commit", "commit_twophase")
 """Events of a lent Connection that are the transaction manager's alone."""
-_ENDING = (["COMMIT"], ["END"], ["ROLLBACK"])
+_ENDING = ("COMMIT", "END", "ROLLBACK", "ABORT")
 """First words of statements, likewise."""
 _MOMENTS = {"SAVEPOINT": "begin", "ROLLBACK": "rollback", "RELEASE": "release"}
 """First words of those of savepoints."""
-_OWN = "SA_SAVEPOINT_"
+_LOOK = re.compile(rf"\b(?:{'|'.join({*_ENDING, *_MOMENTS})})\b", re.IGNORECASE)
+_WORD = re.compile(r"""/\*.*?\*/|--[^\n]*|'(?:[^']|'')*'|("(?:[^"]|"")*"|`(?:[^`]|``)*`|\w+)|(;)""", re.DOTALL)
+"""Comments and strings; a word, or a quoted name; what ends a statement."""
+_ALONE = (
+    "what begins, undoes or releases a savepoint is a statement of its own: `SAVEPOINT name`, and nothing beside it"
+)
+_HALF = "a savepoint's statement was interrupted, so that not all participants may have it: all can only be rolled back"
+NAME_BYTES = 63
+"""PostgreSQL cuts longer ones."""
+_OWN = "sa_savepoint_"
 """Before the names that SQLAlchemy makes: what it has rolled back it never comes back to."""
 SHARED_CONNECTIONS = 2
 """PEP 249's ``threadsafety`` from which on a connection may be handed to another thread."""
@@ -113,6 +123,8 @@ class _EngineConnection:
         self._is_ended = False
         """Whether the user has ended the Session's work."""
         self._is_prepared = False
+        self._is_half = False
+        """Whether a savepoint's statement was told of, and has not come to its end."""
         self._is_closed = False
         self._told: Any = None
 
@@ -202,7 +214,7 @@ class _EngineConnection:
 
     def _begin(self, xid: Any) -> None:
         connection = self._connection
-        self._is_sent = self._is_ended = self._is_prepared = False
+        self._is_sent = self._is_ended = self._is_prepared = self._is_half = False
         with self._permitted():
             self._branch = self._begin_at_database(connection, xid)
         # A listener of the Engine's may have said BEGIN, as is usual with SQLite.
@@ -220,6 +232,8 @@ class _EngineConnection:
     def _checked_branch(self) -> RootTransaction:
         if self._branch is None or self._is_ended or not self._branch.is_active or self.closed:
             raise ProtocolError(_ENDED)
+        if self._is_half:
+            raise ProtocolError(_HALF)
         return self._branch
 
     def _flush(self) -> None:
@@ -239,13 +253,38 @@ class _EngineConnection:
 
     def _watch(self, _connection: Connection, _cursor: Any, statement: str, *_: object) -> None:
         """Refuses to end the transaction; what is said of a savepoint holds for the other participants, too."""
-        words = statement.upper().replace(";", " ").split(maxsplit=2)
-        if words[:1] in _ENDING and words[1:2] != ["TO"]:
-            self._refuse()
-        elif self._told is not None and len(words) > 1 and words[0] in _MOMENTS:
-            name = words[-1].split()[-1]
-            is_over = words[0] == "ROLLBACK" and name.startswith(_OWN)
-            getattr(self._told, "undo" if is_over else _MOMENTS[words[0]])(name)
+        if self._is_half and not self._is_permitted:
+            raise ProtocolError(_HALF)
+        if _LOOK.search(statement) is None:
+            return
+        statements = _words(statement)
+        for words in statements:
+            verb, *rest = words
+            if verb.upper() == "ROLLBACK" and rest and rest[0].upper() in ("WORK", "TRANSACTION"):
+                del rest[0]
+            if verb.upper() in _ENDING and [word.upper() for word in rest[:1]] != ["TO"]:
+                self._refuse()
+            elif self._told is not None and verb.upper() in _MOMENTS:
+                name = [word for word in rest if word.upper() not in ("TO", "SAVEPOINT")] or rest[-1:]
+                if len(statements) > 1 or len(name) != 1:
+                    raise ProtocolError(_ALONE)
+                self._tell_savepoint(_MOMENTS[verb.upper()], self._name(name[0]))
+
+    def _tell_savepoint(self, moment: str, name: str) -> None:
+        self._is_half = True
+        if moment == "begin":
+            self._told.begin(name, is_alone=self.dialect == "mysql")
+        else:
+            getattr(self._told, "undo" if moment == "rollback" and name.startswith(_OWN) else moment)(name)
+
+    def _note_done(self, *_: object) -> None:
+        self._is_half = False
+
+    def _name(self, word: str) -> str:
+        """As its database knows it."""
+        quote, is_of_postgres = word[0], self.dialect == "postgresql"
+        plain = word[1:-1].replace(2 * quote, quote) if quote in '"`' else word.lower()
+        return plain.encode()[:NAME_BYTES].decode(errors="replace") if is_of_postgres else plain.lower()
 
     def _refuse_commit(self, session: Session) -> None:
         if not session.in_nested_transaction():
@@ -275,6 +314,7 @@ class _EngineConnection:
             for moment in _GUARDED:
                 event.listen(self._borrowed, moment, self._refuse)
             event.listen(self._borrowed, "before_cursor_execute", self._watch)
+            event.listen(self._borrowed, "after_cursor_execute", self._note_done)
             if self.dialect == "sqlite" and self._run("PRAGMA synchronous")[0][0] < FULL_SYNC:
                 self._run("PRAGMA synchronous = FULL")
         return self._borrowed
@@ -333,6 +373,17 @@ class _EngineConnection:
             raise
         finally:
             self._is_permitted = False
+
+
+def _words(statement: str) -> list[list[str]]:
+    """Of each statement in it; none of comments and strings."""
+    found: list[list[str]] = [[]]
+    for word, end in _WORD.findall(statement):
+        if end:
+            found.append([])
+        elif word:
+            found[-1].append(word)
+    return [words for words in found if words]
 
 
 class _Savepoint:

@@ -34,6 +34,9 @@ class Transaction(Protocol):
 class TransactionSavepoint:
     """Made by ``Transaction.savepoint``. As a block it is released at its end, and rolled back on an exception."""
 
+    is_block = False
+    """While it is open nothing is committed."""
+
     def __init__(self, transaction: Transaction, of: str = "") -> None:
         """of: the participant that has told of one of its own. Raises what a participant raises."""
         transaction.check_active()
@@ -96,6 +99,7 @@ class TransactionSavepoint:
             raise
 
     def __enter__(self) -> Self:
+        self.is_block = True
         return self
 
     def __exit__(
@@ -115,10 +119,12 @@ class Told:
     def __init__(self, transaction: Transaction, name: str, run: Callable[[Callable[[], None]], Any]) -> None:
         """run: makes a call of the transaction, where its user is; what it returns is to be awaited in a task."""
         self._transaction, self._name, self._run = transaction, name, run
-        self._made: dict[str, TransactionSavepoint] = {}
+        self._made: list[tuple[str, TransactionSavepoint]] = []
+        """Those that are open, by their names, each within the one before it."""
 
-    def begin(self, savepoint: str) -> Any:
-        return self._run(lambda: self._begin(savepoint))
+    def begin(self, savepoint: str, *, is_block: bool = False, is_alone: bool = False) -> Any:
+        """is_alone: an earlier one of its name is not to be had any more."""
+        return self._run(lambda: self._begin(savepoint, is_block=is_block, is_alone=is_alone))
 
     def rollback(self, savepoint: str) -> Any:
         return self._run(lambda: self._open(savepoint, TransactionSavepoint.rollback))
@@ -130,12 +136,18 @@ class Told:
         """Rolls back to it, and it is over."""
         return self._run(lambda: self._open(savepoint, TransactionSavepoint.undo))
 
-    def _begin(self, savepoint: str) -> None:
-        self._made[savepoint] = TransactionSavepoint(self._transaction, self._name)
+    def _begin(self, savepoint: str, *, is_block: bool, is_alone: bool) -> None:
+        made = TransactionSavepoint(self._transaction, self._name)
+        made.is_block = is_block
+        self._made = [one for one in self._made if not (is_alone and one[0] == savepoint) and not one[1].is_over]
+        self._made.append((savepoint, made))
 
     def _open(self, savepoint: str, call: Callable[[TransactionSavepoint], None]) -> None:
-        made = self._made.get(savepoint)
-        if made is not None and not made.is_over:
+        """Of the last one of that name."""
+        made = next((one for name, one in reversed(self._made) if name == savepoint and not one.is_over), None)
+        if made is None:
+            self._transaction.expire(f"savepoint {savepoint} of participant {self._name!r} is none that all have")
+        else:
             call(made)
 
     def nests(self, connection: Any) -> None:
@@ -147,30 +159,42 @@ class Told:
     def _nested(
         self, own: Callable[..., Any], savepoint_name: str | None = None, force_rollback: bool = False
     ) -> Iterator[Any]:
-        name = f"transaction {next(_NUMBERS)}"
-        self.begin(name)
-        with own(savepoint_name, force_rollback) as block:
-            try:
-                yield block
-            except BaseException:  # psycopg.Rollback, too, which may go no further
-                self.undo(name)
-                raise
-            if force_rollback:
-                self.undo(name)
+        name, error = f"transaction {next(_NUMBERS)}", None
+        self.begin(name, is_block=True)
+        try:
+            with own(savepoint_name, force_rollback) as block:
+                try:
+                    yield block
+                except BaseException as caught:  # psycopg.Rollback, too, which may go no further
+                    error = caught
+                    self.rollback(name)
+                    raise
+                if force_rollback:
+                    self.rollback(name)
+        except BaseException as left:
+            if left is error:  # else it came in between: perhaps not all have done so
+                self.release(name)
+            raise
         self.release(name)
 
     @asynccontextmanager
     async def _nested_async(
         self, own: Callable[..., Any], savepoint_name: str | None = None, force_rollback: bool = False
     ) -> AsyncIterator[Any]:
-        name = f"transaction {next(_NUMBERS)}"
-        await self.begin(name)
-        async with own(savepoint_name, force_rollback) as block:
-            try:
-                yield block
-            except BaseException:
-                await self.undo(name)
-                raise
-            if force_rollback:
-                await self.undo(name)
+        name, error = f"transaction {next(_NUMBERS)}", None
+        await self.begin(name, is_block=True)
+        try:
+            async with own(savepoint_name, force_rollback) as block:
+                try:
+                    yield block
+                except BaseException as caught:
+                    error = caught
+                    await self.rollback(name)
+                    raise
+                if force_rollback:
+                    await self.rollback(name)
+        except BaseException as left:
+            if left is error:
+                await self.release(name)
+            raise
         await self.release(name)

@@ -33,6 +33,7 @@ from xaqueue.tm.ending import Ending, Phase
 from xaqueue.tm.gtrid import FORMAT_ID
 from xaqueue.tm.savepoints import Told, TransactionSavepoint
 from xaqueue.tm.voting import ParticipantOutcome, Replies, TransactionResult
+from xaqueue.transaction import OPEN_BLOCK
 from xaqueue.xa import Code, Outcome
 from xaqueue.xid import Xid
 
@@ -99,6 +100,8 @@ class Transaction(Ending):
             decides = self._coordinator.log.decides
             if decides and len(self._branches) > 1 and decides not in self._branches:
                 self._let_decide(decides)
+            if self.savepoints and any(one.is_block for one in self.savepoints):
+                self.expire(OPEN_BLOCK)
             names, last = self._end(ender)
             said: Sequence[Replies] = ()
             if self._is_expired() or self._coordinator.log.failure is not None:
