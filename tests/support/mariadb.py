@@ -31,19 +31,20 @@ _libc = ctypes.CDLL(None)
 _databases = count(1)
 
 
-@contextmanager
-def started() -> Iterator[str]:
-    """The path of the socket of a server, on which root needs no password, for the time of the block."""
-    server, install = shutil.which("mariadbd", path="/usr/sbin:/usr/bin"), shutil.which("mariadb-install-db")
-    if server is None or install is None:
-        pytest.skip(MISSING)
-    user = pwd.getpwuid(os.geteuid()).pw_name if os.geteuid() else "mysql"
-    with tempfile.TemporaryDirectory(prefix="xaqueue-test-") as name:
-        home, socket = Path(name), Path(name) / "socket"
+class MariadbServer:
+    """One in a directory of its own, in which root needs no password; skips where there is none to start."""
+
+    def __init__(self, home: Path) -> None:
+        server, install = shutil.which("mariadbd", path="/usr/sbin:/usr/bin"), shutil.which("mariadb-install-db")
+        if server is None or install is None:
+            pytest.skip(MISSING)
+        user = pwd.getpwuid(os.geteuid()).pw_name if os.geteuid() else "mysql"
         if user == "mysql":
             shutil.chown(home, user)
+        self.socket, self._log = home / "socket", home / "log"
         # A tmpdir of its own: at its start a server deletes all temporary tables it finds there, another server's too.
         common = [f"--datadir={home / 'data'}", f"--tmpdir={home}", f"--user={user}"]
+        self._command = [server, "--no-defaults", *common, f"--socket={self.socket}", f"--pid-file={home / 'pid'}"]
         installed = subprocess.run(
             [install, "--no-defaults", *common, "--auth-root-authentication-method=normal", "--skip-test-db"],
             stdout=subprocess.PIPE,
@@ -51,25 +52,38 @@ def started() -> Iterator[str]:
             text=True,
         )
         assert installed.returncode == 0, installed.stdout
-        log = home / "log"
-        with log.open("wb") as said:
-            process = subprocess.Popen(
-                [server, "--no-defaults", *common, f"--socket={socket}", f"--pid-file={home / 'pid'}", *SETTINGS],
+        self.start()
+
+    def start(self) -> None:
+        """Also behind ``kill``."""
+        with self._log.open("wb") as said:
+            self._process = subprocess.Popen(
+                [*self._command, *SETTINGS],
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=said,
                 preexec_fn=_end_with_its_starter,
             )
+        until = time.monotonic() + START_S
+        while "ready for connections" not in self._log.read_text("utf-8", "replace"):
+            assert self._process.poll() is None, self._log.read_text("utf-8", "replace")
+            assert time.monotonic() < until
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+
+
+@contextmanager
+def started() -> Iterator[str]:
+    """The path of the socket of a server, for the time of the block."""
+    with tempfile.TemporaryDirectory(prefix="xaqueue-test-") as name:
+        server = MariadbServer(Path(name))
         try:
-            until = time.monotonic() + START_S
-            while "ready for connections" not in log.read_text("utf-8", "replace"):
-                assert process.poll() is None, log.read_text("utf-8", "replace")
-                assert time.monotonic() < until
-                time.sleep(0.02)
-            yield str(socket)
+            yield str(server.socket)
         finally:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
+            server.kill()
 
 
 def _end_with_its_starter() -> None:
