@@ -18,9 +18,11 @@ import pytest
 import xaqueue
 from support.patience import eventually
 from xaqueue.cli.location import Location, reached
+from xaqueue.connection import Connection
 from xaqueue.core.engine import heuristics
-from xaqueue.errors import HeuristicMixed, InvalidArgument, RolledBack, UnknownXid
+from xaqueue.errors import HeuristicMixed, InvalidArgument, OutcomeUnknown, RolledBack, UnknownXid
 from xaqueue.features.session import Session
+from xaqueue.tm.branch import EnlistedBranch
 from xaqueue.tm.manager import TransactionManager
 from xaqueue.tm.node import DatabaseNode, Timing
 from xaqueue.tm.node_tables import NodeEnded
@@ -271,6 +273,39 @@ def test_what_the_database_does_not_take_at_once_is_kept_there_later(dsn: str, m
     eventually(lambda: not node._unwritten)
     with psycopg.connect(dsn) as own:
         assert node.tables.heuristics(own) == [one]
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_who_slept_through_its_commit_is_told_what_became_of_it(
+    dsn: str, space: Path, make: Make, monkeypatch: pytest.MonkeyPatch, is_known: bool
+) -> None:
+    """It was taken for dead, and others have carried out its decision, and removed it. is_known: what became of the
+    branch is, at the queue."""
+
+    def commit_unanswered(self: EnlistedBranch) -> None:
+        self.connection.tpc_commit()
+        self.connection.close()
+        kill(manager)
+        make()
+        eventually(lambda: left(dsn)["ended"] == 1 and not left(dsn)["decisions"])
+        if not is_known:
+            monkeypatch.setattr(Connection, "outcome", lambda *_: Outcome.UNKNOWN)
+        raise psycopg.OperationalError("its answer was lost")
+
+    manager = make()
+    add(manager, 1)
+    with monkeypatch.context() as patch, manager.transaction() as tx:
+        tx["queue"].enqueue("q", b"2")
+        tx["db"].execute("insert into orders values (2)")
+        patch.setattr(EnlistedBranch, "_commit_at_once", commit_unanswered)
+        if is_known:
+            tx.commit()
+            assert tx.outcome is Outcome.COMMITTED
+        else:
+            with pytest.raises(OutcomeUnknown):
+                tx.commit()
+    assert rows(dsn) == messages(space) == [1, 2]
+    assert left(dsn)["decisions"] == 0
 
 
 def test_a_decision_on_its_way_keeps_the_node_alive(dsn: str, make: Make) -> None:

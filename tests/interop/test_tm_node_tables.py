@@ -16,7 +16,7 @@ from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.tm import driver, guard
 from xaqueue.tm.driver import run
 from xaqueue.tm.gtrid import Gtrid
-from xaqueue.tm.last_resource import DecisionRow
+from xaqueue.tm.last_resource import DecisionRow, RowGone
 from xaqueue.tm.node_schema import statements
 from xaqueue.tm.node_tables import IDLE_S, BranchState, NodeEnded, NodeTables
 from xaqueue.tm.records import Heuristic
@@ -250,6 +250,23 @@ def test_forced_it_is_rolled_back_for_good(scene: Scene) -> None:
         scene.decide(late, 1, queue=SPACE)
     late.rollback()
     assert scene.state(1) == (ROLLED_BACK, 1, True, False)
+
+
+def test_a_node_that_was_ended_learns_nothing_from_a_row_that_is_not_there(scene: Scene) -> None:
+    """It may have said commit, and be struck by now."""
+    assert scene.tables.resolve_own(scene.own, scene.gtrid(1)).outcome is ROLLED_BACK
+    scene.decided(2, queue=SPACE)
+    scene.decided(3, queue=SPACE)
+    assert scene.tables.end(scene.own, NODE)
+    for row in scene.tables.of_ended(scene.own, SPACE):
+        if row.key == scene.gtrid(3).decode():
+            scene.tables.strike(scene.own, row, SPACE)
+    for _ in range(2):
+        assert scene.tables.resolve_own(scene.own, scene.gtrid(1)).outcome is ROLLED_BACK
+        assert scene.tables.resolve_own(scene.own, scene.gtrid(2)).outcome is COMMITTED
+        with pytest.raises(RowGone):
+            scene.tables.resolve_own(scene.own, scene.gtrid(3))
+    assert scene.tables.resolve(scene.own, scene.gtrid(4)).outcome is ROLLED_BACK
 
 
 def test_who_forces_waits_for_a_commit_and_not_for_ever(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from xaqueue.tm import awaiting, driver, guard
 from xaqueue.tm.driver import Abilities, Dialect
 from xaqueue.tm.gtrid import FORMAT_ID
 from xaqueue.tm.guard import Guard, MovedElsewhere, TransactionEnded
-from xaqueue.tm.last_resource import DecisionRow, DecisionRows, insert_carried
+from xaqueue.tm.last_resource import DecisionRow, DecisionRows, RowGone, insert_carried
 from xaqueue.tm.participant import ConnectionSource
 from xaqueue.tm.voting import Reply
 from xaqueue.xa import Outcome
@@ -243,7 +243,7 @@ class EnlistedBranch:
         self, row: DecisionRow, rows: DecisionRows, check: Callable[[], None], life: Life | None = None
     ) -> Reply:
         """Commits it together with the row that decides for those that prepared. LOST: nobody knows, not even the
-        database just now.
+        database just now; UNKNOWN: it does not know any more.
 
         rows: where it is to stand.
         check: raises where the log is not ours any more. Asked with the row in place, which keeps out a successor's.
@@ -278,7 +278,10 @@ class EnlistedBranch:
         while True:
             try:
                 with self.source.opened() as connection:
-                    outcome = rows.resolve(connection, self.gtrid).outcome
+                    outcome = rows.resolve_own(connection, self.gtrid).outcome
+            except RowGone as error:
+                self._failed(error)
+                return Reply.UNKNOWN
             except Exception as error:
                 self._failed(error)
                 if time.monotonic() + pause_s > until:

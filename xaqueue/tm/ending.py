@@ -282,6 +282,8 @@ class Ending:
         reply = last.commit_last(row, coordinator.log.rows, coordinator.log.check, change and change.life)
         if is_watched:
             coordinator.step(TraceStep.COMMITTED_LAST, gtrid, name)
+        if reply is Reply.UNKNOWN:
+            reply = self._ask_those_told(prepared)
         if reply is Reply.DONE:
             for other in prepared:
                 branch = self._branches[other]
@@ -299,6 +301,13 @@ class Ending:
             coordinator.take_row(row._replace(outcome=Outcome.ROLLED_BACK), name)
         self._deciding = None
         return reply
+
+    def _ask_those_told(self, prepared: Sequence[str]) -> Reply:
+        """Others have done what the decision said, and removed it; or it never was, and they will roll back."""
+        answers = {self._branches[name].ask() for name in prepared}
+        if Reply.COMMITTED in answers:
+            return Reply.DONE
+        return Reply.REFUSED if Reply.ROLLED_BACK in answers else Reply.LOST
 
     def _row_of(self, prepared: Sequence[str], change: CarriedChange | None) -> DecisionRow:
         """Which decides for these. change: of the only one, that it carries."""

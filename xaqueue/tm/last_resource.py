@@ -55,6 +55,10 @@ LOCK_S = 10
 """So long the row of a space's life is waited for, while others commit what they carry; then it is tried again."""
 
 
+class RowGone(OperationalError):
+    """Others have taken this process for dead: where no row is there any more, they may have done what it said."""
+
+
 class LifeOver(OperationalError):
     """The space was opened anew, so that what is carried for its last life is refused."""
 
@@ -220,6 +224,10 @@ class DecisionRows:
     def resolve(self, connection: Any, gtrid: bytes) -> DecisionRow:
         """See ``resolve_row``."""
         return resolve_row(connection, gtrid)
+
+    def resolve_own(self, connection: Any, gtrid: bytes) -> DecisionRow:
+        """Of this transaction manager. Raises RowGone, too."""
+        return self.resolve(connection, gtrid)
 
     def read(self, connection: Any, node: str, epoch: int) -> list[DecisionRow]:
         """See ``read_rows``."""

@@ -24,7 +24,7 @@ from xaqueue.errors import InvalidArgument, OperationalError, RolledBack
 from xaqueue.tm import driver, last_resource
 from xaqueue.tm.driver import Adapter, Dialect, run
 from xaqueue.tm.guard import IS_MARKED, is_marked
-from xaqueue.tm.last_resource import NAMES_LENGTH, DecisionRow, DecisionRows, names_of
+from xaqueue.tm.last_resource import NAMES_LENGTH, DecisionRow, DecisionRows, RowGone, names_of
 from xaqueue.tm.node_schema import (
     LOCK_S,
     NOW_US,
@@ -391,18 +391,26 @@ class NodeTables(DecisionRows):
             raise NodeEnded(node)
         return bool(added)
 
-    def resolve(self, connection: Any, gtrid: bytes) -> DecisionRow:
+    def resolve_own(self, connection: Any, gtrid: bytes) -> DecisionRow:
+        """As ``resolve``, as long as its node may decide: of one that is ended what says commit goes, once all have."""
+        return self.resolve(connection, gtrid, is_own=True)
+
+    def resolve(self, connection: Any, gtrid: bytes, *, is_own: bool = False) -> DecisionRow:
         """What stands there from now on: a row that says rollback, where there was none. Raises what the driver
         raises, also where somebody is about to write the row: try again then."""
         key = last_resource.checked(gtrid)
+        row = f"'{key}', 'rollback', ''"
+        lock = {Dialect.POSTGRESQL: " FOR KEY SHARE", Dialect.MYSQL: " LOCK IN SHARE MODE"}.get(self.dialect, "")
+        node = key[_NODE_AT - 1 : _NODE_AT - 1 + _NODE_LENGTH]
+        living = f"SELECT {row} FROM {self.schema}xaqueue_nodes WHERE node = '{node}'{lock}"
         try:
             with durable(connection, self.dialect):
                 if self.dialect is Dialect.MYSQL:
                     run(connection, f"SET SESSION innodb_lock_wait_timeout = {LOCK_S}")
-                run(
+                added = run(
                     connection,
                     f"INSERT INTO {self.schema}xaqueue_decisions (gtrid, decision, participants) "
-                    f"VALUES ('{key}', 'rollback', '')",
+                    + (living if is_own else f"VALUES ({row})"),
                 )
         except Exception as error:
             if not driver.is_a(error, "IntegrityError"):
@@ -410,6 +418,11 @@ class NodeTables(DecisionRows):
             found = self._select(connection, f"gtrid = '{key}'", locked=True)
             if not found:
                 raise OperationalError(f"the row of {key} went while it was read: look again") from error
+            return found[0]
+        if is_own and not added:
+            found = self._select(connection, f"gtrid = '{key}'", locked=True)
+            if not found:
+                raise RowGone(f"the node of {key} was ended, and nothing stands there of it: others see to it, or did")
             return found[0]
         return DecisionRow(gtrid, Outcome.ROLLED_BACK)
 

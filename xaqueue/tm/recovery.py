@@ -426,7 +426,7 @@ class RecoveryThread:
             decisions.rows.delete(self._connection, needless)
             self._has_read = True
         for gtrid in coordinator.undecided(self._name):
-            row = decisions.rows.resolve(self._connection, gtrid)
+            row = decisions.rows.resolve_own(self._connection, gtrid)
             coordinator.take_row(row, self._name)
             (report.committed if row.outcome is Outcome.COMMITTED else report.rolled_back).append(gtrid)
             coordinator.wake(row.participants or coordinator.sources)
