@@ -128,7 +128,7 @@ OWNED = {
     "fcntl": ("xaqueue.core.storage", "xaqueue.tools"),
     "matplotlib": ("xaqueue.tools.demo",),
     "psycopg": ("xaqueue.cli.tm_log",),
-    "pymysql": ("xaqueue.cli.tm_database",),
+    "pymysql": ("xaqueue.cli.tm_log",),
 }
 """Packages that only these rooms may import."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 import xaqueue
+from support.mariadb import database
 from support.node_child import FAST
 from xaqueue import TransactionManager
 from xaqueue.cli.main import app
@@ -103,6 +104,93 @@ def test_a_cron_job_finishes_what_the_dead_have_left(place: tuple[Path, str, Con
         cursor.execute("select count(*) from orders")
         assert cursor.fetchall()[0][0] == rows
     assert "ended" in said("tm", "status", config)
+
+
+@pytest.fixture
+def in_mariadb(mariadb_socket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, Connect]]:
+    """A configuration, and how its database is opened."""
+    import pymysql
+
+    monkeypatch.setattr("xaqueue.tm.node.Timing", lambda: FAST)
+    xaqueue.connect(tmp_path / "space", create=True).close()
+    (tmp_path / "space" / "queues.toml").write_text("[queues.q]\n")
+    with database(mariadb_socket) as name:
+        dsn = f"mariadb://root@localhost/{name}?unix_socket={mariadb_socket}&connect_timeout=5"
+        (tmp_path / "service.toml").write_text(
+            f'decides = "db"\n[participants.db]\nkind = "mysql"\ndsn = "{dsn}"\n'
+            '[participants.queue]\nkind = "xaqueue"\nspace = "space"\n'
+        )
+        connect = partial(pymysql.connect, unix_socket=mariadb_socket, user="root", database=name)
+        with closing(connect()) as own:
+            own.cursor().execute("create table orders (n int)")
+        yield tmp_path / "service.toml", connect
+
+
+def test_mysql_is_named_in_a_configuration(in_mariadb: tuple[Path, Connect]) -> None:
+    config, connect = in_mariadb
+    name = leave(config, connect, "committed-last")
+    (node,) = json.loads(said("tm", "status", config, "--json"))["nodes"]
+    assert (node["node"], node["is_silent"]) == (name, True)
+    assert f"node {name}: ended" in said("tm", "recover", config)
+    with xaqueue.connect(config.parent / "space") as connection:
+        assert len(list(connection.browse("q"))) == 1
+
+
+def test_who_stands_still_behind_a_decision_is_named_with_its_kill(
+    in_mariadb: tuple[Path, Connect], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, connect = in_mariadb
+    name = leave(config, connect, "commit-last")
+    monkeypatch.setattr("xaqueue.cli.tm_database.STILL_S", 0)
+    with closing(connect()) as still, closing(connect()) as reading:
+        cursor = still.cursor()
+        cursor.execute(
+            "insert into xaqueue_decisions (gtrid, decision, participants) "
+            f"select 'x', 'commit', '' from xaqueue_nodes where node = '{name}' lock in share mode"
+        )
+        reading.cursor().execute("select * from orders")
+        cursor.execute("select connection_id()")
+        ((session,),) = cursor.fetchall()
+        assert f"node {name}: ended" not in said("tm", "recover", config)
+        found = json.loads(said("tm", "status", config, "--json"))
+        assert [(one["session"], one["end"]) for one in found["sessions"]] == [(session, f"KILL {session}")]
+        assert f"`KILL {session}` ends it" in found["notes"][0]
+        assert f"`KILL {session}` ends it" in said("tm", "status", config)
+        with closing(connect()) as own:
+            own.cursor().execute(found["sessions"][0]["end"])
+        assert f"node {name}: ended" in said("tm", "recover", config)
+    assert json.loads(said("tm", "status", config, "--json"))["notes"] == []
+
+
+def test_who_may_not_look_at_sessions_is_told(in_mariadb: tuple[Path, Connect]) -> None:
+    config, connect = in_mariadb
+    leave(config, connect, "commit-last")
+    with closing(connect()) as own:
+        cursor = own.cursor()
+        cursor.execute("select database()")
+        ((name,),) = cursor.fetchall()
+        cursor.execute(f"create user {name}@localhost")
+        cursor.execute(f"grant all on {name}.* to {name}@localhost")
+    config.write_text(config.read_text().replace("root@", f"{name}@"))
+    found = json.loads(said("tm", "status", config, "--json"))
+    assert found["sessions"] is None
+    assert "the right PROCESS" in found["notes"][0]
+
+
+def test_mysql_beside_a_log(in_mariadb: tuple[Path, Connect], tmp_path: Path) -> None:
+    config, connect = in_mariadb
+    parties: dict[str, Any] = {"db": connect, "queue": str(tmp_path / "space")}
+    with TransactionManager(tmp_path / "log", parties) as manager, manager.transaction() as tx:
+        tx["queue"].enqueue("q", b"1")
+        tx["db"].cursor().execute("insert into orders values (1)")
+    (tmp_path / "log" / "participants.toml").write_text(
+        config.read_text().replace('decides = "db"\n', "").replace('"space"', '"../space"')
+    )
+    found = json.loads(said("tm", "status", tmp_path / "log", "--json"))
+    assert {one["name"]: one["error"] for one in found["participants"]} == {"db": "", "queue": ""}
+    assert "db: recovered" in said("tm", "recover", tmp_path / "log")
+    gtrid = f"XAQ1{found['node']}{1:08x}{1:016x}"
+    assert "no row in xaqueue_decisions" in said("indoubt", "advise", gtrid, "--tm", tmp_path / "log")
 
 
 def test_there_is_no_log_to_look_at(place: tuple[Path, str, Connect]) -> None:

@@ -188,7 +188,7 @@ def test_what_names_no_transaction_is_refused(decided: Left) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("[participants.queue]\nkind = 'mysql'", "needs kind = one of xaqueue, postgres, sqlite"),
+        ("[participants.queue]\nkind = 'oracle'", "needs kind = one of xaqueue, postgres, mysql, sqlite"),
         ("[participants.queue]\nkind = 'xaqueue'", "takes space = TEXT and nothing else"),
         ("[participants.queue]\nkind = 'xaqueue'\nspace = ''", "takes space = TEXT"),
         ("[participants.queue]\nkind = 'postgres'\ndsn = 'x'\nport = 1", "takes dsn = TEXT and nothing else"),

@@ -18,7 +18,7 @@ from xaqueue.cli import output, parameters
 from xaqueue.cli.branches import backend_of
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.location import Location, remote
-from xaqueue.cli.tm_log import ParticipantConfig, TmConfig, load, of_node, postgres
+from xaqueue.cli.tm_log import PREPARES_NOTHING, ParticipantConfig, TmConfig, load, of_node, opener, postgres
 from xaqueue.core.engine import operator_log
 from xaqueue.core.engine.operator_log import Forgotten
 from xaqueue.core.model.format import read_format
@@ -30,7 +30,7 @@ from xaqueue.offline.inspect_branches import InDoubt, in_doubt_in
 from xaqueue.offline.redo_view import look_into
 from xaqueue.rpc.client.reach import served_at
 from xaqueue.rpc.methods.service import RemoteOperator
-from xaqueue.tm import last_resource
+from xaqueue.tm import driver, last_resource
 from xaqueue.tm.advice import Advice, Advised, LogStatus, ParticipantStatus, advise
 from xaqueue.tm.driver import is_a
 from xaqueue.tm.gtrid import FORMAT_ID, Gtrid
@@ -151,8 +151,8 @@ def _held_by(participant: ParticipantConfig) -> list[tuple[Xid, InDoubt | None]]
     if participant.kind == "xaqueue":
         with backend_of(location(participant)) as backend:
             return [(branch.xid, branch) for branch in backend.in_doubt()]
-    if participant.kind == "sqlite":
-        return []  # it prepares nothing
+    if participant.kind in PREPARES_NOTHING:
+        return []
     with read_only(participant) as connection:
         return [(xid, None) for xid, _ in prepared_in(connection)]
 
@@ -276,7 +276,7 @@ def _by_hand(config: TmConfig, gtrid: str, report: ParticipantReport, answer: Ad
         return f"{answer.value} of {xid}"
     if report.status not in (ParticipantStatus.IN_DOUBT, ParticipantStatus.UNREACHABLE):
         return f"nothing, it is {report.status.value}"
-    if participant is None or participant.kind == "sqlite":
+    if participant is None or participant.kind in PREPARES_NOTHING:
         return "cannot be asked: ask again when it can"
     if xid is None:
         own = Xid(FORMAT_ID, gtrid.encode(), report.participant.encode())
@@ -410,7 +410,7 @@ def _of_held(name: str, xid: Xid, branch: InDoubt | None, note: str = "") -> Par
 def _ask_database(participant: ParticipantConfig, gtrid: Gtrid, config: TmConfig) -> Iterator[ParticipantReport]:
     with read_only(participant) as connection:
         row = _of_row(participant, connection, gtrid)
-        if row.status is not ParticipantStatus.ABSENT or participant.kind == "sqlite":  # which prepares nothing
+        if row.status is not ParticipantStatus.ABSENT or participant.kind in PREPARES_NOTHING:
             yield row
             return
         held = {xid: None for xid, _ in prepared_in(connection)}
@@ -440,6 +440,8 @@ def read_only(participant: ParticipantConfig) -> closing[Any]:
         path = Path(participant.address)
         alone = "&immutable=1" if _is_at_rest(path) else ""
         return closing(sqlite3.connect(f"{path.as_uri()}?mode=ro{alone}", uri=True, timeout=ANSWER_S))
+    if participant.kind == "mysql":
+        return closing(opener(participant)())
     timeout = {} if "connect_timeout" in participant.address else {"connect_timeout": CONNECT_S}
     with ExitStack() as failed:
         connection = failed.enter_context(closing(postgres().connect(participant.address, autocommit=True, **timeout)))
@@ -463,20 +465,22 @@ def _is_at_rest(path: Path) -> bool:
 
 def columns(participant: ParticipantConfig, connection: Any) -> set[str]:
     """Of the table where decisions may stand; none without it."""
-    if participant.kind == "sqlite":
-        listed = f"SELECT name FROM pragma_table_info('{last_resource.TABLE}')"
-    else:
-        listed = f"SELECT attname FROM pg_attribute WHERE attrelid = to_regclass('{last_resource.TABLE}')"
-    return {name for (name,) in connection.execute(listed)}
+    listed = {
+        "sqlite": f"SELECT name FROM pragma_table_info('{last_resource.TABLE}')",
+        "postgres": f"SELECT attname FROM pg_attribute WHERE attrelid = to_regclass('{last_resource.TABLE}')",
+        "mysql": "SELECT column_name FROM information_schema.columns WHERE table_schema = DATABASE() "
+        f"AND table_name = '{last_resource.TABLE}'",
+    }[participant.kind]
+    return {name for (name,) in driver.run(connection, listed)}
 
 
 def _of_row(participant: ParticipantConfig, connection: Any, gtrid: Gtrid) -> ParticipantReport:
     """The row of a database that may have decided. Without one it may yet come, or be over and gone."""
     name, statement = participant.name, f"SELECT decision FROM {last_resource.TABLE} WHERE gtrid = '{gtrid}'"
-    row = connection.execute(statement).fetchone() if columns(participant, connection) else None
-    if row is None:
+    rows = driver.run(connection, statement) if columns(participant, connection) else []
+    if not rows:
         return ParticipantReport(name, ParticipantStatus.ABSENT, f"no row in {last_resource.TABLE}")
-    status = _ROWS.get(str(row[0]), ParticipantStatus.UNREACHABLE)
+    status = _ROWS.get(str(rows[0][0]), ParticipantStatus.UNREACHABLE)
     return ParticipantReport(name, status, f"its row in {last_resource.TABLE}", is_row=True)
 
 

@@ -23,7 +23,7 @@ from xaqueue.features.carry.carrier_note import statuses as carriers_in
 from xaqueue.offline.inspect_branches import in_doubt_in
 from xaqueue.offline.redo_view import look_into
 from xaqueue.rpc.methods.service import RemoteOperator, status_of
-from xaqueue.tm import last_resource
+from xaqueue.tm import driver, last_resource
 from xaqueue.tm.gtrid import Gtrid
 from xaqueue.tm.log_directory import PARTICIPANTS, LogView, view_logs
 from xaqueue.xid import Xid
@@ -329,7 +329,7 @@ def _row(one: _Waiting) -> tuple[object, ...]:
 
 def _ask(nodes: Sequence[str], participant: ParticipantConfig) -> _Waiting:
     found = _Waiting(participant.name, participant.kind)
-    ask = {"xaqueue": _ask_space, "postgres": _ask_postgres, "sqlite": _ask_rows}[participant.kind]
+    ask = {"xaqueue": _ask_space, "postgres": _ask_postgres, "mysql": _ask_rows, "sqlite": _ask_rows}[participant.kind]
     try:
         ask(found, nodes, participant)
     except Exception as error:
@@ -375,7 +375,7 @@ def _ask_rows(found: _Waiting, nodes: Sequence[str], participant: ParticipantCon
             counts = f"count(*), count({'carried' if 'carried' in columns else 'NULL'})"
             own = " OR ".join(f"gtrid LIKE 'XAQ1{node}_%'" for node in nodes)
             kept = f"FROM {last_resource.TABLE} WHERE {own}"
-            found.decisions, found.carried = connection.execute(f"SELECT {counts} {kept}").fetchone()
+            ((found.decisions, found.carried),) = driver.run(connection, f"SELECT {counts} {kept}")
 
 
 def _count(found: _Waiting, since: list[int]) -> None:

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from threading import Thread
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from urllib.parse import quote, unquote
 
 import typer
 
@@ -42,6 +41,8 @@ FORMS = "postgresql://, mysql://, mariadb:// or sqlite:///PATH"
 NODE_HEADINGS = ("node", "state", "last sign", "ended", "decisions kept", "participants")
 ALIVE_S = 60.0
 """Who gave no sign for longer is ended by the others, where there are any."""
+STILL_S = 30
+"""A session that stands still for longer may be what keeps a silent node from being ended."""
 SILENT_S = 600.0
 """Who gave no sign for so long, by the database's clock, is ended by who does not stay to watch."""
 BY_HAND = "what it leaves is for a person, who ends it: `xaqueue indoubt list --space QUEUE`, `xaqueue tm resolve`"
@@ -114,25 +115,6 @@ def _spaces(config: TmConfig) -> list[str]:
 # The database
 
 
-def _connect(database: ParticipantConfig) -> Any:
-    """A connection. Raises what its driver raises, and InvalidArgument, which does not repeat the DSN: there may be a
-    password in it."""
-    if database.kind != "mysql":
-        return opener(database)()
-    try:
-        import pymysql
-    except ModuleNotFoundError:
-        raise InvalidArgument('MySQL and MariaDB are reached with PyMySQL: pip install "pymysql"') from None
-    try:
-        url = urlsplit(database.address)
-        options: dict[str, Any] = dict(parse_qsl(url.query))
-        named = {"host": url.hostname, "user": url.username, "password": url.password, "database": url.path[1:]}
-        options |= {name: unquote(value) for name, value in named.items() if value}
-        return pymysql.connect(**options, port=url.port or 0)
-    except (TypeError, ValueError) as error:
-        raise InvalidArgument(f"the DSN is refused: {error}") from error
-
-
 @contextmanager
 def _told() -> Iterator[None]:
     """What a driver raises inside is an error of the command line."""
@@ -152,7 +134,7 @@ def _opened(database: ParticipantConfig, *, to_look: bool = False) -> Iterator[t
     looks_at_file = to_look and database.kind == "sqlite"
     with (
         _told(),
-        advise.read_only(database) if looks_at_file else closing(_connect(database)) as connection,
+        advise.read_only(database) if looks_at_file else closing(opener(database)()) as connection,
     ):
         tables = NodeTables.find(connection)
         if tables is None:
@@ -178,6 +160,8 @@ def print_status(database: ParticipantConfig, json: bool) -> None:
     with _opened(database, to_look=True) as (connection, tables):
         nodes, decided = tables.all(connection), tables.decided(connection)
         seen = Seen(tables.clock_us(connection), nodes, decided, tables.heuristics(connection))
+        if "silent" in seen.states:
+            seen = seen._replace(still=_still(connection, tables))
     if json:
         output.as_json(_json(tables, seen))
     else:
@@ -198,7 +182,7 @@ def recover(place: Place) -> None:
         pass
     sources = _sources(queues)
     names = list(sources)
-    node = DatabaseNode({"db": ConnectionSource("db", Participant(partial(_connect, place.database))), **sources}, "db")
+    node = DatabaseNode({"db": ConnectionSource("db", Participant(opener(place.database))), **sources}, "db")
     coordinator = Coordinator(node, sources)
     with _told():
         ended = node.end_silent(SILENT_S)
@@ -398,12 +382,47 @@ class Seen(NamedTuple):
     nodes: list[NodeRow]
     decisions: list[Standing]
     heuristics: list[Heuristic]
+    still: Sequence[tuple[int, int]] | None = ()
+    """Sessions that may keep a silent node from being ended, and for how many seconds; None: they are not told."""
+
+    @property
+    def states(self) -> list[str]:
+        """Of each node."""
+        return [_state(one, self.now_us) for one in self.nodes]
 
     @property
     def oldest_us(self) -> int:
         """Since when, at least, the oldest of the decisions waits: since its node is ended; 0 without one."""
         waited_for = {_node_of(one) for one in self.decisions}
         return min((one.ended_us for one in self.nodes if one.ended_us and one.node in waited_for), default=0)
+
+
+def _still(connection: Any, tables: NodeTables) -> list[tuple[int, int]] | None:
+    try:
+        return tables.still(connection, STILL_S)
+    except Exception as error:
+        if not is_a(error, "Error"):
+            raise
+        return None  # the role may not look
+
+
+def _notes(tables: NodeTables, seen: Seen) -> list[str]:
+    """What else is to be known where a node is silent."""
+    if "silent" not in seen.states:
+        return []
+    if tables.dialect is Dialect.SQLITE:
+        return [
+            "where a silent process stands still in a write transaction, nobody else writes, nor ends it: it has to go "
+            "on, or to be killed"
+        ]
+    if seen.still is None:
+        return ["whether a session keeps a silent node from being ended is told to who has the right PROCESS"]
+    limit = ", and MariaDB ends it by itself after a minute" if tables.has_limit else ""
+    return [
+        f"session {session} stands still in a transaction that has written, for {idle_s} s: between its decision and "
+        f"its commit nobody can end its node{limit}; `KILL {session}` ends it"
+        for session, idle_s in seen.still
+    ]
 
 
 def _state(one: NodeRow, now_us: int) -> str:
@@ -415,7 +434,7 @@ def _ago(since_us: int, now_us: int) -> str:
 
 
 def _print(tables: NodeTables, seen: Seen) -> None:
-    now_us, oldest_us, states = seen.now_us, seen.oldest_us, [_state(one, seen.now_us) for one in seen.nodes]
+    now_us, oldest_us, states = seen.now_us, seen.oldest_us, seen.states
     waits = f", one of them for {_ago(oldest_us, now_us)} at least" if oldest_us else ""
     output.pairs(
         [
@@ -435,21 +454,25 @@ def _print(tables: NodeTables, seen: Seen) -> None:
     output.below(
         tm_log.HEURISTIC_HEADINGS, [(one.gtrid.decode(), *tm_log.heuristic_row(one)) for one in seen.heuristics]
     )
+    for note in _notes(tables, seen):
+        typer.echo(f"\n{note}")
     if {"silent", "ended"} & set(states):
         typer.echo(f"\n`xaqueue tm recover DSN QUEUE...` finishes what ended nodes have left; {BY_HAND}")
 
 
 def _json(tables: NodeTables, seen: Seen) -> dict[str, object]:
-    states = [_state(one, seen.now_us) for one in seen.nodes]
     return {
         "database": tables.database,
         "dialect": tables.dialect.value,
         "trouble": tables.trouble,
         "now_us": seen.now_us,
         "nodes": [
-            {**one._asdict(), "is_silent": state == "silent"} for one, state in zip(seen.nodes, states, strict=True)
+            {**one._asdict(), "is_silent": state == "silent"}
+            for one, state in zip(seen.nodes, seen.states, strict=True)
         ],
         "decisions": [{"gtrid": one.key, "node": _node_of(one), "participants": one.names()} for one in seen.decisions],
         "heuristics": [{"gtrid": one.gtrid.decode(), **tm_log.heuristic_json(one)} for one in seen.heuristics],
         "oldest_us": seen.oldest_us,
+        "sessions": seen.still and [{"session": one, "idle_s": s, "end": f"KILL {one}"} for one, s in seen.still],
+        "notes": _notes(tables, seen),
     }

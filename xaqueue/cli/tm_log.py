@@ -11,8 +11,10 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import typer
 
@@ -42,8 +44,10 @@ from xaqueue.tm.records import Heuristic, InDoubtTransaction
 if TYPE_CHECKING:
     from xaqueue.tm.manager import TransactionManager
 
-ADDRESSES = {"xaqueue": "space", "postgres": "dsn", "sqlite": "path"}
+ADDRESSES = {"xaqueue": "space", "postgres": "dsn", "mysql": "dsn", "sqlite": "path"}
 """By kind, the key that says where it is."""
+PREPARES_NOTHING = ("mysql", "sqlite")
+"""Kinds of databases that take part by a row of the decision alone."""
 _KEYS = {"log_dir", "decides", "last_resource", "participants"}
 RECOVER_S = 60.0
 """For how long the participants are waited for."""
@@ -117,7 +121,7 @@ def _config(path: Path, document: Mapping[str, Any]) -> TmConfig:
             "log_dir nor last_resource: that one's database keeps the decisions"
         )
     for one in participants.values():
-        if one.kind == "sqlite" and (decides or last) not in (None, one.name):
+        if one.kind in PREPARES_NOTHING and (decides or last) not in (None, one.name):
             raise InvalidArgument(f"{path}: {one.name} has no two-phase commit: make it the last_resource")
     return TmConfig((path.parent / log_dir).resolve(), participants, last, decides)
 
@@ -149,7 +153,28 @@ def opener(participant: ParticipantConfig) -> Callable[[], Any]:
 
         place = f"{Path(participant.address).as_uri()}?mode=rw"  # a file that is not there is never made
         return lambda: sqlite3.connect(place, uri=True)
+    if participant.kind == "mysql":
+        return partial(_mysql, participant.address)
     return lambda: postgres().connect(participant.address)
+
+
+def _mysql(dsn: str) -> Any:
+    """Raises InvalidArgument, which does not repeat the DSN: there may be a password in it."""
+    try:
+        import pymysql
+    except ModuleNotFoundError:
+        raise InvalidArgument('MySQL and MariaDB are reached with PyMySQL: pip install "pymysql"') from None
+    try:
+        url = urlsplit(dsn)
+        if url.scheme not in ("mysql", "mariadb"):
+            raise InvalidArgument("the DSN is refused: it begins with mysql:// or mariadb://")
+        given = dict(parse_qsl(url.query))
+        options: dict[str, Any] = {key: int(v) if key.endswith("_timeout") else v for key, v in given.items()}
+        named = {"host": url.hostname, "user": url.username, "password": url.password, "database": url.path[1:]}
+        options |= {name: unquote(value) for name, value in named.items() if value}
+        return pymysql.connect(**options, port=url.port or 0)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"the DSN is refused: {error}") from error
 
 
 def postgres() -> Any:

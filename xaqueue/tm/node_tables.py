@@ -259,6 +259,20 @@ class NodeTables(DecisionRows):
         connection.rollback()
         return [str(node) for (node,) in found]
 
+    def still(self, connection: Any, age_s: int) -> list[tuple[int, int]]:
+        """Sessions of MySQL and MariaDB that have stood still for so long in a transaction that has written, which may
+        keep its node from being ended; and for how many seconds. Only a role with the right PROCESS may ask."""
+        if self.dialect is not Dialect.MYSQL:
+            return []
+        found = run(
+            connection,
+            "SELECT p.id, p.time FROM information_schema.innodb_trx t JOIN information_schema.processlist p "
+            "ON p.id = t.trx_mysql_thread_id WHERE p.db = DATABASE() AND p.command = 'Sleep' "
+            f"AND t.trx_rows_modified > 0 AND p.time >= {age_s} ORDER BY p.id",
+        )
+        connection.rollback()
+        return [(int(session), int(idle_s)) for session, idle_s in found]
+
     def end(self, connection: Any, node: str) -> bool:
         """The node may decide no more. False: it is deciding just now, so it lives; or somebody else was faster.
 

@@ -102,7 +102,9 @@ def test_what_a_dead_node_has_left_is_finished(shop: Shop, step: str, comes: int
     assert shop.in_doubt == 1 - comes
     assert ("its node is not ended" in early) != bool(comes)
     shop.be_silent()
-    assert shop.status()["nodes"][0]["is_silent"]
+    found = shop.status()
+    assert (found["nodes"][0]["is_silent"], found["sessions"]) == (True, [])
+    assert "nobody else writes" in found["notes"][0]
     told = run("tm", "recover", shop.dsn, shop.space)
     assert f"node {shop.node}: ended, it gave no sign for 10 minutes" in told
     assert f"{shop.space}: 0 committed, {1 - comes} rolled back" in told
