@@ -183,3 +183,23 @@ def test_a_savepoint_by_hand_is_one_of_the_queue(pair: Any, what: str) -> None:
     rows, messages = books(pair)
     assert rows == messages
     assert rows == ([] if what in NOTHING else [1, 2] if what == "quoted" else [1])
+
+
+@pytest.mark.parametrize(
+    ("pair", "statement"),
+    [
+        ("sqlite", "create trigger t after insert on orders begin select 1; select 2; end"),
+        ("Engine", "do $$ begin insert into orders values (90); end; $$"),
+        (
+            "Engine",
+            "create function f() returns text as $f$ begin return $$;$$; commit; end; $f$ language plpgsql",
+        ),
+        ("Engine", "select 'commit; rollback; savepoint s', 1 as \"end\" /* ; commit */"),
+    ],
+    indirect=["pair"],
+)
+def test_what_only_looks_like_an_end_is_none(pair: Any, statement: str) -> None:
+    with pair.transaction() as tx:
+        add(tx, 1)
+        tx["db"].execute(text(statement))
+    assert books(pair)[1] == [1]

@@ -42,8 +42,10 @@ _ENDING = ("COMMIT", "END", "ROLLBACK", "ABORT")
 _MOMENTS = {"SAVEPOINT": "begin", "ROLLBACK": "rollback", "RELEASE": "release"}
 """First words of those of savepoints."""
 _LOOK = re.compile(rf"\b(?:{'|'.join({*_ENDING, *_MOMENTS})})\b", re.IGNORECASE)
-_WORD = re.compile(r"""/\*.*?\*/|--[^\n]*|'(?:[^']|'')*'|("(?:[^"]|"")*"|`(?:[^`]|``)*`|\w+)|(;)""", re.DOTALL)
-"""Comments and strings; a word, or a quoted name; what ends a statement."""
+_WORD = re.compile(
+    r"""/\*.*?\*/|--[^\n]*|'(?:[^']|'')*'|\$(\w*)\$.*?\$\1\$|("(?:[^"]|"")*"|`(?:[^`]|``)*`|\w+)|(;)""", re.DOTALL
+)
+"""Comments and strings, those of PostgreSQL's functions too; a word, or a quoted name; what ends a statement."""
 _ALONE = (
     "what begins, undoes or releases a savepoint is a statement of its own: `SAVEPOINT name`, and nothing beside it"
 )
@@ -378,7 +380,9 @@ class _EngineConnection:
 def _words(statement: str) -> list[list[str]]:
     """Of each statement in it; none of comments and strings."""
     found: list[list[str]] = [[]]
-    for word, end in _WORD.findall(statement):
+    for _, word, end in _WORD.findall(statement):
+        if end and found[0][:1] and found[0][0].upper() == "CREATE":
+            break  # a trigger has statements of its own, which END ends
         if end:
             found.append([])
         elif word:
