@@ -404,6 +404,15 @@ def test_a_forked_child_may_recover_close_and_begin_with_many_threads(dsn: str, 
 
     in_a_child(lambda: manager.close())
     in_a_child(lambda: manager.recover(30))
+    with node_of(manager)._closed._cond:  # type: ignore[attr-defined]  # as its thread has it for a moment
+
+        def first() -> None:
+            signal.alarm(30)
+            with manager.transaction() as tx:
+                tx["db"].execute("select 1")
+            manager.close()
+
+        in_a_child(first)
     in_a_child(at_once)
     assert rows(dsn) == [*range(9)]
 

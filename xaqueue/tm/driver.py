@@ -24,8 +24,9 @@ from xaqueue.xa import Code, Outcome, TableKey
 
 UNDEFINED_OBJECT = "42704"
 """SQLSTATE of PostgreSQL for a prepared transaction that is not there."""
-UNCERTAIN = ("08", "40003")
-"""SQLSTATEs, or their classes, of what may have been carried out: a connection broke, perhaps one behind a pooler."""
+UNCERTAIN = ("08", "40003", "57P", "58", "XX")
+"""SQLSTATEs, or their classes, of what may have been carried out: a connection broke, perhaps one behind a pooler, and
+these have codes of their own for that."""
 INTERRUPTION_S = 5.0
 """An interruption is tried for so long, where the driver takes a limit."""
 SHARED_CONNECTIONS = 2
@@ -172,7 +173,8 @@ def _packages(kind: type) -> set[str]:
 
 def commits_itself(connection: Any) -> bool:
     """Whether each statement is a transaction, so that its work would not wait for the transaction's end."""
-    if getattr(connection, "autocommit", None) is True:
+    asked = getattr(connection, "get_autocommit", None)  # of MySQL's, whose ``autocommit`` is a method
+    if getattr(connection, "autocommit", None) is True or (callable(asked) and asked()):
         return True
     is_of_sqlite = hasattr(connection, "in_transaction")
     return is_of_sqlite and getattr(connection, "isolation_level", "") is None

@@ -469,6 +469,8 @@ class DatabaseNode(Decisions):
     def abandon(self) -> None:
         """In a forked child: the name is the parent's, and this one takes its own at its first transaction."""
         self.lock, self._mutex, self._beside = threading.Lock(), threading.Lock(), threading.Lock()
+        if not self._closed.is_set():
+            self._closed = threading.Event()  # on which its thread waited
         self._thread = None
         self.table = DecisionTable()
         self._done_rows, self._over, self._swept, self._unwritten = {}, [], {}, {}

@@ -462,7 +462,7 @@ def test_a_successor_that_has_ruled_it_out_is_not_overtaken(scene: Scene) -> Non
     assert successor[-1].coordinator.in_doubt() == []
 
 
-@pytest.mark.parametrize("sqlstate", ["08007", "08P01", "40003"])
+@pytest.mark.parametrize("sqlstate", ["08007", "08P01", "40003", "57P01", "58000", "XX000"])
 def test_a_pooler_that_lost_the_database_has_not_said_no(scene: Scene, sqlstate: str) -> None:
     class Lost(sqlite3.OperationalError):
         pass

@@ -116,6 +116,20 @@ def test_a_commit_that_comes_just_before_the_list_is_hardened(scene: Scene) -> N
     assert scene.stands == (False, True)
 
 
+def test_a_row_by_hand_holds_up_no_other(scene: Scene) -> None:
+    scene.decide()
+    by_hand = f"{scene.gtrid.decode()[:36]}of mine"
+    scene.own.execute(
+        "insert into xaqueue_decisions (gtrid, decision, participants) values (?, 'commit', ?)",
+        (by_hand, f"queue={SPACE}"),
+    )
+    scene.own.commit()
+    assert scene.tables.end(scene.own, NODE)
+    scene.queue.commit_late()
+    scene.sweep(nothing, nothing)
+    assert [row.key for row in scene.tables.decided(scene.own)] == [by_hand]
+
+
 def test_a_queue_that_forgets_behind_its_list_is_asked_again(scene: Scene) -> None:
     scene.decide()
     assert scene.tables.end(scene.own, NODE)

@@ -413,8 +413,9 @@ def test_one_that_was_idle_for_long_is_not_used_again(scene: Scene, monkeypatch:
     assert scene.a.opened == 2
 
 
-def test_a_connection_in_autocommit_is_refused(scene: Scene) -> None:
-    auto = type("Auto", (BankConnection,), {"autocommit": True})
+@pytest.mark.parametrize("said", [{"autocommit": True}, {"autocommit": lambda: None, "get_autocommit": lambda _: True}])
+def test_a_connection_in_autocommit_is_refused(scene: Scene, said: dict[str, Any]) -> None:
+    auto = type("Auto", (BankConnection,), said)
     rig = scene.boot({"a": lambda: auto(scene.a)})
     with pytest.raises(InvalidArgument, match="autocommit"), rig.transaction("a"):
         pass
