@@ -26,11 +26,10 @@ from xaqueue.errors import DamagedBlock, DecisionLogError, Error
 from xaqueue.features import opening
 from xaqueue.features.session import attach
 from xaqueue.features.snapshots.restored import RESTORED
-from xaqueue.offline import check, inspect, inspect_branches
+from xaqueue.offline import check, inspect, inspect_branches, spans
 from xaqueue.offline.findings import Severity
 from xaqueue.offline.reader import QueueReader
 from xaqueue.offline.salvage import find_loss, salvage
-from xaqueue.spark.source import reader as reading
 from xaqueue.spark.source.snapshot import reserved
 from xaqueue.tm.log_directory import open_log
 
@@ -217,9 +216,9 @@ def look(root: Path) -> None:
         lambda: list(inspect.browse(root, "q", lambda *_: None)),
         lambda: reader().consumed(),
         lambda: list(reader().read(0, reader().watermark())),
-        lambda: list(reading.files(reader(), 0, 1 << 40)),
-        lambda: list(reading.sizes(reader(), 0, 1 << 40)),
-        lambda: reading.last_before(reader(), 1 << 50, 1 << 40),
+        lambda: list(spans.files(reader(), 0, 1 << 40)),
+        lambda: list(spans.sizes(reader(), 0, 1 << 40)),
+        lambda: spans.last_before(reader(), 1 << 50, 1 << 40),
         lambda: reserved(reader()),
     ):
         with suppress(Error):
@@ -350,7 +349,7 @@ def test_readers_name_what_stands_where_a_message_should_be(
         assert decode(found[1]).body == b"1"
         with pytest.raises(DamagedBlock):
             decode(found[2])
-        (_, _, data, _) = next(reading.files(QueueReader(root, "q"), 1, 2))
+        (_, _, data, _) = next(spans.files(QueueReader(root, "q"), 1, 2))
         with pytest.raises(DamagedBlock):
             decode(data)
 

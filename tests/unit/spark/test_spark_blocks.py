@@ -26,6 +26,7 @@ from pyspark.sql.streaming.datasource import ReadMaxBytes, ReadMaxRows
 
 from support.spark_reading import Query, rows, stream
 from xaqueue.features.streams import message_files
+from xaqueue.offline import spans
 from xaqueue.offline.reader import QueueReader
 from xaqueue.spark.source import reader as reading
 from xaqueue.spark.source.columns import MESSAGE, decode_array, messages_array
@@ -121,7 +122,7 @@ def test_a_block_is_read_once_a_task(root: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_time_is_that_of_a_whole_block(root: Path, seconds: int, begins: int) -> None:
     put_block(root, FIRST, COUNT)
     reader = QueueReader(root, "orders")
-    assert reading.last_before(reader, (WHEN_S + seconds) * 1000, 30) == begins - 1
+    assert spans.last_before(reader, (WHEN_S + seconds) * 1000, 30) == begins - 1
 
 
 def test_what_a_stream_has_consumed_is_not_read(root: Path) -> None:

@@ -32,12 +32,13 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from xaqueue.errors import InvalidArgument, QueueReserved, SpaceError
+from xaqueue.offline.spans import sizes
 from xaqueue.spark.checkpoint import check_of
 from xaqueue.spark.source import columns, plan
 from xaqueue.spark.source.consumer import Consumer
 from xaqueue.spark.source.options import KEEP, SourceOptions, parse
 from xaqueue.spark.source.plan import EARLIEST, LATEST, Bounds, StreamOffsets, between, nested, read
-from xaqueue.spark.source.reader import QueueSpan, Reader, sizes, span_of
+from xaqueue.spark.source.reader import QueueSpan, Reader, span_of
 from xaqueue.spark.source.snapshot import QueueState, SpaceSnapshot, reserved
 
 _log = logging.getLogger("xaqueue.spark")

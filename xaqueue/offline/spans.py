@@ -1,0 +1,151 @@
+"""The messages of a queue between two numbers, as files: what is there of them, how large they are, since when.
+
+They are taken from the directory as they are, a block of many messages as one. For a time or a limit of bytes the files
+tell their times and sizes, and are not read: 2.2 microseconds a message in the page cache, a tenth of what reading it
+costs later.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from xaqueue.core.model.block import MESSAGE_BYTES
+from xaqueue.core.model.block_files import ahead, read_message
+from xaqueue.core.model.layout import RANGE_BITS, RANGE_SIZE, range_path
+from xaqueue.core.storage.regular import READ
+from xaqueue.errors import DamagedBlock
+from xaqueue.features.streams.message_files import Block, is_block
+from xaqueue.offline.reader import QueueReader
+
+NS_PER_MS = 1_000_000
+
+Found = tuple[int, str, Any, int]
+"""Sequence number, file name, the block's bytes, and when it was committed; of a block of many messages the first
+number, and what there is of it (``FoundMany``)."""
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundMany:
+    """Of a block of many messages those with these indexes."""
+
+    block: Block
+    left: Sequence[int]
+
+
+def files(reader: QueueReader, after: int, upto: int) -> Iterator[Found]:
+    """The messages with after < seq <= upto, ascending; what was consumed is left out."""
+    flags = READ | os.O_NOATIME
+    for directory, found in _directories(reader, after, upto):
+        for seq, name in ahead(directory, found):
+            if "+" in name:  # of many messages
+                yield from _block(reader, seq, name, upto)
+                continue
+            try:
+                read = read_message(directory, name, flags)
+            except PermissionError:  # the files are somebody else's: then each first reading is noted in the inode
+                flags = READ
+                read = read_message(directory, name, flags)
+            if read is not None:
+                yield seq, name, *read
+
+
+def _block(reader: QueueReader, seq: int, name: str, upto: int) -> Iterator[Found]:
+    """What there is of a block of many messages from this number on."""
+    path = range_path(reader.queue, seq) + f"/{name}"
+    try:
+        time_ns = os.stat(reader.space / path).st_mtime_ns  # noqa: PTH116
+        block = reader.block(name)
+    except FileNotFoundError:
+        return  # consumed
+    except DamagedBlock as damage:
+        raise DamagedBlock(f"{reader.space / path}: {damage}") from None
+    if left := block.left(seq - 1, upto):
+        yield block.named.first, name, FoundMany(block, left), time_ns
+
+
+def sizes(reader: QueueReader, after: int, upto: int) -> Iterator[tuple[int, int]]:
+    """(seq, size in bytes) of the messages there are, ascending, looked up one by one as they are asked for."""
+    for directory, found in _directories(reader, after, upto):
+        for seq, name in found:
+            try:
+                if is_block(name):
+                    yield from _sizes_in(reader, seq, name, upto)
+                else:
+                    yield seq, os.stat(name, dir_fd=directory, follow_symlinks=False).st_size
+            except FileNotFoundError:
+                continue  # consumed
+
+
+def _sizes_in(reader: QueueReader, seq: int, name: str, upto: int) -> Iterator[tuple[int, int]]:
+    try:
+        block = reader.block(name, bodies=False)
+    except DamagedBlock:
+        yield seq, 0  # who reads it says so
+        return
+    for index in block.left(seq - 1, upto):
+        yield block.named.first + index, block.table.sizes[index] + MESSAGE_BYTES
+
+
+def _directories(reader: QueueReader, after: int, upto: int) -> Iterator[tuple[int, list[tuple[int, str]]]]:
+    """Each range directory, open, with the numbers and names in it."""
+    for number, found in reader.names(after, upto):
+        try:
+            directory = os.open(reader.space / range_path(reader.queue, number << RANGE_BITS), os.O_RDONLY)
+        except FileNotFoundError:
+            continue
+        try:
+            yield directory, found
+        finally:
+            os.close(directory)
+
+
+def last_before(reader: QueueReader, time_ms: int, upto: int) -> int:
+    """The number after which the messages begin that were committed at ``time_ms`` or later; ``upto`` without any.
+
+    Messages of a queue are committed in the order of their numbers, and the modification time of a file is its commit
+    time: so it is found by bisection, as far as the clock ascends, and a few directories are listed. Numbers between
+    there and the first of these messages belong to messages that are gone.
+    """
+
+    def names(number: int) -> list[tuple[int, str]]:
+        first = number << RANGE_BITS
+        found = list(reader.names(max(0, first - 1), min(upto, first + RANGE_SIZE - 1)))
+        return found[0][1] if found else []
+
+    def time(found: tuple[int, str]) -> int | None:
+        try:
+            path = reader.space / range_path(reader.queue, found[0]) / found[1]
+            return os.stat(path, follow_symlinks=False).st_mtime_ns  # noqa: PTH116
+        except FileNotFoundError:
+            return None
+
+    def last_time(number: int) -> int | None:
+        return next((last for found in reversed(names(number)) if (last := time(found)) is not None), None)
+
+    ranges = [number for number in reader.ranges() if number << RANGE_BITS <= upto]
+    place = _first_since(time_ms * NS_PER_MS, ranges, last_time)
+    if place == len(ranges):
+        return upto
+    held = names(ranges[place])
+    place = _first_since(time_ms * NS_PER_MS, held, time)
+    return held[place][0] - 1 if place < len(held) else upto
+
+
+def _first_since(time_ns: int, items: list[Item], time_of: Callable[[Item], int | None]) -> int:
+    """The place of the first that is not before this time; what is gone has no time, and goes from the list."""
+    low, high = 0, len(items)
+    while low < high:
+        middle = (low + high) // 2
+        found = time_of(items[middle])
+        if found is None:
+            del items[middle]
+            high -= 1
+        elif found >= time_ns:
+            high = middle
+        else:
+            low = middle + 1
+    return low
