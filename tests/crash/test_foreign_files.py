@@ -30,7 +30,6 @@ from xaqueue.offline import check, inspect, inspect_branches, spans
 from xaqueue.offline.findings import Severity
 from xaqueue.offline.reader import QueueReader
 from xaqueue.offline.salvage import find_loss, salvage
-from xaqueue.spark.source.snapshot import reserved
 from xaqueue.tm.log_directory import open_log
 
 LIMIT_S = 120
@@ -219,7 +218,7 @@ def look(root: Path) -> None:
         lambda: list(spans.files(reader(), 0, 1 << 40)),
         lambda: list(spans.sizes(reader(), 0, 1 << 40)),
         lambda: spans.last_before(reader(), 1 << 50, 1 << 40),
-        lambda: reserved(reader()),
+        lambda: reader().record(),
     ):
         with suppress(Error):
             call()

@@ -146,9 +146,8 @@ def test_a_start_that_fails_in_its_sink_leaves_the_queue_as_it_was(
 
 
 def reservation_of(space: Path) -> object:
-    from xaqueue.spark.source.snapshot import reserved
 
-    return reserved(QueueReader(space, "orders"))
+    return QueueReader(space, "orders").record()
 
 
 def test_a_kafka_job_ports_by_its_format_in_a_session_that_was_told_nothing(

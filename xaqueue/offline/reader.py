@@ -77,15 +77,16 @@ class QueueReader:
         Raises SpaceError when the stream's record is damaged.
         """
         try:
-            record = self._stream()
+            record = self.record()
         except (DamagedBlock, OSError) as error:
             path = self.space / stream_path(self.queue)
             reason = f"{path} cannot be read ({error}), and what is consumed is not known"
             raise SpaceError(f"{reason}: run `xaqueue check --space {self.space}`") from error
         return record.consumed if record is not None else 0
 
-    def _stream(self) -> StreamRecord | None:
-        """Raises DamagedBlock where the record stays unreadable, OSError."""
+    def record(self) -> StreamRecord | None:
+        """Of the stream that consumes the queue, or of the last one that did; None without one. Raises DamagedBlock
+        where it stays unreadable, OSError."""
         for _ in range(READ_TRIES):
             with suppress(DamagedBlock):
                 return read_stream(self._fs, self.queue)

@@ -18,6 +18,7 @@ from xaqueue.core.model.layout import RANGE_BITS, RANGE_SIZE, range_path
 from xaqueue.core.storage.regular import READ
 from xaqueue.errors import DamagedBlock
 from xaqueue.features.streams.message_files import Block, is_block
+from xaqueue.features.streams.record import StreamRecord, stream_path
 from xaqueue.offline.reader import QueueReader
 
 NS_PER_MS = 1_000_000
@@ -26,6 +27,25 @@ Found = tuple[int, str, Any, int]
 """Sequence number, file name, the block's bytes, and when it was committed; of a block of many messages the first
 number, and what there is of it (``FoundMany``)."""
 Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far a queue is. watermark: the highest number that is published. record: of the stream that consumes it, or
+    of the last one that did."""
+
+    queue: str
+    watermark: int
+    record: StreamRecord | None = None
+
+    @property
+    def consumed(self) -> int:
+        return self.record.consumed if self.record is not None else 0
+
+    @property
+    def seen(self) -> int:
+        """As far as anything is known of it."""
+        return max(self.watermark, self.consumed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,3 +169,19 @@ def _first_since(time_ns: int, items: list[Item], time_of: Callable[[Item], int 
         else:
             low = middle + 1
     return low
+
+
+class QueueFiles(QueueReader):
+    """A queue by its files."""
+
+    files = files
+    sizes = sizes
+    last_before = last_before
+
+    def position(self) -> Position:
+        """Raises SpaceError, DamagedBlock, OSError."""
+        try:
+            return Position(self.queue, self.watermark(), self.record())
+        except DamagedBlock as damage:
+            path, space = self.space / stream_path(self.queue), self.space
+            raise DamagedBlock(f"{path}: {damage}: run `xaqueue release {self.queue} --space {space}`") from None

@@ -77,7 +77,7 @@ def test_a_directory_that_is_called_so_to_the_letter_is_found(place: object, tmp
 
 
 @pytest.mark.parametrize(
-    "url", ["s3a://b/x", "hdfs://h:1/x", "dbfs:/x", "abfss://c@h/x", "xaq://h:1", "file://elsewhere/x"]
+    "url", ["s3a://b/x", "hdfs://h:1/x", "dbfs:/x", "abfss://c@h/x", "nats://h:1", "file://elsewhere/x"]
 )
 def test_a_url_that_is_no_path_of_the_machine_is_refused_by_its_scheme(url: str) -> None:
     scheme = url.partition(":")[0]

@@ -14,6 +14,7 @@ from xaqueue.errors import Error, InvalidArgument
 from xaqueue.features.session import Session
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.rpc.methods.messages import BROWSE_METHODS
+from xaqueue.rpc.methods.pages import PAGE_METHODS
 from xaqueue.rpc.methods.replication import REPLICATION_METHODS
 from xaqueue.rpc.methods.service import SERVICE_METHODS, hello
 from xaqueue.rpc.methods.work import PLAIN, WORK_METHODS, answer_to, work
@@ -28,6 +29,7 @@ METHODS = {
     for method in (
         *(verb.method for verb in RemoteManager.verbs.values()),
         *BROWSE_METHODS,
+        *PAGE_METHODS,
         *SERVICE_METHODS,
         *REPLICATION_METHODS,
         *WORK_METHODS,

@@ -20,6 +20,8 @@ from xaqueue.message import PLAIN_OPTIONS, check_queue_name
 from xaqueue.rpc import wire
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from xaqueue.core.engine.session import Session
     from xaqueue.message import Message
     from xaqueue.offline.inspect_branches import InDoubt
@@ -50,6 +52,9 @@ NOBODY = Trust()
 
 class ServerCalls(Protocol):
     """What methods ask of the server."""
+
+    @property
+    def root(self) -> Path: ...
 
     def status(self) -> dict[str, Any]: ...
 

@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from xaqueue.core.model.format import read_format, why_behind
+from xaqueue.endpoint import is_url
 from xaqueue.errors import InvalidArgument, OperationalError, SpaceError
 from xaqueue.spark.checkpoint import harden_done
 from xaqueue.spark.source.options import ARCHIVE, SourceOptions
@@ -122,7 +123,7 @@ class Consumer:
         if path not in self._sessions:
             server = self._options.server_of(path)
             session = reach_owner(path, server)
-            if server and session.space["space"] != read_format(path, is_expected=True).id:
+            if server and not is_url(path) and session.space["space"] != read_format(path, is_expected=True).id:
                 session.close()
                 raise InvalidArgument(f'the server {server} serves another space than {path}: mend option "server"')
             self._sessions[path] = session

@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from socket import gethostname
 
 from xaqueue.core.model.layout import LAST_SEQ
+from xaqueue.endpoint import Endpoint, Scheme, is_url
+from xaqueue.endpoint import parse as parse_url
 from xaqueue.errors import InvalidArgument
 from xaqueue.message import QUEUE_NAME, check_queue_name
 from xaqueue.spark import options as kinds
@@ -20,11 +22,15 @@ from xaqueue.spark.options import RawOptions, json_object, option, refused, spac
 from xaqueue.spark.source.plan import EARLIEST, LATEST, Bounds, Tasks, bounds
 
 DELETE, ARCHIVE, KEEP = "delete", "archive", "keep"
+AUTO, FILES, SERVER = "auto", "files", "server"
 SPACE_TIMEOUT_S = 10.0
 MOST_DELAY_S = 15 * 60.0
 """For how long ``minOffsetsPerTrigger`` may hold a batch up, as Kafka's."""
 ERROR = "error"
 PATTERN = frozenset("*?[")
+_SCHEMES = tuple(f"{scheme.value}://" for scheme in Scheme)
+_BETWEEN = re.compile(r",(?![^,/]*:[0-9]{1,5}(?:[?,]|$))")
+"""Two paths: a host and port belong to the URL before them."""
 ASSIGN = '{"orders": [0]}'
 
 
@@ -66,6 +72,9 @@ class SourceOptions:
     ignored: tuple[str, ...]
     """Options of a Kafka connection."""
     tasks: Tasks
+    urls: Mapping[str, str] = field(default_factory=dict)
+    """Of the spaces that are read by their servers, with what lets us in there, which is no part of what they are
+    named by."""
 
     without_message: str = option(
         "startingOffsetsByTimestampStrategy", kinds.word, "", "no message since", ERROR, LATEST
@@ -80,6 +89,7 @@ class SourceOptions:
     most_of_partition: int | None = option("maxRecordsPerPartition", kinds.count, None, "messages of a task")
     consume: str = option("consume", kinds.word, KEEP, "what becomes of messages that were read", DELETE, ARCHIVE, KEEP)
     server: str | Mapping[str, str] | None = option("server", server, None, "a URL, or several by the spaces' paths")
+    read_from: str = option("readFrom", kinds.word, AUTO, "who reads the files: tasks, or servers", AUTO, FILES, SERVER)
     fails_on_loss: bool = option("failOnDataLoss", kinds.switch, True, "an error where messages may be missing")
     skips_missing: bool = option("skipMissingSpaces", kinds.switch, False, "goes on without spaces that are not there")
     space_timeout_s: float = option(
@@ -127,7 +137,21 @@ class SourceOptions:
             raise InvalidArgument(
                 'option "server" is one URL and there may be several spaces: give JSON, {"/data/space": "xaq://host:port"}'
             )
+        if path in self.urls:
+            return self.urls[path]
         return self.server if self.server is None or isinstance(self.server, str) else self.server.get(path)
+
+    def url_of(self, path: str) -> str:
+        """Of the server that reads this space; empty where its files are read. Raises InvalidArgument."""
+        if self.read_from == SERVER and not is_url(path):
+            url = self.server_of(path)
+            if not url:
+                raise InvalidArgument(
+                    f'option "readFrom" is server, and nothing says which one serves {path}: give its URL as option '
+                    '"server", or as "path"'
+                )
+            return url
+        return self.urls.get(path, "")
 
 
 NAMES = (
@@ -139,15 +163,17 @@ NAMES = (
 
 
 def is_pattern(text: str) -> bool:
-    return not PATTERN.isdisjoint(text)
+    return not PATTERN.isdisjoint(text) and not is_url(text)
 
 
 def parse(written: Mapping[str, str], *, stream: bool = False, tasks: Tasks | None = None) -> SourceOptions:
     """The options by their names in any case. Raises InvalidArgument for one that is missing, wrong or unknown."""
     raw = RawOptions(written, NAMES, "a reader")
     kafka, queues, expression = _queues(raw)
-    paths = _paths(raw)
+    paths, urls = _paths(raw)
     found = raw.fields(SourceOptions)
+    if urls and found.get("read_from") == FILES:
+        raise InvalidArgument(f'option "readFrom" is files, and {next(iter(urls))} is a server: name the directory')
     most, least = found.get("most_messages", LAST_SEQ), found.get("least_messages", 0)
     if least > most:
         rows = table(SourceOptions)
@@ -165,17 +191,28 @@ def parse(written: Mapping[str, str], *, stream: bool = False, tasks: Tasks | No
         assigned=_assigned(raw, paths) if "assign" in raw else None,
         ignored=raw.ignored,
         tasks=tasks or Tasks(),
+        urls=urls,
         **found,
     )
 
 
-def _paths(raw: RawOptions) -> tuple[str, ...]:
-    """``path`` may name several, and ``load([...])`` gives ``paths`` as JSON."""
+def _paths(raw: RawOptions) -> tuple[tuple[str, ...], dict[str, str]]:
+    """``path`` may name several, and ``load([...])`` gives ``paths`` as JSON. Also the URLs of those that are servers,
+    by what they are named by: a stream's offsets do not change with a token's file."""
     listed = json.loads(raw.text("paths") or "[]")
-    named = [part.strip() for part in (raw.text("path") or "").split(",") if part.strip()] + listed
-    if not named:
+    parts = [part.strip() for part in _BETWEEN.split(raw.text("path") or "") if part.strip()] + listed
+    if not parts:
         raise InvalidArgument('option "path" is missing: the directory of the queue space, several, or a pattern')
-    return tuple(dict.fromkeys(space_path("path", path) for path in named))
+    named, urls = dict[str, None](), {}
+    for part in parts:
+        if part.startswith(_SCHEMES):
+            endpoint = parse_url(part)
+            part = str(Endpoint(endpoint.scheme, endpoint.path, endpoint.host, endpoint.port, others=endpoint.others))
+            urls[part] = str(endpoint)
+        else:
+            part = space_path("path", part)
+        named[part] = None
+    return tuple(named), urls
 
 
 def _queues(raw: RawOptions) -> tuple[bool, tuple[str, ...], str | None]:

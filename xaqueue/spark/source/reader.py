@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
@@ -29,15 +30,15 @@ from xaqueue.core.model.block import split_message, stored_in
 from xaqueue.core.model.layout import messages_path, range_path
 from xaqueue.core.model.message_name import ID_DIGITS
 from xaqueue.errors import DamagedBlock, InvalidArgument, OperationalError, SpaceError
-from xaqueue.offline.reader import QueueReader
-from xaqueue.offline.spans import Found, FoundMany, files, last_before
+from xaqueue.offline.spans import Found, FoundMany
 from xaqueue.spark import executor
 from xaqueue.spark.options import log_ignored
 from xaqueue.spark.source import plan
 from xaqueue.spark.source.columns import Columns, Rows, of_buffers
 from xaqueue.spark.source.options import SourceOptions
+from xaqueue.spark.source.place import Place, QueueScan, place_at
 from xaqueue.spark.source.plan import EARLIEST, LATEST, Bounds, Offset, Timestamp
-from xaqueue.spark.source.snapshot import QueueState, Spaces, SpaceSnapshot, reserved
+from xaqueue.spark.source.snapshot import QueueState, Spaces, SpaceSnapshot
 
 BATCH_ROWS = 2_000
 BATCH_BYTES = 4 * 1024 * 1024
@@ -119,13 +120,15 @@ def _fresh(empty: Rows) -> Rows:
 
 
 class QueueKey(NamedTuple):
-    """A queue of a query. ``number``: of its space; ``space_id`` and ``consumed``: what the driver has seen there."""
+    """A queue of a query. ``number``: of its space; ``space_id`` and ``consumed``: what the driver has seen there;
+    ``url``: of the server that reads it."""
 
     path: str
     number: int
     queue: str
     space_id: str
     consumed: int
+    url: str = ""
 
 
 QueueSpan = plan.QueueSpan[QueueKey]
@@ -167,26 +170,34 @@ class Reader:
         """
         if not isinstance(partition, ReadTask):
             raise TypeError(f"{partition!r} is not of this source")
-        for key, span in partition.spans:
-            with executor.readable(key.path):
-                reader = self._reader_of(key, span, partition.stream)
-                tries = reader.tries() if "tries" in self._columns.schema.names else {}
-                empty = Rows(key.queue, key.path, key.number, tries)
-                yield from record_batches(files(reader, *span), empty, self._columns)
-                executor.check_same(key.path, key.space_id)  # all of it was read there
-                self._check_whole(reader, span, partition.stream)
+        with ExitStack() as opened:
+            places: dict[tuple[str, str], Place] = {}
+            for key, span in partition.spans:
+                if (key.path, key.space_id) not in places:
+                    place = opened.enter_context(closing(place_at(key.path, key.url, key.space_id)))
+                    places[key.path, key.space_id] = place
+                with executor.readable(key.path):
+                    reader = self._reader_of(places[key.path, key.space_id], key, span, partition.stream)
+                    tries = reader.tries() if "tries" in self._columns.schema.names else {}
+                    empty = Rows(key.queue, key.path, key.number, tries)
+                    yield from record_batches(reader.files(*span), empty, self._columns)
+                    self._check_same(key)  # all of it was read there
+                    self._check_whole(reader, key, span, partition.stream)
 
-    def _reader_of(self, key: QueueKey, span: plan.Span, stream: str) -> QueueReader:
+    def _check_same(self, key: QueueKey) -> None:
+        if not key.url:  # a server's answers tell
+            executor.check_same(key.path, key.space_id)
+
+    def _reader_of(self, place: Place, key: QueueKey, span: plan.Span, stream: str) -> QueueScan:
         """Once this machine sees what the driver saw, for caches of network file systems. SpaceError where it never
         does: it has a copy, where other messages may have these numbers.
         """
-        executor.check_same(key.path, key.space_id)
-        reader, deadline = QueueReader(key.path, key.queue), monotonic() + SEEN_S
+        self._check_same(key)
+        reader, deadline = place.queue(key.queue), monotonic() + SEEN_S
         while True:
-            record = reserved(reader)
+            found = reader.position()
+            record, consumed, seen = found.record, found.consumed, found.seen
             is_kept = not stream or (record is not None and record.stream == stream and not record.released)
-            consumed = record.consumed if record is not None else 0
-            seen = max(reader.watermark(), consumed)
             if (is_kept and consumed >= key.consumed and seen >= span.upto) or monotonic() >= deadline:
                 break
             sleep(POLL_S)
@@ -200,16 +211,16 @@ class Reader:
             self._lost(f"{where} ends at {seen}, and ({span.after}, {span.upto}] is to be read; {executor.SAME}")
         return reader
 
-    def _check_whole(self, reader: QueueReader, span: plan.Span, stream: str) -> None:
+    def _check_whole(self, reader: QueueScan, key: QueueKey, span: plan.Span, stream: str) -> None:
         """What a stream consumes it consumes from the front; so nothing is missing that was not consumed before."""
-        record = reserved(reader)
+        record = reader.position().record
         if record is None:
             return  # nobody ever consumed it, or not that it could be seen here
         if stream and (record.released or record.stream != stream):
-            self._lost(f"queue {reader.queue!r} of {reader.space} was released from stream {stream} while it was read")
+            self._lost(f"queue {key.queue!r} of {key.path} was released from stream {stream} while it was read")
         elif record.consumed > span.after:
             self._lost(
-                f"queue {reader.queue!r} of {reader.space} was consumed to {record.consumed} by stream "
+                f"queue {key.queue!r} of {key.path} was consumed to {record.consumed} by stream "
                 f"{record.stream}, while ({span.after}, {span.upto}] was read"
             )
 
@@ -283,16 +294,16 @@ class Reader:
                     )
 
 
-def span_of(state: QueueState, number: int, after: int, upto: int) -> QueueSpan:
+def span_of(state: QueueState, number: int, after: int, upto: int, url: str = "") -> QueueSpan:
     """What is to be read of a queue, with the directories there are now. number: of its space."""
     held = plan.spans(state.reader.ranges(), after, upto) if upto > after else ()
-    key = QueueKey(state.path, number, state.name, state.space_id, state.consumed)
+    key = QueueKey(state.path, number, state.name, state.space_id, state.consumed, url)
     return plan.QueueSpan(key, after, upto, held)
 
 
 def _number(given: Offset, state: QueueState) -> int:
     if isinstance(given, Timestamp):
-        return last_before(state.reader, given.ms, state.watermark)
+        return state.reader.last_before(given.ms, state.watermark)
     if given == LATEST:
         return state.watermark
     return state.consumed if given == EARLIEST else int(given)

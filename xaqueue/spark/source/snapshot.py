@@ -24,15 +24,13 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 
-from xaqueue.core.model.format import check_recovered, read_format, why_behind
 from xaqueue.core.model.layout import FORMAT
 from xaqueue.core.model.options import suggestion
-from xaqueue.core.owner.definitions_file import read_definitions
-from xaqueue.core.storage.directory_fs import DirectoryFileSystem
-from xaqueue.errors import DamagedBlock, InvalidArgument, OperationalError, SpaceError, UnknownQueue
-from xaqueue.features.streams.record import StreamRecord, read_stream, stream_path
-from xaqueue.offline.reader import QueueReader, queues
+from xaqueue.errors import InvalidArgument, OperationalError, SpaceError, UnknownQueue
+from xaqueue.features.streams.record import StreamRecord
+from xaqueue.offline.spans import Position
 from xaqueue.spark.source.options import SourceOptions, is_pattern
+from xaqueue.spark.source.place import Place, QueueScan, place_at
 
 ID_DIGITS = 8
 """Of a space's id that an offset keeps: enough to tell another one."""
@@ -47,10 +45,17 @@ class QueueState:
     path: str
     space_id: str
     name: str
-    reader: QueueReader
+    reader: QueueScan
     watermark: int
-    consumed: int
-    stream: str
+    record: StreamRecord | None
+
+    @property
+    def consumed(self) -> int:
+        return self.record.consumed if self.record is not None else 0
+
+    @property
+    def stream(self) -> str:
+        return self.record.stream if self.record is not None else ""
 
     def __str__(self) -> str:
         return f"queue {self.name!r} of {self.path}"
@@ -71,11 +76,11 @@ class SpaceSnapshot:
 
 
 class _Found(NamedTuple):
-    """One space. ``inode``: of its directory, by whatever path that is named."""
+    """One space. ``identity``: the same wherever it is named."""
 
     queues: dict[str, QueueState]
     id: str
-    inode: tuple[int, int]
+    identity: object
 
 
 class Spaces:
@@ -86,7 +91,8 @@ class Spaces:
         self._options = options
         self._opened = opened
         self._stuck: dict[str, Future[Any]] = {}
-        self._readers: dict[tuple[str, str], QueueReader] = {}
+        self._places: dict[str, Place] = {}
+        self._readers: dict[tuple[str, str], QueueScan] = {}
 
     def look(self, known: Mapping[str, Iterable[str]] | None = None, *, only_known: bool = False) -> SpaceSnapshot:
         """What is there. ``known``: queues by space that were there before, and have to be where they are still named;
@@ -140,10 +146,10 @@ class Spaces:
         names = [name for name in self._options.queue_names if name not in had]
         if not names or not snapshot.spaces:
             return
-        definitions = {path: read_definitions(path) for path in snapshot.spaces}
-        known = {name for path, defined in definitions.items() for name in (*queues(path), *defined.queues)}
+        said = [self.place(path).known() for path in snapshot.spaces]
+        known = {name for one in said for name in one.names}
         unknown = [name for name in names if name not in known]
-        may_come = any(defined.default is not None for defined in definitions.values())
+        may_come = any(one.any_queue for one in said)
         if unknown and not (may_come and self._options.creates_queues):
             way = f"`xaqueue define {unknown[0]} --space {shlex.quote(next(iter(snapshot.spaces)))}` makes it"
             raise UnknownQueue(
@@ -162,30 +168,33 @@ class Spaces:
         matched = [path for matches in found.values() for path in matches]
         return [*named, *matched], {pattern: str(failure) for pattern, failure in failures.items()}
 
+    def place(self, path: str) -> Place:
+        if path not in self._places:
+            self._places[path] = place_at(path, self._options.url_of(path))
+        return self._places[path]
+
     def _look_at(self, path: str, known: Iterable[str], only_known: bool) -> _Found:
-        space_id = read_format(path, is_expected=True).id
-        if self._opened is not None and why_behind(path):
+        place = self.place(path)
+        space_id = place.id()
+        if self._opened is not None and place.is_behind():
             self._opened(path)
-        check_recovered(path)
+        place.check()
         names = set(known)
         if not only_known:
             names.update(self._options.names_in(path))
             if self._options.has_pattern:
-                names.update(filter(self._wanted, queues(path)))
-        found = {name: self._state(path, space_id, name) for name in sorted(names)}
+                names.update(filter(self._wanted, place.names()))
+        found = {one.queue: self._state(path, space_id, one) for one in place.positions(sorted(names))}
         # what vanished meanwhile looked like a space without messages
-        if read_format(path, is_expected=True).id != space_id:
+        if place.id() != space_id:
             raise SpaceError(f"{path} became another space while it was looked at: look again")
-        status = os.stat(path)  # noqa: PTH116
-        return _Found(found, space_id, (status.st_dev, status.st_ino))
+        return _Found(found, space_id, place.identity())
 
-    def _state(self, path: str, space_id: str, name: str) -> QueueState:
-        if (path, name) not in self._readers:
-            self._readers[path, name] = QueueReader(path, name)
-        reader = self._readers[path, name]
-        record = reserved(reader)
-        consumed, stream = (record.consumed, record.stream) if record is not None else (0, "")
-        return QueueState(path, space_id, name, reader, max(reader.watermark(), consumed), consumed, stream)
+    def _state(self, path: str, space_id: str, found: Position) -> QueueState:
+        key = path, found.queue
+        if key not in self._readers:
+            self._readers[key] = self.place(path).queue(found.queue)
+        return QueueState(path, space_id, found.queue, self._readers[key], found.seen, found.record)
 
     def names_space(self, path: str) -> bool:
         """Whether the options name it, or would if it were there."""
@@ -198,20 +207,11 @@ class Spaces:
         return any(fnmatchcase(name, pattern) for pattern in options.queues)
 
 
-def reserved(reader: QueueReader) -> StreamRecord | None:
-    """Which stream the queue is reserved for, and what it has consumed; None where it never was."""
-    try:
-        return read_stream(DirectoryFileSystem(reader.space, keep_unsynced=False), reader.queue)
-    except DamagedBlock as damage:
-        path = reader.space / stream_path(reader.queue)
-        raise DamagedBlock(f"{path}: {damage}: run `xaqueue release {reader.queue} --space {reader.space}`") from None
-
-
 def _check_distinct(spaces: Mapping[str, _Found]) -> None:
     """InvalidArgument for a space under two paths, by a link for one: each message would be read twice."""
-    paths: dict[tuple[int, int], str] = {}
+    paths: dict[object, str] = {}
     for path, one in spaces.items():
-        first = paths.setdefault(one.inode, path)
+        first = paths.setdefault(one.identity, path)
         if first != path:
             raise InvalidArgument(
                 f'{first} and {path} are one space, whose messages would be read twice: name it once in "path", or '

@@ -32,14 +32,13 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from xaqueue.errors import InvalidArgument, QueueReserved, SpaceError
-from xaqueue.offline.spans import sizes
 from xaqueue.spark.checkpoint import check_of
 from xaqueue.spark.source import columns, plan
 from xaqueue.spark.source.consumer import Consumer
 from xaqueue.spark.source.options import KEEP, SourceOptions, parse
 from xaqueue.spark.source.plan import EARLIEST, LATEST, Bounds, StreamOffsets, between, nested, read
 from xaqueue.spark.source.reader import QueueSpan, Reader, span_of
-from xaqueue.spark.source.snapshot import QueueState, SpaceSnapshot, reserved
+from xaqueue.spark.source.snapshot import QueueState, SpaceSnapshot
 
 _log = logging.getLogger("xaqueue.spark")
 
@@ -166,7 +165,7 @@ class StreamReader(Reader, spark.DataSourceStreamReader, streaming.SupportsTrigg
                         f"and ({after}, {upto}] was to be read"
                     )
                 self._check_nothing_is_passed_over(ended, state, after)
-                spans.append(span_of(state, number, after, upto))
+                spans.append(span_of(state, number, after, upto, self._options.url_of(path)))
         stream = ended.stream if self._removes else ""
         if stream:
             self._consumer.reserve(
@@ -198,7 +197,7 @@ class StreamReader(Reader, spark.DataSourceStreamReader, streaming.SupportsTrigg
                 target = self._target.spaces.get(state.path, {}).get(state.name)
                 upto = 0 if target is None else min(target.watermark, upto)
             if upto > after:
-                spans.append(span_of(state, 0, after, upto))
+                spans.append(span_of(state, 0, after, upto, self._options.url_of(state.path)))
         return spans, joined
 
     def _admitted(
@@ -217,7 +216,7 @@ class StreamReader(Reader, spark.DataSourceStreamReader, streaming.SupportsTrigg
         rows = sys.maxsize if rows is None else rows
         if size_bytes is not None:
             readers = {key: snapshot.spaces[key.path][key.queue].reader for key, _, _, _ in spans}
-            asked = {key: (sizes(readers[key], after, upto), after, upto) for key, after, upto, _ in spans}
+            asked = {key: (readers[key].sizes(after, upto), after, upto) for key, after, upto, _ in spans}
             ends = plan.within_bytes(asked, size_bytes, rows, turn)
         else:
             shares = plan.fair_shares([span.size for span in spans], rows, turn)
@@ -246,7 +245,7 @@ class StreamReader(Reader, spark.DataSourceStreamReader, streaming.SupportsTrigg
     def _check_not_kept(self, begun: StreamOffsets, snapshot: SpaceSnapshot) -> None:
         """QueueReserved for a new query where another stream consumes: maybe this one, whose checkpoint was lost."""
         for state in snapshot.states:
-            record = reserved(state.reader)
+            record = state.record
             if record is not None and not record.released and record.stream != begun.stream:
                 after = max(begun.at(state.path, state.name) or 0, state.consumed)
                 raise QueueReserved(
@@ -285,7 +284,7 @@ class StreamReader(Reader, spark.DataSourceStreamReader, streaming.SupportsTrigg
         key = state.path, state.name
         if not self._removes or not known.behind or known.stream == state.stream or key in self._looked_at:
             return
-        if after > state.consumed and next(state.reader.read(state.consumed, after), None):
+        if after > state.consumed and next(state.reader.sizes(state.consumed, after), None):
             raise InvalidArgument(
                 f"the stream is to begin behind {after} of queue {state.name!r} in {state.path}, where there are "
                 "messages before: consuming would remove them unread. Begin with startingOffsets=earliest and a new "
@@ -317,7 +316,7 @@ class BatchReader(Reader, spark.DataSourceReader):
                     f"startingOffsets {after} lies behind endingOffsets {upto} in {state}: the first must not be the "
                     "larger"
                 )
-            spans.append(span_of(state, paths.index(state.path), after, upto))
+            spans.append(span_of(state, paths.index(state.path), after, upto, self._options.url_of(state.path)))
         return self._tasks(spans)
 
 

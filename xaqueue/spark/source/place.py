@@ -1,0 +1,215 @@
+"""A space as a query finds it: in a directory, or at a server, which reads its own files for whoever asks.
+
+Both are asked the same, and what they give is checked by who gets it. A session with a server is made where it is
+first needed, in the driver and in each task, connects again by itself, and goes on behind the page that it had; of
+several addresses it asks the next one. Each answer is looked at for the space that it is of: under an address another
+one may come.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from xaqueue.core.model.format import check_recovered, read_format, why_behind
+from xaqueue.core.model.message_name import parse_any
+from xaqueue.core.owner.definitions_file import read_definitions
+from xaqueue.errors import AccessDenied, ConnectionLost, DamagedBlock, SpaceError
+from xaqueue.features.streams.message_files import Block, whole_table
+from xaqueue.offline.reader import queues
+from xaqueue.offline.spans import Found, FoundMany, Position, QueueFiles
+
+if TYPE_CHECKING:
+    from xaqueue.rpc.client.manager import RemoteManager
+
+CONNECT_S = 30.0
+"""For how long a server that does not answer is tried again."""
+
+
+class QueueScan(Protocol):
+    """A queue, whoever reads its files."""
+
+    queue: str
+
+    def position(self) -> Position: ...
+    def ranges(self) -> list[int]: ...
+    def tries(self) -> dict[int, int]: ...
+    def files(self, after: int, upto: int) -> Iterator[Found]: ...
+    def sizes(self, after: int, upto: int) -> Iterator[tuple[int, int]]: ...
+    def last_before(self, time_ms: int, upto: int) -> int: ...
+
+
+class Known(NamedTuple):
+    """The names of a space's queues, and whether any other may come."""
+
+    names: frozenset[str]
+    any_queue: bool
+
+
+class Directory:
+    """A space by its files."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._queues: dict[str, QueueFiles] = {}
+
+    def id(self) -> str:
+        """Raises SpaceError."""
+        return read_format(self._path, is_expected=True).id
+
+    def identity(self) -> object:
+        """The same for the same space, by whatever path."""
+        status = os.stat(self._path)  # noqa: PTH116
+        return status.st_dev, status.st_ino
+
+    def is_behind(self) -> bool:
+        """Whether its files alone cannot be believed, since nobody has opened it behind a crash."""
+        return bool(why_behind(self._path))
+
+    def check(self) -> None:
+        check_recovered(self._path)
+
+    def names(self) -> Iterable[str]:
+        """Of the queues that had a message."""
+        return queues(self._path)
+
+    def known(self) -> Known:
+        definitions = read_definitions(self._path)
+        return Known(frozenset((*queues(self._path), *definitions.queues)), definitions.default is not None)
+
+    def positions(self, names: Iterable[str]) -> list[Position]:
+        return [self.queue(name).position() for name in names]
+
+    def queue(self, name: str) -> QueueScan:
+        if name not in self._queues:
+            self._queues[name] = QueueFiles(self._path, name)
+        return self._queues[name]
+
+    def close(self) -> None:
+        pass
+
+
+class Served:
+    """A space at a server. For several threads, one call at a time."""
+
+    def __init__(self, url: str, space_id: str = "") -> None:
+        """space_id: of the space that it is to be."""
+        self._session: RemoteManager | None = None
+        self._url, self._space_id = url, space_id
+        self._lock = threading.Lock()
+
+    def id(self) -> str:
+        """Raises SpaceError where it cannot be reached, what the server refuses with."""
+        with self._lock:
+            return self._reached().space_id
+
+    def identity(self) -> object:
+        return self.id()
+
+    def is_behind(self) -> bool:
+        return False  # its server has opened it
+
+    def check(self) -> None:
+        pass
+
+    def names(self) -> Iterable[str]:
+        return [one["queue"] for one in self.ask("positions", [])]
+
+    def known(self) -> Known:
+        names = {*self.names()}
+        with self._lock:
+            said = self._reached().space
+        return Known(frozenset(names | {*said["queues"]}), bool(said["any_queue"]))
+
+    def positions(self, names: Iterable[str]) -> list[Position]:
+        from xaqueue.rpc.wire import decode
+
+        wanted = list(names)
+        return decode(list[Position], self.ask("positions", wanted)) if wanted else []
+
+    def queue(self, name: str) -> QueueScan:
+        return ServedQueue(self, name)
+
+    def ask(self, method: str, *params: Any) -> Any:
+        """Raises SpaceError where it cannot be reached, or is another space, and what the server raises."""
+        with self._lock:
+            session = self._reached()
+            try:
+                answer = session.call_with_retry(method, *params)
+            except (ConnectionLost, AccessDenied) as error:
+                raise SpaceError(f"{self._url}: {error}") from error
+            if self._space_id and session.space_id != self._space_id:
+                raise SpaceError(
+                    f"{self._url} serves another space, {session.space_id[:8]}, than the driver has planned, "
+                    f"{self._space_id[:8]}: mend the address"
+                )
+            return answer
+
+    def _reached(self) -> RemoteManager:
+        if self._session is None:
+            from xaqueue.rpc.client.manager import remote_manager  # who reads files does without RPC
+
+            try:
+                self._session = remote_manager(self._url, connect_s=CONNECT_S)
+            except (ConnectionLost, AccessDenied) as error:
+                raise SpaceError(f"{self._url}: {error}") from error
+        return self._session
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.close()
+
+    __del__ = close
+
+
+class ServedQueue:
+    """A queue of it."""
+
+    def __init__(self, place: Served, queue: str) -> None:
+        self._place = place
+        self.queue = queue
+
+    def position(self) -> Position:
+        (found,) = self._place.positions([self.queue])
+        return found
+
+    def ranges(self) -> list[int]:
+        return list(self._place.ask("ranges", self.queue))
+
+    def tries(self) -> dict[int, int]:
+        return dict(self._place.ask("tries", self.queue))
+
+    def files(self, after: int, upto: int) -> Iterator[Found]:
+        while after < upto:
+            last, page = self._place.ask("span", self.queue, after, upto)
+            for seq, name, time_ns, data, gone in page:
+                yield self._found(seq, name, time_ns, data, gone, upto)
+            after = last
+
+    def _found(self, seq: int, name: str, time_ns: int, data: bytes, gone: bytes | None, upto: int) -> Found:
+        named = parse_any(name) if gone is not None else None
+        if named is None or gone is None:
+            return seq, name, data, time_ns
+        try:
+            block = Block(named, whole_table(data), data, int.from_bytes(gone, "little"))
+        except DamagedBlock as damage:
+            raise DamagedBlock(f"{name} of queue {self.queue} at its server: {damage}") from None
+        return named.first, name, FoundMany(block, block.left(seq - 1, upto)), time_ns
+
+    def sizes(self, after: int, upto: int) -> Iterator[tuple[int, int]]:
+        while after < upto:
+            after, found = self._place.ask("span_sizes", self.queue, after, upto)
+            yield from map(tuple, found)
+
+    def last_before(self, time_ms: int, upto: int) -> int:
+        return int(self._place.ask("span_before", self.queue, time_ms, upto))
+
+
+Place = Directory | Served
+
+
+def place_at(path: str, url: str = "", space_id: str = "") -> Place:
+    """url: of the server that reads for this one; empty where the directory is at hand."""
+    return Served(url, space_id) if url else Directory(path)
