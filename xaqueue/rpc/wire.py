@@ -79,7 +79,13 @@ class AnswerFrame(NamedTuple):
     result: Any
 
 
+class Packed(bytes):
+    """A result in its wire form."""
+
+
 def response(number: int, error: Mapping[str, Any] | None, result: Any) -> bytes:
+    if type(result) is Packed:
+        return b"".join((b"\x94", msgpack.packb(RESPONSE), msgpack.packb(number), msgpack.packb(None), result))
     packed: bytes = msgpack.Packer(default=plain).pack((RESPONSE, number, error, result))  # packb is two calls
     return packed
 

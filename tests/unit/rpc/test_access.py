@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -484,9 +485,17 @@ if os.geteuid() == 0 and SETRESUID:  # or nobody else can be
 # Missing rights
 
 
+def asked(connection: Connection, method: str, *params: Any) -> Any:
+    manager = connection._manager
+    assert isinstance(manager, RemoteManager)
+    return manager.call(method, *params)
+
+
 MISSING: dict[str, tuple[Callable[[Connection], object], str]] = {
     "dequeue": (lambda c: c.dequeue("orders"), "dequeue of queue 'orders' needs the right to consume"),
     "browse": (lambda c: list(c.browse("replies")), "browse of queue 'replies' needs the right to browse"),
+    "span": (lambda c: asked(c, "span", "replies", 0, 1), "span of queue 'replies' needs the right to browse"),
+    "positions": (lambda c: asked(c, "positions", ["orders", "replies"]), "positions of queue 'replies' needs the"),
     "recover": (lambda c: c.tpc_recover(), "recover needs the right to transact or resolve"),
     "commit": (lambda c: c.tpc_commit(X), "commit needs the right to transact"),
     "rollback": (lambda c: c.tpc_rollback(X), "rollback needs the right to transact"),
@@ -518,6 +527,23 @@ def test_a_missing_right_is_refused_and_logged(
             www.rollback()
             produce(www, b"2")
         owner.tpc_rollback()
+
+
+def told(connection: Connection) -> list[str]:
+    return [one["queue"] for one in asked(connection, "positions", [])]
+
+
+def test_who_may_browse_some_queues_is_told_of_these(start: Start, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = start()
+    with xaqueue.connect(server.url) as owner:
+        for queue in ("orders", "replies"):
+            owner.enqueue(queue, b"1")
+        owner.commit()
+        eventually(lambda: told(owner) == ["orders", "replies"])
+        as_user(monkeypatch, "www")
+        with xaqueue.connect(server.url) as www:
+            assert told(www) == ["orders"]
+            assert [one[0] for one in asked(www, "span", "orders", 0, 1)[1]] == [1]
 
 
 RIDES: dict[str, tuple[Callable[[Connection], object], str]] = {

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from xaqueue.message import Message
     from xaqueue.offline.inspect_branches import InDoubt
     from xaqueue.rpc.methods.sessions import SessionStatus
+    from xaqueue.rpc.server.page_maker import PageMaker
 
 REFUSALS_LOGGED = 10
 """Of one session, in the log."""
@@ -55,6 +56,8 @@ class ServerCalls(Protocol):
 
     @property
     def root(self) -> Path: ...
+    @property
+    def pages(self) -> PageMaker: ...
 
     def status(self) -> dict[str, Any]: ...
 

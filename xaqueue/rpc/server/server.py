@@ -41,6 +41,7 @@ from xaqueue.rpc.methods import service
 from xaqueue.rpc.methods.meters import metrics_in
 from xaqueue.rpc.methods.sessions import SessionStatus, with_work
 from xaqueue.rpc.server.listeners import ListenConfig, Listeners, clear_own
+from xaqueue.rpc.server.page_maker import PageMaker
 from xaqueue.rpc.server.peer import NEVER_S, Caller, Limits
 from xaqueue.rpc.server.scheduler import Scheduler
 from xaqueue.rpc.server.session import ServerSession
@@ -179,6 +180,7 @@ class Server:
         self.limits = limits or Limits()
         self.loop = asyncio.get_running_loop()
         self.scheduler = Scheduler(self.loop)
+        self.pages = PageMaker(root, self.scheduler, lambda: self.space.log.rounds)
         self.space: Space
         self._opening: asyncio.Future[Session]
         self.sessions: set[ServerSession] = set()
@@ -376,6 +378,7 @@ class Server:
                 owner.close()
         finally:
             close.cancel()
+            self.pages.stop()
             self.scheduler.close()
             if self._stop_timer is not None:
                 self._stop_timer.cancel()
