@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from xaqueue.core.model.layout import LAST_SEQ
+from xaqueue.endpoint import Scheme
 from xaqueue.errors import InvalidArgument
 
 OF_A_CONNECTION = (
@@ -44,6 +45,10 @@ _UNITS_S = {
 }
 _FILE = re.compile(r"file:(?://(?:localhost)?(?=/)|(?!//))", re.IGNORECASE)
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
+
+_SERVERS = tuple(f"{scheme.value}://" for scheme in Scheme)
+_BETWEEN = re.compile(r",(?![^,/]*:[0-9]{1,5}(?:[?,]|$))")
+"""Two spaces: a host and port alone are of the URL before them."""
 
 _log = logging.getLogger("xaqueue.spark")
 
@@ -199,6 +204,16 @@ def space_path(name: str, text: str) -> str:
         wanted = "a queue space is a directory that the machine sees under a path, and {}: is none. Give the path, "
         raise refused(name, text, f"{wanted.format(text.partition(':')[0])}/data/space or file:///data/space")
     return os.path.abspath(path)  # noqa: PTH100
+
+
+def is_server(text: str) -> bool:
+    """Whether it is the URL of one."""
+    return text.startswith(_SERVERS)
+
+
+def places(text: str) -> list[str]:
+    """Spaces with commas between them; of a URL with several addresses these are its own."""
+    return [part.strip() for part in _BETWEEN.split(text)]
 
 
 def _unknown(name: str, written: Mapping[str, str], whose: str) -> str:

@@ -33,7 +33,18 @@ from xaqueue.message import check_queue_name
 from xaqueue.spark import batch_commit, executor, server_launcher
 from xaqueue.spark.batch_commit import SinkSpace
 from xaqueue.spark.checkpoint import hardened_plan, query_in
-from xaqueue.spark.options import RawOptions, count, log_ignored, option, plain, refused, space_path, table
+from xaqueue.spark.options import (
+    RawOptions,
+    count,
+    is_server,
+    log_ignored,
+    option,
+    places,
+    plain,
+    refused,
+    space_path,
+    table,
+)
 from xaqueue.spark.sink_task import Branches, Prepared, SinkColumns
 from xaqueue.xid import Xid
 
@@ -97,8 +108,14 @@ def _spaces(raw: RawOptions) -> tuple[SinkSpace, ...]:
     paths, servers = _listed("path", raw.text("path")), _listed("server", raw.text("server"))
     if not paths and not servers:
         raise InvalidArgument('option "path" is missing: the directory of the queue space, or several with commas')
-    for url in servers:
+    urls = [path for path in paths if is_server(path)]
+    for url in (*servers, *urls):
         parse_url(url)
+    if urls and servers:
+        raise InvalidArgument('a server in "path" and option "server" exclude each other: name all in "path"')
+    if urls:
+        servers = [path if path in urls else "" for path in paths]
+        paths = ["" if path in urls else path for path in paths]
     if paths and servers and len(paths) != len(servers):
         raise InvalidArgument(f'{len(paths)} in "path" and {len(servers)} in "server": one server for each is wanted')
     spaces = tuple(SinkSpace(*pair) for pair in zip_longest(paths, servers, fillvalue=""))
@@ -110,10 +127,10 @@ def _spaces(raw: RawOptions) -> tuple[SinkSpace, ...]:
 def _listed(name: str, text: str | None) -> list[str]:
     if text is None:
         return []
-    parts = [part.strip() for part in text.split(",")]
+    parts = places(text)
     if not all(parts):
         raise refused(name, text, "one, or several with a comma between them, is wanted")
-    return [space_path(name, part) for part in parts] if name == "path" else parts
+    return [part if is_server(part) else space_path(name, part) for part in parts] if name == "path" else parts
 
 
 Messages = Sequence[WriterCommitMessage | None]

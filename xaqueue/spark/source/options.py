@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from socket import gethostname
 
 from xaqueue.core.model.layout import LAST_SEQ
-from xaqueue.endpoint import Endpoint, Scheme, is_url
+from xaqueue.endpoint import Endpoint, is_url
 from xaqueue.endpoint import parse as parse_url
 from xaqueue.errors import InvalidArgument
 from xaqueue.message import QUEUE_NAME, check_queue_name
 from xaqueue.spark import options as kinds
-from xaqueue.spark.options import RawOptions, json_object, option, refused, space_path, table
+from xaqueue.spark.options import RawOptions, is_server, json_object, option, places, refused, space_path, table
 from xaqueue.spark.source.plan import EARLIEST, LATEST, Bounds, Tasks, bounds
 
 DELETE, ARCHIVE, KEEP = "delete", "archive", "keep"
@@ -28,9 +28,6 @@ MOST_DELAY_S = 15 * 60.0
 """For how long ``minOffsetsPerTrigger`` may hold a batch up, as Kafka's."""
 ERROR = "error"
 PATTERN = frozenset("*?[")
-_SCHEMES = tuple(f"{scheme.value}://" for scheme in Scheme)
-_BETWEEN = re.compile(r",(?![^,/]*:[0-9]{1,5}(?:[?,]|$))")
-"""Two paths: a host and port belong to the URL before them."""
 ASSIGN = '{"orders": [0]}'
 
 
@@ -200,12 +197,12 @@ def _paths(raw: RawOptions) -> tuple[tuple[str, ...], dict[str, str]]:
     """``path`` may name several, and ``load([...])`` gives ``paths`` as JSON. Also the URLs of those that are servers,
     by what they are named by: a stream's offsets do not change with a token's file."""
     listed = json.loads(raw.text("paths") or "[]")
-    parts = [part.strip() for part in _BETWEEN.split(raw.text("path") or "") if part.strip()] + listed
+    parts = [*filter(None, places(raw.text("path") or "")), *listed]
     if not parts:
         raise InvalidArgument('option "path" is missing: the directory of the queue space, several, or a pattern')
     named, urls = dict[str, None](), {}
     for part in parts:
-        if part.startswith(_SCHEMES):
+        if is_server(part):
             endpoint = parse_url(part)
             part = str(Endpoint(endpoint.scheme, endpoint.path, endpoint.host, endpoint.port, others=endpoint.others))
             urls[part] = str(endpoint)
