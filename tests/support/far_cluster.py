@@ -21,7 +21,7 @@ from support.certificates import Authority
 from support.disks import run
 from support.patience import eventually
 from xaqueue.features.opening import create
-from xaqueue.offline.reader import QueueReader
+from xaqueue.offline.spans import QueueFiles
 from xaqueue.spark import QUICK_START
 from xaqueue.spark.java import java_home
 
@@ -84,7 +84,8 @@ class Far:
             for begin in range(first, first + count, 500):
                 queues.enqueue_many("orders", [b"%d" % one for one in range(begin, min(begin + 500, first + count))])
                 queues.commit()
-        eventually(lambda: QueueReader(self.hidden / name, "orders").watermark() == count)
+        files = QueueFiles(self.hidden / name, "orders")
+        eventually(lambda: sum(1 for _ in files.sizes(0, files.watermark())) == count)
 
     # The cluster
 
