@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from xaqueue.core.model.format import check_recovered, read_format, why_behind
+from xaqueue.core.model.layout import COMMITTED, watermark_path
 from xaqueue.core.model.message_name import parse_any
 from xaqueue.core.owner.definitions_file import read_definitions
 from xaqueue.errors import AccessDenied, ConnectionLost, DamagedBlock, SpaceError
@@ -87,6 +88,10 @@ class Directory:
             self._queues[name] = QueueFiles(self._path, name)
         return self._queues[name]
 
+    def marks(self, names: Iterable[str], *, all_queues: bool) -> list[str]:
+        """Files, of which one is another when something has come in these queues, or any; none where that is asked."""
+        return [f"{self._path}/{path}" for path in (*map(watermark_path, names), *([COMMITTED] if all_queues else []))]
+
     def close(self) -> None:
         pass
 
@@ -122,6 +127,9 @@ class Served:
         with self._lock:
             said = self._reached().space
         return Known(frozenset(names | {*said["queues"]}), bool(said["any_queue"]))
+
+    def marks(self, names: Iterable[str], *, all_queues: bool) -> list[str]:
+        return []
 
     def positions(self, names: Iterable[str]) -> list[Position]:
         from xaqueue.rpc.wire import decode

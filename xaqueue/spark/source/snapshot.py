@@ -36,6 +36,9 @@ ID_DIGITS = 8
 """Of a space's id that an offset keeps: enough to tell another one."""
 NAMED = 5
 """Missing spaces that an error names."""
+SETTLED_S = 2.0
+"""A file that is as it was for so long has another time when it is changed: file systems count in milliseconds, network
+ones in a second perhaps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +86,46 @@ class _Found(NamedTuple):
     identity: object
 
 
+class _Seen(NamedTuple):
+    """A space as it was looked at. paths: of the files by which it shows that something has come. marks: what they were
+    before; settled: they had been so for a while, and who changes one now gives it another time."""
+
+    found: _Found
+    paths: tuple[str, ...]
+    marks: list[tuple[int, ...]]
+    since_s: float
+    settled: bool
+
+    def has_moved(self) -> bool:
+        return not self.settled or _marks_of(self.paths) != self.marks
+
+
+def _marks_of(paths: Iterable[str]) -> list[tuple[int, ...]]:
+    """When they were changed, and which files they are. Raises nothing: what is not there has none."""
+    found: list[tuple[int, ...]] = []
+    for path in paths:
+        try:
+            state = os.stat(path)  # noqa: PTH116
+            found.append((state.st_mtime_ns, state.st_ino, state.st_size))
+        except OSError as error:
+            found.append((error.errno or 0,))
+    return found
+
+
+class _Looked(NamedTuple):
+    """All that was looked for, and what was there."""
+
+    matched: list[str]
+    known: Mapping[str, Iterable[str]]
+    snapshot: SpaceSnapshot
+
+
 class Spaces:
-    """The spaces and queues that the options name, looked at as often as is asked."""
+    """The spaces and queues that the options name, looked at as often as is asked.
+
+    Of a space where nothing has come since the last look the times of the watermarks are looked at, and no more; what
+    is consumed there is known again when something comes, or a batch with messages of it is planned.
+    """
 
     def __init__(self, options: SourceOptions, opened: Callable[[str], object] | None = None) -> None:
         """opened: sees to it that somebody has the space open, where its files alone cannot be believed."""
@@ -93,6 +134,9 @@ class Spaces:
         self._stuck: dict[str, Future[Any]] = {}
         self._places: dict[str, Place] = {}
         self._readers: dict[tuple[str, str], QueueScan] = {}
+        self._stuck_marks: dict[str, Future[Any]] = {}
+        self._seen: dict[str, _Seen] = {}
+        self._looked: _Looked | None = None
 
     def look(self, known: Mapping[str, Iterable[str]] | None = None, *, only_known: bool = False) -> SpaceSnapshot:
         """What is there. ``known``: queues by space that were there before, and have to be where they are still named;
@@ -104,15 +148,30 @@ class Spaces:
         matched: list[str] = []
         missing: dict[str, str] = {}
         if not only_known:
-            held = {path: [*filter(self._wanted, names)] for path, names in held.items() if self.names_space(path)}
             matched, missing = self._matched()
+        last = self._looked
+        unmoved = {} if only_known else self._unmoved({*matched, *held})
+        if last is not None and not (only_known or missing):  # else each is asked what it is to say
+            is_same = matched == last.matched and held == last.known
+            if is_same and len(unmoved) == len(last.snapshot.spaces) and not last.snapshot.missing:
+                return last.snapshot
+        before = held
+        if not only_known:
+            held = {path: [*filter(self._wanted, names)] for path, names in held.items() if self.names_space(path)}
         wanted = sorted({*matched, *held})
+        answers = {
+            path: unmoved[path]
+            for path in wanted
+            if path in unmoved and unmoved[path].queues.keys() >= {*held.get(path, ())}
+        }
 
-        def look_at(path: str) -> _Found:
-            return self._look_at(path, held.get(path, ()), only_known)
+        def look_at(path: str) -> _Found | None:
+            is_named = path in held or path in self._options.paths
+            return self._look_at(path, held.get(path, ()), only_known) if is_named or _is_space(path) else None
 
-        timeout_s = self._options.space_timeout_s
-        answers, failures = call_with_deadline(look_at, wanted, timeout_s, self._stuck, (SpaceError, OSError))
+        timeout_s, asked = self._options.space_timeout_s, [path for path in wanted if path not in answers]
+        looked, failures = call_with_deadline(look_at, asked, timeout_s, self._stuck, (SpaceError, OSError))
+        answers |= {path: one for path, one in looked.items() if one is not None}
         found = dict(sorted(answers.items()))
         _check_distinct(found)
         missing |= {path: str(failure) for path, failure in failures.items()}
@@ -122,7 +181,20 @@ class Spaces:
             raise self.missing(missing)
         if not wanted and not only_known:
             raise SpaceError(f"no queue space matches {', '.join(self._options.paths)}: make one, or mend the pattern")
+        if not only_known:
+            self._looked = _Looked(matched, before, snapshot)
         return snapshot
+
+    def _unmoved(self, paths: Iterable[str]) -> dict[str, _Found]:
+        """Those where nothing has come since they were looked at. One that hangs is not told here, nor are others."""
+        seen = {path: self._seen[path] for path in paths if path in self._seen and path not in self._stuck}
+
+        def look(_: str) -> dict[str, _Found]:
+            return {path: one.found for path, one in seen.items() if not one.has_moved()}
+
+        timeout_s = self._options.space_timeout_s
+        answers, _ = call_with_deadline(look, ["their marks"] if seen else [], timeout_s, self._stuck_marks, (OSError,))
+        return answers.get("their marks", {})
 
     def missing(self, missing: Mapping[str, str], *, planned: bool = False) -> SpaceError:
         """The error for a query that cannot do without these spaces; ``planned``: with messages of this batch."""
@@ -162,11 +234,15 @@ class Spaces:
         """Directories that the patterns match and that are spaces; named ones whatever they are."""
         paths, timeout_s = self._options.paths, self._options.space_timeout_s
         found, failures = call_with_deadline(
-            _spaces_like, filter(is_pattern, paths), timeout_s, self._stuck, (OSError,)
+            self._spaces_like, filter(is_pattern, paths), timeout_s, self._stuck, (OSError,)
         )
         named = [path for path in paths if not is_pattern(path)]
         matched = [path for matches in found.values() for path in matches]
         return [*named, *matched], {pattern: str(failure) for pattern, failure in failures.items()}
+
+    def _spaces_like(self, pattern: str) -> list[str]:
+        found = sorted(glob.glob(pattern))  # noqa: PTH207
+        return [path for path in found if path in self._seen or _is_space(path)]
 
     def place(self, path: str) -> Place:
         if path not in self._places:
@@ -174,7 +250,8 @@ class Spaces:
         return self._places[path]
 
     def _look_at(self, path: str, known: Iterable[str], only_known: bool) -> _Found:
-        place = self.place(path)
+        now, place, last = monotonic(), self.place(path), self._seen.get(path)
+        marks = _marks_of(last.paths) if last is not None else []
         space_id = place.id()
         if self._opened is not None and place.is_behind():
             self._opened(path)
@@ -188,7 +265,14 @@ class Spaces:
         # what vanished meanwhile looked like a space without messages
         if place.id() != space_id:
             raise SpaceError(f"{path} became another space while it was looked at: look again")
-        return _Found(found, space_id, place.identity())
+        made = _Found(found, space_id, place.identity())
+        paths = tuple(place.marks(found, all_queues=self._options.has_pattern))
+        is_same = last is not None and (last.paths, last.marks) == (paths, marks)
+        since_s = last.since_s if last is not None and is_same else now
+        if last is None or last.paths != paths:
+            marks = []
+        self._seen[path] = _Seen(made, paths, marks, since_s, bool(paths) and now - since_s >= SETTLED_S)
+        return made
 
     def _state(self, path: str, space_id: str, found: Position) -> QueueState:
         key = path, found.queue
@@ -219,8 +303,8 @@ def _check_distinct(spaces: Mapping[str, _Found]) -> None:
             )
 
 
-def _spaces_like(pattern: str) -> list[str]:
-    return [path for path in sorted(glob.glob(pattern)) if os.path.isfile(os.path.join(path, FORMAT))]  # noqa: PTH113,PTH118,PTH207
+def _is_space(path: str) -> bool:
+    return os.path.isfile(os.path.join(path, FORMAT))  # noqa: PTH113,PTH118
 
 
 THREADS = 16

@@ -60,6 +60,8 @@ class StreamReader(Reader, spark.DataSourceStreamReader, streaming.SupportsTrigg
         self._latest_batch = -inf
         self._target: SpaceSnapshot | None = None
         self._latest: SpaceSnapshot | None = None
+        self._idle: tuple[SpaceSnapshot | None, Document] = None, {}
+        """At which look there was nothing new behind this offset, and that was consumed."""
         self._identity = f"{options.stream_name}#{uuid4()}"
         self._logged: frozenset[str] = frozenset()
         self._looked_at: set[tuple[str, str]] = set()
@@ -100,6 +102,8 @@ class StreamReader(Reader, spark.DataSourceStreamReader, streaming.SupportsTrigg
             check_of(self._options.checkpoint, begun.stream)
             self._is_checked = True
         snapshot = self._latest = self._spaces.look(begun.spaces)
+        if snapshot is self._idle[0] and start == self._idle[1]:
+            return start
         begun.check_spaces(snapshot.ids)
         if begun.initial and self._removes:
             self._check_not_kept(begun, snapshot)
@@ -116,6 +120,8 @@ class StreamReader(Reader, spark.DataSourceStreamReader, streaming.SupportsTrigg
             ends = self._admitted(spans, snapshot, limit, turn)
         if not ends:  # nothing is new, so all that was read is committed: it need not wait for a next batch
             self._consume(begun)
+            if not (spans or (self._removes and self._options.skips_missing)):  # what was not consumed is, later
+                self._idle = snapshot, start
             return start
         ended = nested((path, queue, seq) for (path, queue), seq in ends.items())
         begins = nested((path, queue, after) for (path, queue), after in joined.items() if (path, queue) in ends)
