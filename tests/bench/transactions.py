@@ -203,10 +203,11 @@ def _both(manager: xaqueue.TransactionManager) -> None:
 
 def spark(root: Path) -> Verb:
     """What an executor does for the rows of its task, without Spark."""
+    from xaqueue.lake.batches import record_batches
+    from xaqueue.lake.columns import Rows
     from xaqueue.offline.reader import QueueReader
     from xaqueue.offline.spans import files
-    from xaqueue.spark.source.columns import Columns, Rows, schema
-    from xaqueue.spark.source.reader import record_batches
+    from xaqueue.spark.source.columns import Columns, schema
 
     reader, columns = QueueReader(root, "put"), Columns(schema())
 

@@ -82,6 +82,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("xaqueue",),
     ("xaqueue.testing",),
     ("xaqueue.contrib",),
+    ("xaqueue.lake",),
     ("xaqueue.spark",),
     ("xaqueue.tools",),
     ("xaqueue.metrics",),
@@ -117,6 +118,7 @@ WORLD = {
 
 OWNED = {
     "pyspark": ("xaqueue.spark",),
+    "pyarrow": ("xaqueue.lake", "xaqueue.spark"),
     "typer": ("xaqueue.cli",),
     "click": ("xaqueue.cli",),
     "watchdog": ("xaqueue.core.owner.watches", "xaqueue.offline.queue_watch"),

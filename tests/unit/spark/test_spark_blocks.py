@@ -26,9 +26,9 @@ from pyspark.sql.streaming.datasource import ReadMaxBytes, ReadMaxRows
 
 from support.spark_reading import Query, rows, stream
 from xaqueue.features.streams import message_files
+from xaqueue.lake import batches
 from xaqueue.offline import spans
 from xaqueue.offline.reader import QueueReader
-from xaqueue.spark.source import reader as reading
 from xaqueue.spark.source.columns import MESSAGE, decode_array, messages_array
 from xaqueue.spark.source.source import QueueSource
 
@@ -81,7 +81,7 @@ def test_a_row_has_what_is_the_messages_own(root: Path) -> None:
 @pytest.mark.parametrize("most", [1, 7, 2_000])
 def test_columns_are_in_the_order_of_the_messages(root: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     """Blocks with and without something of their own, whole and partial, beside messages with files of their own."""
-    monkeypatch.setattr(reading, "BATCH_ROWS", most)
+    monkeypatch.setattr(batches, "BATCH_ROWS", most)
     put_block(root, FIRST, COUNT, gone=0b1010)
     put_block(root, 40, COUNT, options={3: {"priority": 9}, 5: {"headers": {"k": "v"}}})
     put_block(root, 60, COUNT, gone=0b111)

@@ -27,9 +27,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from support.spark_reading import Query, rows, stream
+from xaqueue.lake import batches
 from xaqueue.spark import default_source
 from xaqueue.spark.source import columns
-from xaqueue.spark.source import reader as reading
 from xaqueue.spark.source import source as stream_room
 from xaqueue.spark.source.columns import MESSAGE, Columns, decode_array
 from xaqueue.spark.source.options import parse
@@ -137,7 +137,7 @@ def test_what_is_not_asked_for_is_not_built(space: FabricatedSpace, monkeypatch:
     def unpack(_: bytes) -> dict[str, Any]:
         raise AssertionError("properties were unpacked")
 
-    monkeypatch.setattr(reading, "stored_in", unpack)
+    monkeypatch.setattr(batches, "stored_in", unpack)
     assert batch(space, picked("body", "seq", "offset")) == [
         {"body": b"body", "seq": 1, "offset": 1},
         {"body": b"message 2", "seq": 2, "offset": 2},

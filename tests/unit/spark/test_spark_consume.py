@@ -31,6 +31,7 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 from support import spark_reading
 from support.spark_reading import ALL, Query, places, rows, through_json
 from xaqueue.cli import ingest
+from xaqueue.lake import batches
 from xaqueue.spark.source import consumer
 from xaqueue.spark.source import reader as reading
 from xaqueue.spark.source.source import QueueSource, StreamReader
@@ -542,7 +543,7 @@ def test_a_queue_released_while_it_is_read_is_no_silent_gap(
     root: Path, shop: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "SEEN_S", 0.0)
-    monkeypatch.setattr(reading, "BATCH_ROWS", 1)
+    monkeypatch.setattr(batches, "BATCH_ROWS", 1)
     reader = stream(root)
     begun = reader.initialOffset()
     end = reader.latestOffset(begun, ALL)

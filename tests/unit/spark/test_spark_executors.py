@@ -27,6 +27,7 @@ from support import spark_reading
 from support.served import ServerThread
 from support.sink_scene import Scene, texts
 from support.spark_reading import ALL, Query, rows
+from xaqueue.lake import batches
 from xaqueue.spark import executor, server_launcher, sink
 from xaqueue.spark.source import consumer
 from xaqueue.spark.source import reader as reading
@@ -111,7 +112,7 @@ def test_an_executor_with_something_else_gives_no_row(
 def test_a_space_that_is_exchanged_while_it_is_read_fails_the_task(
     root: Path, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "BATCH_ROWS", 1)
+    monkeypatch.setattr(batches, "BATCH_ROWS", 1)
     reader, (task,) = planned(root, mode)
     given = reader.read(task)
     next(given)

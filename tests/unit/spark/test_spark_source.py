@@ -28,6 +28,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructField, StructType
 
 from xaqueue.core.model.block import HEAD_READ_BYTES
+from xaqueue.lake import batches as arrow_batches
 from xaqueue.spark.source import columns, plan
 from xaqueue.spark.source import reader as reading
 from xaqueue.spark.source.reader import QueueKey, ReadTask
@@ -274,9 +275,9 @@ def test_many_messages_are_a_partition_a_core_and_none_too_large(monkeypatch: py
 
 def test_record_batches_close_at_rows_and_at_bytes(space: FabricatedSpace, monkeypatch: pytest.MonkeyPatch) -> None:
     space.fill("orders", range(1, 8), content=b"x" * 100)
-    monkeypatch.setattr(reading, "BATCH_ROWS", 3)
+    monkeypatch.setattr(arrow_batches, "BATCH_ROWS", 3)
     assert [found.num_rows for found in stream(space).read(share(space, 0, 7))] == [3, 3, 1]
-    monkeypatch.setattr(reading, "BATCH_BYTES", 200)
+    monkeypatch.setattr(arrow_batches, "BATCH_BYTES", 200)
     assert [found.num_rows for found in stream(space).read(share(space, 0, 7))] == [2, 2, 2, 1]
 
 

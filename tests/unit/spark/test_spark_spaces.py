@@ -306,7 +306,7 @@ def hung(spaces: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Ev
             answers.wait()
         return format_of_space(path, is_expected=is_expected)
 
-    monkeypatch.setattr("xaqueue.spark.source.place.read_format", read_format)
+    monkeypatch.setattr("xaqueue.lake.place.read_format", read_format)
     yield answers
     answers.set()
 

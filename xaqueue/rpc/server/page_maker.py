@@ -16,7 +16,6 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from fcntl import fcntl
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -33,8 +32,6 @@ REQUEST, ANSWER = struct.Struct(">I"), struct.Struct(">BI")
 TRIES = 2
 BESIDE_COMMITS = 32 * 1024 * 1024
 """Bytes a second while others commit: to hand a page on takes the server a millisecond."""
-F_SETPIPE_SZ, PIPE_BYTES = 1031, 1 << 20
-"""So that a page is read at once, where the system lets us."""
 
 
 class PageMaker:
@@ -82,9 +79,6 @@ class PageMaker:
             command = [sys.executable, "-P", "-m", __name__, os.fspath(self._root)]
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
             self._process = process
-            assert process.stdout is not None
-            with suppress(OSError):
-                fcntl(process.stdout.fileno(), F_SETPIPE_SZ, PIPE_BYTES)
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(request)

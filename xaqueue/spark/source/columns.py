@@ -17,23 +17,23 @@ does what was taken of a file of many.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, partial
-from itertools import repeat
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql import types as t
 from pyspark.sql.functions import explode
 from pyspark.sql.pandas.functions import arrow_udf
-from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema, to_arrow_type
 
 from xaqueue.core.model.block import decode_message
 from xaqueue.core.model.message_block import Table
 from xaqueue.errors import DamagedBlock, InvalidArgument
 from xaqueue.features.streams.message_files import whole_table
-from xaqueue.message import DEFAULT_PRIORITY
+from xaqueue.lake import columns as arrow
+from xaqueue.lake.columns import Rows, of_buffers
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
@@ -43,113 +43,16 @@ LOG_APPEND_TIME = 1
 """Kafka's ``timestampType``: the time is that of the commit."""
 
 
-@dataclass
-class Rows:
-    """What was read of one queue, in its order. Properties stay empty where no column needs them."""
-
-    queue: str
-    space: str = ""
-    number: int = 0
-    """Which of the stream's spaces it is: Kafka's partition."""
-    tries: Mapping[int, int] = field(default_factory=dict)
-    """By number, of those that had any: it stands beside the messages."""
-    seqs: array[int] = field(default_factory=partial(array, "q"))
-    ids: list[bytes] = field(default_factory=list)
-    bodies: list[bytes] = field(default_factory=list)
-    """Of messages that have files of their own."""
-    together: list[tuple[int, Mapping[str, pa.Array]]] = field(default_factory=list)
-    """Ids and bodies of those that lie in a block together, and behind how many of the others."""
-    stored: list[Mapping[str, Any]] = field(default_factory=list)
-    """Properties, what is absent or default left out."""
-    times_ns: list[int] = field(default_factory=list)
-    several: list[tuple[int, int]] = field(default_factory=list)
-    """Which of these are of more than one message, and of how many."""
-
-    @property
-    def size(self) -> int:
-        return len(self.seqs)
-
-    def joined(self, name: str, kind: pa.DataType) -> pa.Array:
-        """The ids, or the bodies, of all."""
-        values, parts, at = getattr(self, name), [], 0
-        for before, arrays in self.together:
-            if before > at:
-                parts.append(pa.array(values[at:before], kind))
-                at = before
-            parts.append(arrays[name])
-        if len(values) > at or not parts:
-            parts.append(pa.array(values[at:], kind))
-        return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
-
-    def spread(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-        """For each message that of these which is its."""
-        found = pa.array(values, kind)
-        return found.take(self._places) if self.several else found
-
-    @cached_property
-    def _places(self) -> pa.Array:
-        places, at = array("i"), 0
-        for place, count in self.several:
-            places.extend(range(at, place))
-            places.extend(repeat(place, count))
-            at = place + 1
-        places.extend(range(at, len(self.times_ns)))
-        return of_buffers(pa.int32(), len(places), places)
-
-    @cached_property
-    def held(self) -> frozenset[str]:
-        """The properties that any of them has, looked at once, when all are there: a column of none costs nothing."""
-        return frozenset().union(*self.stored)
-
-
-def of_buffers(kind: pa.DataType, count: int, *buffers: Any) -> pa.Array:
-    """So many values, of which none is null, as they lie in these bytes."""
-    return pa.Array.from_buffers(kind, count, [None, *map(pa.py_buffer, buffers)])
-
-
-Builder = Callable[[Rows, pa.DataType], pa.Array]
-
-
 @dataclass(frozen=True, slots=True)
 class Column:
-    """What it is to Spark, where it comes from, and whether properties are unpacked for it."""
+    """What it is to Spark, and how it is built."""
 
     kind: t.DataType
-    build: Builder
-    nullable: bool = True
-    is_stored: bool = False
+    arrow: arrow.Column
 
-
-def _numbers(rows: Rows, kind: pa.DataType) -> pa.Array:
-    return of_buffers(kind, rows.size, rows.seqs)
-
-
-def _joined(name: str) -> Builder:
-    return lambda rows, kind: rows.joined(name, kind)
-
-
-def _same(name: str) -> Builder:
-    return lambda rows, kind: pa.repeat(pa.scalar(getattr(rows, name), kind), rows.size)
-
-
-def _property(name: str, kind: t.DataType, default: Any = None) -> Column:
-    def build(rows: Rows, arrow: pa.DataType) -> pa.Array:
-        if name not in rows.held:
-            return pa.repeat(pa.scalar(default, arrow), rows.size)
-        return rows.spread([stored.get(name, default) for stored in rows.stored], arrow)
-
-    return Column(kind, build, nullable=default is None, is_stored=True)
-
-
-def _commit_time(rows: Rows, kind: pa.DataType) -> pa.Array:
-    return rows.spread([time_ns // 1000 for time_ns in rows.times_ns], kind)
-
-
-def _header_map(rows: Rows, kind: pa.DataType) -> pa.Array:
-    if "headers" not in rows.held:
-        offsets = pa.repeat(pa.scalar(0, pa.int32()), rows.size + 1)
-        return pa.MapArray.from_arrays(offsets, pa.array([], kind.key_type), pa.array([], kind.item_type), kind)
-    return rows.spread([[*stored.get("headers", {}).items()] for stored in rows.stored], kind)
+    @property
+    def nullable(self) -> bool:
+        return self.arrow.nullable
 
 
 def _header_array(rows: Rows, kind: pa.DataType) -> pa.Array:
@@ -166,43 +69,37 @@ _HEADER_ARRAY = t.ArrayType(
     t.StructType([t.StructField("key", t.StringType()), t.StructField("value", t.BinaryType())])
 )
 
-HOUSE = {
-    "seq": Column(t.LongType(), _numbers, nullable=False),
-    "message_id": Column(t.BinaryType(), _joined("ids"), nullable=False),
-    "queue": Column(t.StringType(), _same("queue"), nullable=False),
-    "body": Column(t.BinaryType(), _joined("bodies"), nullable=False),
-    "correlation_id": _property("correlation_id", t.BinaryType()),
-    "priority": _property("priority", t.IntegerType(), DEFAULT_PRIORITY),
-    "enqueued_at": _property("enqueued_at", t.TimestampType(), 0),
-    "headers": Column(_HEADER_MAP, _header_map, nullable=False, is_stored=True),
-    "content_type": _property("content_type", t.StringType()),
-    "tries": _property("tries", t.IntegerType(), 0),
-    "space": Column(t.StringType(), _same("space"), nullable=False),
-    "committed_at": Column(t.TimestampType(), _commit_time, nullable=False),
-}
+
+def _spark(columns: Mapping[str, arrow.Column]) -> dict[str, Column]:
+    """A type of Arrow's that Spark has no word for is given by hand."""
+    kinds = {name: _HEADER_MAP if name == "headers" else from_arrow_type(one.kind) for name, one in columns.items()}
+    return {name: Column(kinds[name], one) for name, one in columns.items()}
+
+
+HOUSE = _spark(arrow.HOUSE)
 """What comes without ``.schema(...)``."""
 
-MORE = {
-    "group": _property("group", t.StringType()),
-    "not_before": _property("not_before", t.TimestampType()),
-    "expires_at": _property("expires_at", t.TimestampType()),
-    "reply_queue": _property("reply_queue", t.StringType()),
-    "failure_queue": _property("failure_queue", t.StringType()),
-    "dedup_key": _property("dedup_key", t.BinaryType()),
-    "traceparent": _property("traceparent", t.StringType()),
-    "origin": _property("origin", t.StringType()),
-}
+MORE = _spark(arrow.MORE)
 """What ``.schema(...)`` may name beside, and ``includeAll`` brings."""
 
+
+def _kafka(kind: t.DataType, build: arrow.Builder, *, is_stored: bool = False) -> Column:
+    return Column(kind, arrow.Column(to_arrow_type(kind, timezone="UTC"), build, is_stored=is_stored))
+
+
+def _log_append_time(rows: Rows, kind: pa.DataType) -> pa.Array:
+    return pa.repeat(pa.scalar(LOG_APPEND_TIME, kind), rows.size)
+
+
 KAFKA = {
-    "key": _property("correlation_id", t.BinaryType()),
-    "value": Column(t.BinaryType(), _joined("bodies")),
-    "topic": Column(t.StringType(), _same("queue")),
-    "partition": Column(t.IntegerType(), _same("number")),
-    "offset": Column(t.LongType(), _numbers),
-    "timestamp": Column(t.TimestampType(), _commit_time),
-    "timestampType": Column(t.IntegerType(), lambda rows, kind: pa.repeat(pa.scalar(LOG_APPEND_TIME, kind), rows.size)),
-    "headers": Column(_HEADER_ARRAY, _header_array, is_stored=True),
+    "key": HOUSE["correlation_id"],
+    "value": _kafka(t.BinaryType(), arrow.joined("bodies")),
+    "topic": _kafka(t.StringType(), arrow.same("queue")),
+    "partition": _kafka(t.IntegerType(), arrow.same("number")),
+    "offset": _kafka(t.LongType(), arrow.numbers),
+    "timestamp": _kafka(t.TimestampType(), arrow.commit_time),
+    "timestampType": _kafka(t.IntegerType(), _log_append_time),
+    "headers": _kafka(_HEADER_ARRAY, _header_array, is_stored=True),
 }
 """Kafka's names and types: the correlation id is the key, the queue the topic, the commit sequence the offset."""
 SAME_AS_KAFKAS = frozenset({"correlation_id", "body", "queue", "seq", "committed_at", "headers"})
@@ -224,8 +121,8 @@ def schema(*, kafka: bool = False, headers: bool = True, everything: bool = Fals
     )
 
 
-class Columns:
-    """Those that a query asked for: their Arrow schema, with its nullability, and how each is built."""
+class Columns(arrow.Columns):
+    """Those that a query asked for."""
 
     def __init__(self, asked: t.StructType, kafka: bool = False) -> None:
         """Raises InvalidArgument for a column that no message has, or that is of another type."""
@@ -240,23 +137,10 @@ class Columns:
                     f"column {one.name!r} is {wanted.upper()}, not {given.upper()}: say so in .schema(...), "
                     "and cast in the query"
                 )
-        self.schema = to_arrow_schema(asked, timezone="UTC")
-        self._columns = [known[one.name] for one in asked]
-        self.unpacks = any(column.is_stored for column in self._columns)
+        super().__init__(to_arrow_schema(asked, timezone="UTC"), [known[one.name].arrow for one in asked])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Columns, (self._asked, self._kafka)
-
-    def batch(self, rows: Rows) -> pa.RecordBatch:
-        """Raises DamagedBlock for a property that is not of its type."""
-        try:
-            arrays = [column.build(rows, kind) for column, kind in zip(self._columns, self.schema.types, strict=True)]
-            return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-        except (pa.ArrowException, TypeError, AttributeError) as error:
-            raise DamagedBlock(
-                f"queue {rows.queue}, messages {rows.seqs[0]} to {rows.seqs[-1]}: a property is not of its type: "
-                f"{error}"
-            ) from error
 
 
 def known_columns(*, kafka: bool = False) -> dict[str, Column]:
@@ -376,7 +260,7 @@ class _Found:
         """What was found. index: another column, before the others."""
         fields = list(to_arrow_schema(MESSAGE, timezone="UTC"))
         columns = [
-            column.build(self._rows, field.type) for column, field in zip(_COLUMNS.values(), fields, strict=True)
+            column.arrow.build(self._rows, field.type) for column, field in zip(_COLUMNS.values(), fields, strict=True)
         ]
         if index is not None:
             fields, columns = [pa.field(INDEX.name, index.type), *fields], [index, *columns]

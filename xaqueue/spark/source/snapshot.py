@@ -28,9 +28,9 @@ from xaqueue.core.model.layout import FORMAT
 from xaqueue.core.model.options import suggestion
 from xaqueue.errors import InvalidArgument, OperationalError, SpaceError, UnknownQueue
 from xaqueue.features.streams.record import StreamRecord
+from xaqueue.lake.place import Place, QueueScan, place_at
 from xaqueue.offline.spans import Position
 from xaqueue.spark.source.options import SourceOptions, is_pattern
-from xaqueue.spark.source.place import Place, QueueScan, place_at
 
 ID_DIGITS = 8
 """Of a space's id that an offset keeps: enough to tell another one."""
