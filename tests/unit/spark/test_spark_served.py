@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 
 import xaqueue
@@ -15,12 +16,13 @@ from xaqueue.core.owner import definitions_file
 from xaqueue.errors import InvalidArgument, SpaceError
 from xaqueue.features.opening import create
 from xaqueue.offline.reader import QueueReader
+from xaqueue.rpc.wire import Packed, plain
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
 from support.spark_reading import ALL, Query, rows, stream
-from xaqueue.rpc.methods import pages
+from xaqueue.rpc.server import page_maker
 from xaqueue.spark.source.options import parse
 from xaqueue.spark.source.source import QueueSource
 
@@ -82,8 +84,15 @@ def test_it_gives_the_rows_that_the_files_give(root: Path, url: str) -> None:
 
 @pytest.mark.parametrize("page_bytes", [1, 700, 1 << 20])
 def test_pages_follow_one_another(root: Path, url: str, page_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "PAGE_BYTES", page_bytes)
-    monkeypatch.setattr(pages, "SIZES", 7)
+    monkeypatch.setattr(page_maker, "PAGE_BYTES", page_bytes)
+    monkeypatch.setattr(page_maker, "SIZES", 7)
+    made = page_maker.Pages(str(root))
+
+    def here(_: page_maker.PageMaker, request: bytes) -> Packed:
+        method, params = msgpack.unpackb(request[page_maker.REQUEST.size :])
+        return Packed(msgpack.packb(made.calls[method](*params), default=plain))
+
+    monkeypatch.setattr(page_maker.PageMaker, "_exchange", here)
     for _ in range(3):
         fill(root, url, count=20)
     assert [row["seq"] for row in batch(url, "orders")] == list(range(1, 61))

@@ -14,9 +14,10 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from time import monotonic
 from typing import Any, BinaryIO
@@ -25,13 +26,19 @@ import msgpack
 
 from xaqueue.core.storage.scheduling import Threads
 from xaqueue.errors import Error, RetryLater
-from xaqueue.rpc.wire import Packed, error_of, error_to, plain
+from xaqueue.offline.spans import FoundMany, Position, QueueFiles
+from xaqueue.rpc.wire import PAGE, PAGE_BYTES, Packed, error_of, error_to, plain
 
 NICE = 10
 REQUEST, ANSWER = struct.Struct(">I"), struct.Struct(">BI")
 TRIES = 2
 BESIDE_COMMITS = 32 * 1024 * 1024
 """Bytes a second while others commit: to hand a page on takes the server a millisecond."""
+
+SIZES = 10_000
+"""Of one answer, at most."""
+QUEUES = 1_000
+"""Whose readers are kept."""
 
 
 class PageMaker:
@@ -95,6 +102,55 @@ class PageMaker:
             process.communicate()
 
 
+class Pages:
+    """What the process that reads them answers."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._readers: dict[str, QueueFiles] = {}
+        made = (self.positions, self.span, self.span_sizes, self.span_before, self.ranges, self.tries)
+        self.calls: dict[str, Callable[..., Any]] = {call.__name__: call for call in made}
+
+    def _reader(self, queue: str) -> QueueFiles:
+        if queue not in self._readers:
+            if len(self._readers) >= QUEUES:
+                self._readers.clear()
+            self._readers[queue] = QueueFiles(self._root, queue, even_behind=True)
+        return self._readers[queue]
+
+    def positions(self, named: Iterable[str]) -> list[Position]:
+        return [self._reader(queue).position() for queue in named]
+
+    def span(self, queue: str, after: int, upto: int) -> tuple[int, list[Any]]:
+        found: list[Any] = []
+        size_bytes = 0
+        for seq, name, data, time_ns in self._reader(queue).files(after, upto):
+            last, gone = seq, None
+            if isinstance(data, FoundMany):
+                block = data.block
+                seq += data.left[0]  # the first that is wanted
+                last, gone = block.named.last, block.gone.to_bytes((block.named.count + 7) // 8, "little")
+                data = block.data
+            found.append((seq, name, time_ns, data, gone))
+            size_bytes += len(data)
+            if size_bytes >= PAGE_BYTES or len(found) >= PAGE:
+                return min(last, upto), found
+        return upto, found
+
+    def span_sizes(self, queue: str, after: int, upto: int) -> tuple[int, list[tuple[int, int]]]:
+        some = list(islice(self._reader(queue).sizes(after, upto), SIZES))
+        return (some[-1][0] if len(some) == SIZES else upto), some
+
+    def span_before(self, queue: str, time_ms: int, upto: int) -> int:
+        return self._reader(queue).last_before(time_ms, upto)
+
+    def ranges(self, queue: str) -> list[int]:
+        return self._reader(queue).ranges()
+
+    def tries(self, queue: str) -> list[tuple[int, int]]:
+        return list(self._reader(queue).tries().items())
+
+
 def _exactly(stream: Any, size: int) -> bytes:
     found: bytes = stream.read(size)
     while len(found) < size:
@@ -123,8 +179,6 @@ def answer(calls: Mapping[str, Callable[..., Any]], asked: BinaryIO, said: Binar
 
 
 def main() -> None:
-    from xaqueue.rpc.methods.pages import Pages
-
     with suppress(OSError):
         os.nice(NICE)
     pages = Pages(sys.argv[1])

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from xaqueue.message import Message
     from xaqueue.offline.inspect_branches import InDoubt
     from xaqueue.rpc.methods.sessions import SessionStatus
-    from xaqueue.rpc.server.page_maker import PageMaker
 
 REFUSALS_LOGGED = 10
 """Of one session, in the log."""
@@ -51,13 +50,18 @@ class Trust:
 NOBODY = Trust()
 
 
+class AsksPages(Protocol):
+    def ask(self, method: str, *params: Any) -> wire.Packed:
+        """Of the process that reads files for the server."""
+
+
 class ServerCalls(Protocol):
     """What methods ask of the server."""
 
     @property
     def root(self) -> Path: ...
     @property
-    def pages(self) -> PageMaker: ...
+    def pages(self) -> AsksPages: ...
 
     def status(self) -> dict[str, Any]: ...
 

@@ -1,0 +1,93 @@
+"""A queue as a table of Arrow's, by its files and by its server."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import xaqueue
+from support.patience import eventually
+from support.served import serving
+from support.spark_space import FabricatedSpace, body, message_id
+from xaqueue.errors import InvalidArgument, SpaceError
+from xaqueue.features.opening import create
+
+pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+
+from xaqueue import lake
+from xaqueue.lake import batches
+
+
+@pytest.fixture
+def space(tmp_path: Path) -> FabricatedSpace:
+    made = FabricatedSpace(tmp_path / "space")
+    made.fill("orders", range(1, 21))
+    return made
+
+
+def seqs(space: object, **options: Any) -> list[int]:
+    found: list[int] = lake.scan(str(space), "orders", ["seq"], **options).read_all()["seq"].to_pylist()
+    return found
+
+
+def test_it_has_each_message_with_its_columns(space: FabricatedSpace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "BATCH_ROWS", 3)
+    space.put("orders", 21, b"late", headers={"k": "v"}, tries=2, group="g")
+    space.publish("orders", 21)
+    reader = lake.scan(space.root, "orders")
+    table = reader.read_all()
+    assert table["seq"].to_pylist() == list(range(1, 22))
+    assert table["body"].to_pylist() == [*map(body, range(1, 21)), b"late"]
+    assert table["message_id"].to_pylist() == [*map(message_id, range(1, 22))]
+    last = table.slice(20).to_pylist()[0]
+    assert (last["headers"], last["tries"], last["queue"], last["space"]) == (
+        [("k", "v")],
+        2,
+        "orders",
+        str(space.root),
+    )
+    named = lake.scan(space.root, "orders", ["group", "seq"]).read_all()
+    assert named.column_names == ["group", "seq"]
+    assert named["group"].to_pylist() == [None] * 20 + ["g"]
+
+
+def test_it_begins_and_ends_where_it_is_told_to(space: FabricatedSpace) -> None:
+    for seq in range(1, 21):
+        when = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(hours=seq)
+        os.utime(space.path("orders", seq), (when.timestamp(), when.timestamp()))
+    five, nine = (datetime(2026, 1, 1, hour, tzinfo=UTC) for hour in (5, 9))
+    assert seqs(space.root, after=15) == list(range(16, 21))
+    assert seqs(space.root, between=(five, nine)) == [5, 6, 7, 8]
+    assert seqs(space.root, between=(None, five)) == [1, 2, 3, 4]
+    assert seqs(space.root, between=(nine, None), after=11) == list(range(12, 21))
+
+
+def test_what_a_stream_has_consumed_is_not_there(space: FabricatedSpace) -> None:
+    space.keep("orders", "stream", consumed=7)
+    assert seqs(space.root) == list(range(8, 21))
+
+
+def test_by_a_server_it_is_the_same(tmp_path: Path) -> None:
+    root = tmp_path / "space"
+    create(root, any_queue=True)
+    with serving(root) as server:
+        with xaqueue.connect(server.url) as queues:
+            queues.enqueue_many("orders", [b"%d" % one for one in range(100)])
+            queues.commit()
+        eventually(lambda: seqs(root) == list(range(1, 101)))
+        by_files, by_server = (lake.scan(place, "orders").read_all() for place in (root, server.url))
+        assert by_server.drop_columns("space").equals(by_files.drop_columns("space"))
+        assert seqs(server.url, after=90) == list(range(91, 101))
+
+
+def test_what_is_wrong_is_said(space: FabricatedSpace, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="no column 'sequence'"):
+        lake.scan(space.root, "orders", ["sequence"])
+    with pytest.raises(InvalidArgument, match="zone"):
+        lake.scan(space.root, "orders", between=(datetime(2026, 1, 1), None))
+    with pytest.raises(SpaceError, match="no queue space"):
+        lake.scan(tmp_path / "nowhere", "orders")
