@@ -18,6 +18,8 @@ from xaqueue.features.opening import create
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
+import pyarrow as pa
+
 from xaqueue import lake
 from xaqueue.lake import batches
 
@@ -53,6 +55,19 @@ def test_it_has_each_message_with_its_columns(space: FabricatedSpace, monkeypatc
     named = lake.scan(space.root, "orders", ["group", "seq"]).read_all()
     assert named.column_names == ["group", "seq"]
     assert named["group"].to_pylist() == [None] * 20 + ["g"]
+
+
+def test_large_bodies_stand_between_small_ones_and_are_not_copied(space: FabricatedSpace) -> None:
+    large = bytes(range(256)) * 8192
+    space.put("orders", 21, large)
+    space.put("orders", 22, b"small")
+    space.put("orders", 23, large[::-1], headers={"k": "v"})
+    space.publish("orders", 23)
+    found = lake.scan(space.root, "orders", ["body", "seq", "headers", "message_id"], after=19).read_all().to_pylist()
+    assert [row["body"] for row in found] == [body(20), large, b"small", large[::-1]]
+    assert [row["message_id"] for row in found] == [*map(message_id, range(20, 24))]
+    (batch,) = lake.scan(space.root, "orders", ["body"], after=22)
+    assert pa.ipc.read_record_batch(batch.serialize(), batch.schema).column(0).to_pylist() == [large[::-1]]
 
 
 def test_it_begins_and_ends_where_it_is_told_to(space: FabricatedSpace) -> None:

@@ -22,6 +22,7 @@ from xaqueue.offline.spans import Found, FoundMany
 
 BATCH_ROWS = 2_000
 BATCH_BYTES = 4 * 1024 * 1024
+LARGE_BYTES = 1024 * 1024
 
 
 def record_batches(found: Iterator[Found], empty: Rows, columns: Columns) -> Iterator[pa.RecordBatch]:
@@ -44,10 +45,16 @@ def record_batches(found: Iterator[Found], empty: Rows, columns: Columns) -> Ite
                 path = Path(empty.space) / range_path(empty.queue, seq) / name
                 raise DamagedBlock(f"{path}: {damage}") from None
             rows.seqs.append(seq)
-            rows.ids.append(message_id)
-            rows.bodies.append(body)
             rows.times_ns.append(time_ns)
             size_bytes += len(data)
+            if len(data) < LARGE_BYTES:
+                rows.ids.append(message_id)
+                rows.bodies.append(body)
+            else:  # it is not copied: its column is where it was read
+                begin = len(data) - len(body)
+                del body
+                bodies = of_buffers(pa.binary(), 1, array("i", [begin, len(data)]), data)
+                rows.together.append((len(rows.ids), {"ids": pa.array([message_id]), "bodies": bodies}))
         if len(rows.seqs) >= BATCH_ROWS or size_bytes >= BATCH_BYTES:
             yield columns.batch(rows)
             rows, size_bytes = _fresh(empty), 0
