@@ -106,6 +106,78 @@ def test_a_cron_job_finishes_what_the_dead_have_left(place: tuple[Path, str, Con
     assert "ended" in said("tm", "status", config)
 
 
+def leave_two(place: Path, dsn: str, at: str) -> Path:
+    """SQLite decides, a PostgreSQL and a queue have prepared, and the process died there; its configuration."""
+    xaqueue.connect(place / "space", create=True).close()
+    (place / "space" / "queues.toml").write_text("[queues.q]\n")
+    with psycopg.connect(dsn) as own, closing(sqlite3.connect(place / "db")) as other:
+        for each in (own, other):
+            each.execute("create table orders (n int)")
+    (place / "service.toml").write_text(
+        'decides = "db"\n[participants.db]\nkind = "sqlite"\npath = "db"\n'
+        f'[participants.ledger]\nkind = "postgres"\ndsn = "{dsn}"\n'
+        '[participants.queue]\nkind = "xaqueue"\nspace = "space"\n'
+    )
+
+    def die(step: str, gtrid: bytes, name: str) -> None:
+        if step == at:
+            raise Killed
+
+    parties: dict[str, Any] = {
+        "db": partial(sqlite3.connect, place / "db"),
+        "ledger": partial(psycopg.connect, dsn),
+        "queue": str(place / "space"),
+    }
+    manager = TransactionManager(parties, decides="db", on_step=die)
+    tx = manager.transaction()
+    tx["queue"].enqueue("q", b"1")
+    for name in ("ledger", "db"):
+        tx[name].execute("insert into orders values (1)")
+    manager._log._closed.set()  # type: ignore[attr-defined]
+    for recovery in manager._recoveries.values():
+        recovery.stop(5)
+    with pytest.raises(Killed):
+        tx.commit()
+    for branch in tx._branches.values():
+        branch.discard()
+    manager.close()
+    with closing(sqlite3.connect(place / "db")) as other, other:
+        other.execute(f"update xaqueue_signs set at = at - {HOUR_US}")
+    return place / "service.toml"
+
+
+@pytest.mark.parametrize(("at", "comes"), [("commit-last", 0), ("committed-last", 1)])
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_database_that_prepares_is_finished_too(
+    dsn: str, tmp_path: Path, at: str, comes: int, is_named: bool
+) -> None:
+    config = leave_two(tmp_path, dsn, at)
+    others = [config] if is_named else [tmp_path / "db", tmp_path / "space", dsn]
+    told = said("tm", "recover", *others)
+    done = "1 committed, 0 rolled back" if comes else "0 committed, 1 rolled back"
+    assert told.count(done) == 2
+    assert ("ledger: " if is_named else "postgres database: ") in told
+    assert dsn not in told
+    with psycopg.connect(dsn) as own, xaqueue.connect(tmp_path / "space") as queue:
+        assert own.execute("select count(*) from orders").fetchone() == (comes,)
+        assert own.execute("select 1 from pg_prepared_xacts where database = current_database()").fetchall() == []
+        assert (len(list(queue.browse("q"))), queue.tpc_recover()) == (comes, [])
+
+
+def test_what_a_database_has_prepared_that_nobody_knows_is_named(dsn: str, tmp_path: Path) -> None:
+    config = leave_two(tmp_path, dsn, "commit-last")
+    said("tm", "new-id", config, "--yes")
+    (found,) = json.loads(said("indoubt", "list", "--space", tmp_path / "space", "--json"))
+    gtrid = found["coordinator"]["gtrid"]
+    told = said("tm", "resolve", config, gtrid, "--rollback", "--reason", "a test")
+    (line,) = [one for one in told.splitlines() if one.startswith("ledger: ")]
+    statement = line.removeprefix("ledger: ").removesuffix(" there ends it")
+    assert statement.startswith("ROLLBACK PREPARED '")
+    with psycopg.connect(dsn, autocommit=True) as own:
+        own.execute(statement)
+    assert "no branch of transaction" in said("tm", "resolve", config, gtrid, "--rollback", fails=True)
+
+
 @pytest.fixture
 def in_mariadb(mariadb_socket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, Connect]]:
     """A configuration, and how its database is opened."""

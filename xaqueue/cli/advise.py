@@ -157,6 +157,12 @@ def _held_by(participant: ParticipantConfig) -> list[tuple[Xid, InDoubt | None]]
         return [(xid, None) for xid, _ in prepared_in(connection)]
 
 
+def in_doubt_of(participant: ParticipantConfig, gtrid: bytes) -> list[Xid]:
+    """The transaction's branches there on which nobody has decided. Raises what cannot be asked raises."""
+    held = _held_by(participant)
+    return [xid for xid, branch in held if xid.gtrid == gtrid and (branch is None or branch.decision is None)]
+
+
 def prepared(config: TmConfig, gtrid: bytes) -> list[tuple[str, str]]:
     """What each PostgreSQL has prepared of a transaction, whoever made it, or why it does not tell."""
     kinds = {name: one for name, one in config.participants.items() if one.kind == "postgres"}

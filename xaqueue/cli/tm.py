@@ -52,7 +52,8 @@ QueuesArgument = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="QUEUE",
-        help="With a DSN: the space of each queue, its directory or URL, or a participants.toml that has them.",
+        help="With a DSN: the space of each queue, its directory or URL, the DSN of a PostgreSQL that prepares, or a "
+        "participants.toml that has them.",
         show_default=False,
     ),
 ]

@@ -56,10 +56,15 @@ _SAYS = {
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """queues: how their spaces are opened."""
+    """queues: those that may prepare, databases among them."""
 
     database: ParticipantConfig
-    queues: tuple[str, ...] = ()
+    queues: tuple[ParticipantConfig, ...] = ()
+
+    @property
+    def labels(self) -> list[str]:
+        """Of each of queues, as it is told: there may be a password in a DSN."""
+        return [one.address if one.kind == "xaqueue" else one.name for one in self.queues]
 
 
 def named(text: str, queues: Sequence[str] = ()) -> Place | None:
@@ -71,7 +76,8 @@ def named(text: str, queues: Sequence[str] = ()) -> Place | None:
     config = load_any(Path(text))
     if config.decides is None:
         return None
-    return Place(config.participants[config.decides], (*_spaces(config), *queues))
+    others = tuple(place for one in queues for place in _places(one))
+    return Place(config.participants[config.decides], (*_others(config), *others))
 
 
 def database_of(text: str) -> ParticipantConfig:
@@ -104,12 +110,23 @@ def _by_file(path: Path) -> ParticipantConfig | None:
     return None
 
 
-def _places(text: str) -> Sequence[str]:
-    return _spaces(load_any(Path(text))) if Path(text).is_file() else [text]
+def _places(text: str) -> Sequence[ParticipantConfig]:
+    """Raises InvalidArgument."""
+    if Path(text).is_file():
+        return _others(load_any(Path(text)))
+    if text.partition("://")[0] in KINDS or "dbname=" in text:
+        one = database_of(text)
+        return [replace(one, name=f"{one.kind} database")]
+    return [ParticipantConfig(text, "xaqueue", text)]
 
 
-def _spaces(config: TmConfig) -> list[str]:
-    return [one.address for one in config.participants.values() if one.kind == "xaqueue"]
+def _others(config: TmConfig) -> list[ParticipantConfig]:
+    """Those that may prepare."""
+    return [
+        one
+        for one in config.participants.values()
+        if one.name != config.decides and one.kind not in tm_log.PREPARES_NOTHING
+    ]
 
 
 # The database
@@ -177,10 +194,9 @@ def recover(place: Place) -> None:
     from xaqueue.tm.participant import ConnectionSource, Participant
     from xaqueue.tm.recovery import RecoveryThread
 
-    queues = place.queues
     with _to_finish(place):
         pass
-    sources = _sources(queues)
+    sources = _sources(place)
     names = list(sources)
     node = DatabaseNode({"db": ConnectionSource("db", Participant(opener(place.database))), **sources}, "db")
     coordinator = Coordinator(node, sources)
@@ -194,8 +210,8 @@ def recover(place: Place) -> None:
         alive = {one.node for one in tables.all(connection) if not one.ended_us}
         noted = {one.gtrid.decode() for one in tables.heuristics(connection)}
     waiting = [one for one in decided if _node_of(one) not in alive]
-    for name, queue in zip(names, queues, strict=True):
-        _say(queue, reports[name])
+    for name, label in zip(names, place.labels, strict=True):
+        _say(label, reports[name])
     for one in waiting:
         why = "; see `xaqueue tm status`, and `xaqueue tm forget` once it is set right" if one.key in noted else ""
         typer.echo(f"transaction {one.key}: decided, and waits for {_parties(one)}{why}")
@@ -265,19 +281,20 @@ def _end(connection: Any, tables: NodeTables, gtrid: Gtrid, *, is_meant: bool, a
 
 
 def _by_hand(place: Place, gtrid: Gtrid, commit: bool, reason: str, *, asks: bool) -> None:
-    """Decides its branches at the queues, which remember it."""
-    found = 0
-    for queue in place.queues:
-        where = advise.location(ParticipantConfig(queue, "xaqueue", queue))
-        with branches.backend_of(where) as backend:
-            waiting = [one.xid for one in backend.in_doubt() if one.xid.gtrid == bytes(gtrid) and not one.decision]
+    """Decides its branches at the queues, which remember it; of a database it says what does."""
+    word, found = ("commit" if commit else "rollback"), 0
+    for one in place.queues:
+        waiting = advise.in_doubt_of(one, bytes(gtrid))
         if waiting and not found:
             typer.echo(f"the database does not know transaction {gtrid}: it is another one, or a copy of it")
         for xid in waiting:
-            branches.decide(where, str(xid), commit, reason, asks=asks)
+            if one.kind == "xaqueue":
+                branches.decide(advise.location(one), str(xid), commit, reason, asks=asks)
+            else:
+                typer.echo(f"{one.name}: {word.upper()} PREPARED '{parameters.postgres_gid(xid)}' there ends it")
         found += len(waiting)
     if not found:
-        raise UnknownXid(f"no branch of transaction {gtrid} is in doubt at {' and '.join(place.queues)}")
+        raise UnknownXid(f"no branch of transaction {gtrid} is in doubt at {' and '.join(place.labels)}")
 
 
 def forget(place: Place, text: str, *, asks: bool) -> None:
@@ -291,7 +308,7 @@ def forget(place: Place, text: str, *, asks: bool) -> None:
         if asks:
             outcomes = ", ".join(f"{one.participant} was {one.outcome.value}" for one in noted)
             agreed(f"forget of transaction {gtrid} that {outcomes}?")
-        for source in _sources(place.queues).values():
+        for source in _sources(place).values():
             for one in noted:
                 source.forget(one.gtrid, one.participant)
         tables.forget(connection, bytes(gtrid))
@@ -321,12 +338,13 @@ def claim(database: ParticipantConfig, *, is_new: bool, asks: bool) -> None:
     typer.echo("processes that run learn of it within a minute or two")
 
 
-def _sources(queues: Sequence[str]) -> dict[str, ConnectionSource]:
+def _sources(place: Place) -> dict[str, ConnectionSource]:
     """In their order, under names that are nobody's."""
     from xaqueue.tm.participant import ConnectionSource, Participant  # which load asyncio
 
-    names = [f"{number}:{quote(queue)[-60:]}" for number, queue in enumerate(queues)]
-    return {name: ConnectionSource(name, Participant(queue)) for name, queue in zip(names, queues, strict=True)}
+    names = [f"{number}:{quote(label)[-60:]}" for number, label in enumerate(place.labels)]
+    opens = [one.address if one.kind == "xaqueue" else opener(one) for one in place.queues]
+    return {name: ConnectionSource(name, Participant(one)) for name, one in zip(names, opens, strict=True)}
 
 
 def _swept(node: DatabaseNode, recoveries: Sequence[RecoveryThread], names: Sequence[str]) -> dict[str, ScanReport]:
