@@ -21,6 +21,7 @@ SYNCED = (
     "set_config('synchronous_commit', CASE WHEN current_setting('synchronous_commit') IN ('off', 'local') THEN 'on' "
     "ELSE current_setting('synchronous_commit') END, true)"
 )
+LAZY = "set_config('synchronous_commit', 'off', true)"
 _HASTY = ", ".join(
     f"set_config('{setting}', '{LOCK_S}s', true)" for setting in ("lock_timeout", "idle_in_transaction_session_timeout")
 )
@@ -82,8 +83,9 @@ def statements(dialect: Dialect, schema: str = "") -> list[str]:
 
 
 @contextmanager
-def durable(connection: Any, dialect: Dialect) -> Iterator[None]:
-    """A transaction of the transaction manager's own, whose commit waits for the disk, whatever is set."""
+def durable(connection: Any, dialect: Dialect, commit: str = SYNCED) -> Iterator[None]:
+    """A transaction of the transaction manager's own, whose commit waits for the disk, whatever is set; with LAZY it
+    does not in PostgreSQL. Who stops in it holds others up for seconds."""
     if dialect is Dialect.SQLITE:
         driver.sync_fully(connection)
         if not driver.driver_of(connection).in_transaction:
@@ -92,7 +94,7 @@ def durable(connection: Any, dialect: Dialect) -> Iterator[None]:
         run(connection, "SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
     try:
         if dialect is Dialect.POSTGRESQL:
-            run(connection, f"SELECT {SYNCED}, {_HASTY}")
+            run(connection, f"SELECT {commit}, {_HASTY}")
         yield
         connection.commit()
     except BaseException:

@@ -26,6 +26,7 @@ from xaqueue.tm.driver import Adapter, Dialect, run
 from xaqueue.tm.guard import IS_MARKED, is_marked
 from xaqueue.tm.last_resource import NAMES_LENGTH, DecisionRow, DecisionRows, RowGone, names_of
 from xaqueue.tm.node_schema import (
+    LAZY,
     LOCK_S,
     NOW_US,
     SYNCED,
@@ -520,11 +521,8 @@ class NodeTables(DecisionRows):
 
     def _lazily(self, connection: Any, statement: str) -> None:
         """A crash may undo it."""
-        if self.dialect is Dialect.POSTGRESQL:
-            run(connection, "SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-            run(connection, "SET LOCAL synchronous_commit = off")
-        run(connection, statement)
-        connection.commit()
+        with durable(connection, self.dialect, LAZY):
+            run(connection, statement)
 
     def _select(self, connection: Any, where: str, *, locked: bool) -> list[DecisionRow]:
         lock = {Dialect.POSTGRESQL: " FOR SHARE", Dialect.MYSQL: " LOCK IN SHARE MODE"}.get(self.dialect, "")
