@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import shutil
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
+import xaqueue
+from support.doubtful import run as cli
 from support.node_child import FAST
 from support.node_scene import Killed, Scene, Sweeper, die, die_in, enter, kill, node_of, put
 from support.patience import PATIENCE_S, eventually
 from xaqueue.connection import Connection
 from xaqueue.tm import manager as manager_module
+from xaqueue.tm.branch import EnlistedBranch
 from xaqueue.tm.node_tables import NodeTables
 
+FULL = os.environ.get("XAQUEUE_CRASH_FULL") == "1"
+NODES = 200 if FULL else 10
 MONTH_US = 31 * 86_400 * 1_000_000
 
 
@@ -70,15 +80,16 @@ def test_a_database_that_has_lost_commits_is_told_of(scene: Scene, caplog: pytes
 
 
 def test_nobody_is_ended_for_a_database_that_was_away(scene: Scene) -> None:
+    scene.timing = replace(FAST, sign=FAST.sign / 2)
     managers = scene.make(), scene.make()
     for number, manager in enumerate(managers):
         put(manager, number)
     names = [manager.node for manager in managers]
     for _ in range(3):
         scene.is_down = True
-        time.sleep(2 * FAST.silent * FAST.sign)
+        time.sleep(2 * scene.timing.silent * scene.timing.sign)
         scene.is_down = False
-        time.sleep(2 * FAST.sign)
+        time.sleep(2 * scene.timing.sign)
     for number, manager in enumerate(managers):
         put(manager, 10 + number)
     assert [manager.node for manager in managers] == names
@@ -86,23 +97,42 @@ def test_nobody_is_ended_for_a_database_that_was_away(scene: Scene) -> None:
     assert scene.rows == scene.messages() == [0, 1, 10, 11]
 
 
+def test_an_interval_counts_between_two_signs_of_ones_own_alone(scene: Scene) -> None:
+    """A database that is away, and back for moments: whoever comes through to it just then sees others silent."""
+    scene.timing = replace(FAST, sign=3600.0, stale=7200.0)
+    watcher, other = scene.make(), scene.make()
+    put(watcher, 1)
+    put(other, 2)
+    node = node_of(watcher)
+    for _ in range(3 * scene.timing.silent):
+        node.turn()
+        scene.is_down = True
+        with pytest.raises(psycopg.OperationalError):
+            node.turn()
+        node._has_signed = False  # as its thread says of it
+        scene.is_down = False
+    assert scene.count("ended") == 0
+    for _ in range(1 + scene.timing.silent):
+        node.turn()
+    assert scene.count("ended") == 1
+
+
 # Its end
 
 
 def test_nodes_that_close_leave_nothing_and_those_that_die_a_tombstone_for_a_month(scene: Scene) -> None:
-    for number in range(20):
+    for number in range(NODES):
         manager = scene.make()
         put(manager, number)
         manager.close()
     assert [scene.count(table) for table in ("nodes", "signs", "ended", "decisions")] == [0, 0, 0, 0]
-    for number in range(20):
-        kill(scene.dead("committed-last", 100 + number))
+    for number in range(NODES, 2 * NODES):
+        kill(scene.dead("committed-last", number))
     other = scene.make()
     eventually(lambda: scene.count("nodes") == 1 and not scene.in_doubt())
     eventually(lambda: scene.count("decisions") == 0)
-    assert scene.count("ended") == 20
-    assert len(scene.rows) == 40
-    assert scene.rows == scene.messages()
+    assert scene.count("ended") == NODES
+    assert scene.rows == scene.messages() == [*range(2 * NODES)]
     scene.execute(f"update xaqueue_ended set at = at - {MONTH_US}")
     eventually(lambda: scene.count("ended") == 0)
     assert scene.count("signs") == 1
@@ -151,6 +181,25 @@ def test_a_close_beside_a_transaction_under_way_leaves_a_tombstone(
     assert scene.rows == scene.messages() == []
 
 
+def test_a_queue_that_nobody_has_any_more_is_waited_for_and_holds_nobody_up(scene: Scene, dsn: str) -> None:
+    far = scene.new_space("far")
+    name = scene.dead("committed-last", 1, space=far).node
+    shutil.rmtree(far)
+    other = scene.make()
+    put(other, 2)
+    eventually(lambda: scene.count("ended") == 1)
+    scene.execute(f"update xaqueue_ended set at = at - {MONTH_US}")
+    put(other, 3)
+    time.sleep(2 * FAST.sweep)
+    assert scene.count("ended") == 1
+    assert scene.select("count(*) from xaqueue_decisions where participants <> ''") == [(1,)]
+    words = conninfo_to_dict(dsn)
+    told = cli("tm", "status", f"postgresql://{words['user']}@/{words['dbname']}?host={words['host']}", "--json")
+    (node,) = [one for one in json.loads(told)["nodes"] if one["ended_us"]]
+    assert (node["node"], node["decisions"]) == (name, 1)
+    assert scene.rows == [1, *scene.messages()] == [1, 2, 3]
+
+
 # Who may touch what
 
 
@@ -188,6 +237,113 @@ def test_what_is_decided_is_carried_out_for_a_node_that_lives(scene: Scene) -> N
     assert scene.rows == scene.messages() == [1]
     assert scene.count("ended") == 0
     assert scene.count("decisions") == 1
+
+
+@pytest.mark.parametrize("step", ["prepared", "commit-last", "committed-last", "commit"])
+def test_two_queues_alone_of_a_node_that_died(scene: Scene, step: str) -> None:
+    """The decision is all that its transaction has in the database."""
+    spaces = [scene.new_space(name) for name in ("a", "b")]
+    parties: dict[str, Any] = {"db": scene.connect, **{one.name: partial(xaqueue.connect, one) for one in spaces}}
+
+    def die(at: str, gtrid: bytes, name: str) -> None:
+        if at == step:
+            raise Killed
+
+    dead = scene.manage(parties, on_step=die)
+    tx = dead.transaction()
+    for one in spaces:
+        tx[one.name].enqueue("q", b"1")
+    kill(dead)
+    with pytest.raises(Killed):
+        tx.commit()
+    for branch in tx._branches.values():
+        branch.discard()
+    scene.manage(parties).transaction().rollback()
+    eventually(lambda: scene.count("ended") == 1 and not any(scene.in_doubt(one) for one in spaces))
+    eventually(lambda: not scene.select("gtrid from xaqueue_decisions where decision = 'commit'"))
+    assert [scene.messages(one) for one in spaces] == [[1] * (step in ("committed-last", "commit"))] * 2
+
+
+def test_sessions_whose_decisions_overlap_while_their_node_is_suspected(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At no moment is none of eight on its way: whoever wants to end their node finds it deciding, and waits for
+    nothing; none of them waits for that. Once they are over it is ended."""
+    changed, deciding, is_over, done = threading.Condition(), 0, False, []
+    commit = EnlistedBranch._commit_deciding
+
+    def overlap(branch: EnlistedBranch) -> Any:
+        nonlocal deciding
+        if branch.source is not manager._sources["db"]:
+            return commit(branch)
+        with changed:
+            deciding += 1
+            changed.notify_all()
+            assert changed.wait_for(lambda: deciding > 1 or is_over, PATIENCE_S)
+            answer = commit(branch)
+            deciding -= 1
+            return answer
+
+    impatient = partial(scene.connect, options="-c lock_timeout=1s")
+    manager, other = scene.make(impatient), scene.make()
+    put(manager, 0)
+    put(other, 1)
+    node = node_of(manager)
+    node._closed.set()  # it gives no sign any more
+    node._signed_s = float("inf")
+    monkeypatch.setattr(EnlistedBranch, "_commit_deciding", overlap)
+    numbers = count(2)
+
+    def work() -> None:
+        while not is_over:
+            with changed:
+                number = next(numbers)
+            put(manager, number)
+            done.append(number)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: node_of(other)._seen.get(node.node, (0, 0))[1] > 2 * FAST.silent)
+    assert scene.count("ended") == 0
+    with changed:
+        is_over = True
+        changed.notify_all()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    eventually(lambda: scene.count("ended") == 1)
+    assert len(done) >= 8
+    assert scene.rows == scene.messages() == sorted([0, 1, *done])
+
+
+def test_with_sqlite_all_writers_wait_for_who_stands_still_behind_its_decision(
+    files: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process has to go on, or to end: nobody else can end it."""
+    decided, goes_on = threading.Event(), threading.Event()
+    commit = EnlistedBranch._commit_deciding
+
+    def hold(branch: EnlistedBranch) -> Any:
+        if branch.source is manager._sources["db"]:
+            decided.set()
+            assert goes_on.wait(PATIENCE_S)
+        return commit(branch)
+
+    manager, other = files.make(), files.make(partial(files.connect, timeout=0.1))
+    put(other, 1)
+    put(manager, 2)
+    monkeypatch.setattr(EnlistedBranch, "_commit_deciding", hold)
+    thread = threading.Thread(target=put, args=(manager, 3))
+    thread.start()
+    assert decided.wait(PATIENCE_S)
+    for _ in range(3):
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            put(other, 4)
+    goes_on.set()
+    thread.join(PATIENCE_S)
+    put(other, 5)
+    assert files.rows == files.messages() == [1, 2, 3, 5]
+    assert files.count("ended") == 0
 
 
 def test_what_is_undecided_of_a_node_that_lives_is_left(scene: Scene) -> None:

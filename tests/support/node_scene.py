@@ -21,7 +21,7 @@ from xaqueue import TransactionManager
 from xaqueue.tm.node import DatabaseNode, Timing
 from xaqueue.tm.recovery import RecoveryThread
 
-Connect = Callable[[], Any]
+Connect = Callable[..., Any]
 
 
 class Killed(BaseException):
@@ -50,8 +50,14 @@ class Scene:
             raise psycopg.OperationalError("the database is away")
         return self.connect()
 
-    def make(self, connect: Connect | None = None, space: Path | None = None, **options: Any) -> TransactionManager:
-        parties: dict[str, Any] = {"db": connect or self.reach, "queue": partial(xaqueue.connect, space or self.space)}
+    def make(
+        self, connect: Connect | None = None, space: Path | str | None = None, **options: Any
+    ) -> TransactionManager:
+        return self.manage(
+            {"db": connect or self.reach, "queue": partial(xaqueue.connect, space or self.space)}, **options
+        )
+
+    def manage(self, parties: dict[str, Any], **options: Any) -> TransactionManager:
         with patch("xaqueue.tm.node.Timing", lambda: self.timing):
             self.made.append(TransactionManager(parties, recovery_interval_s=0.1, **options))
         return self.made[-1]
@@ -82,11 +88,11 @@ class Scene:
     def rows(self) -> list[int]:
         return sorted(n for (n,) in self.select("n from orders"))
 
-    def messages(self, space: Path | None = None) -> list[int]:
+    def messages(self, space: Path | str | None = None) -> list[int]:
         with xaqueue.connect(space or self.space) as connection:
             return sorted(int(message.body) for message in connection.browse("q"))
 
-    def in_doubt(self, space: Path | None = None) -> list[Any]:
+    def in_doubt(self, space: Path | str | None = None) -> list[Any]:
         with xaqueue.connect(space or self.space) as connection:
             return connection.tpc_recover()
 
@@ -142,14 +148,14 @@ def die() -> None:
 class Sweeper:
     """Another process that ends whoever gives no sign, and sweeps, once."""
 
-    def __init__(self, scene: Scene, connect: Connect) -> None:
+    def __init__(self, scene: Scene, connect: Connect, space: str | None = None) -> None:
         self._opened: list[Any] = []
 
         def opened() -> Any:
             self._opened.append(connect())
             return self._opened[-1]
 
-        self._manager = scene.make(opened)
+        self._manager = scene.make(opened, space)
         self._manager.transaction().rollback()
         kill(self._manager)
 

@@ -7,11 +7,13 @@ be had the test is skipped, with the reason.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -83,6 +85,41 @@ def crash(dsn: str, connection: psycopg.Connection) -> None:
         with pytest.raises(psycopg.OperationalError):
             witness.execute("select pg_sleep(60)")
     reached(dsn).close()
+
+
+@contextmanager
+def copied(server: PostgresServer) -> Iterator[PostgresServer]:
+    """A server of its own over a copy of all that this one has at this moment, as a backup restores it, or a standby
+    has it that is promoted."""
+    data = server._home / "data"
+
+    def copy(source: str, target: str) -> None:
+        with suppress(FileNotFoundError):  # it is going to be written anew from the log
+            shutil.copy2(source, target)
+
+    with tempfile.TemporaryDirectory(prefix="xaqueue-test-") as name:
+        Path(name).chmod(0o711)
+        target = Path(name) / "postgres" / "data"
+        with reached(server.dsn, autocommit=True) as own:
+            own.execute("select pg_backup_start('copy', true)")
+            ignored = shutil.ignore_patterns("postmaster.*", "pg_wal")
+            shutil.copytree(data, target, ignore=ignored, copy_function=copy)
+            found = own.execute("select labelfile from pg_backup_stop(false)").fetchone()
+            assert found is not None
+            shutil.copytree(data / "pg_wal", target / "pg_wal", copy_function=copy)
+        (target / "backup_label").write_text(found[0])
+        subprocess.run(["chown", "-R", f"--reference={data}", target.parent], check=True)
+        target.chmod(0o700)
+        with PostgresServer(Path(name), CLIENTS, keep=True, settings=HASTY) as made:
+            yield made
+
+
+def walwriter(dsn: str) -> int:
+    """The process that writes what commits that wait for nobody have left in memory."""
+    with reached(dsn, autocommit=True) as own:
+        found = own.execute("select pid from pg_stat_activity where backend_type = 'walwriter'").fetchone()
+        assert found is not None
+        return int(found[0])
 
 
 def prepared(dsn: str) -> list[str]:

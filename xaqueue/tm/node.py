@@ -144,7 +144,7 @@ class DatabaseNode(Decisions):
         """again: what they are now, since somebody may have said that they are another database's."""
         before = self._tables
         if before is None or again:
-            found = NodeTables.find(connection, make=make)
+            found = before.again(connection) if before and before.is_whole else NodeTables.find(connection, make=make)
             self._tables, self.rows = found, found or self.rows
             if found is not None and found.trouble and not (before and before.trouble):
                 log.warning("[database-copy] %s: nothing is swept here", found.trouble)
@@ -262,10 +262,10 @@ class DatabaseNode(Decisions):
 
     def _lost(self, tables: NodeTables, connection: Any) -> None:
         """Its last sign is not there: says why."""
-        found = tables.signs(connection).get(self.node)
+        found = tables.state_of(connection, f"{self.named}{0:016x}".encode()).sign  # which its tombstone has kept
         if not self.named.startswith(f"XAQ2{tables.database}"):
             log.warning("[node-ended] the database has a new id: node %s goes on under a new name there", self.node)
-        elif found is None:
+        elif found == self.epoch:
             log.warning("[node-ended] node %s was silent for too long, and goes on under a new name", self.node)
         elif found > self.epoch:
             log.warning(

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -144,13 +144,16 @@ class NodeTables(DecisionRows):
         if found is None:
             return None
         schema = found.schema
-        database, place = id_of(connection, dialect, schema)
-        trouble = ""
-        if not is_same(place, place_of(connection, dialect)):
-            trouble = "it is a copy of the database that it says it is: see `xaqueue tm claim` and `xaqueue tm new-id`"
+        database, trouble = _whose(connection, dialect, schema)
         has_limit = dialect is Dialect.MYSQL and bool(run(connection, f"SHOW VARIABLES LIKE '{_LIMIT}'"))
         connection.rollback()
         return cls(dialect, database, schema, found.is_whole, has_limit, trouble)
+
+    def again(self, connection: Any) -> NodeTables:
+        """The same ones as they are now, whatever this session's search path says: somebody may have said that they are
+        another database's."""
+        database, trouble = _whose(connection, self.dialect, self.schema)
+        return replace(self, database=database, trouble=trouble)
 
     def claim(self, connection: Any, *, is_new: bool = False) -> None:
         """It is the database that it says it is, wherever it stands now; is_new: it is another one from here on, in
@@ -527,6 +530,14 @@ class NodeTables(DecisionRows):
     def _select(self, connection: Any, where: str, *, locked: bool) -> list[DecisionRow]:
         lock = {Dialect.POSTGRESQL: " FOR SHARE", Dialect.MYSQL: " LOCK IN SHARE MODE"}.get(self.dialect, "")
         return last_resource.select_rows(connection, where + lock * locked, f"{self.schema}{last_resource.TABLE}")
+
+
+def _whose(connection: Any, dialect: Dialect, schema: str) -> tuple[str, str]:
+    """The database's id, and why nothing of others may be touched in it."""
+    database, place = id_of(connection, dialect, schema)
+    if is_same(place, place_of(connection, dialect)):
+        return database, ""
+    return database, "it is a copy of the database that it says it is: see `xaqueue tm claim` and `xaqueue tm new-id`"
 
 
 def _made(connection: Any, dialect: Dialect, schema: str) -> Found:
