@@ -35,7 +35,7 @@ from xaqueue.core.model.branch import Branch, Written
 from xaqueue.core.model.change import DROP, MOVE, PUT, Change, Moved, Op, entry_of, final_states
 from xaqueue.core.model.layout import ACTIVE, block_path, numbered
 from xaqueue.core.model.queue import Queue
-from xaqueue.core.storage.fs import NO_ROOM, FileSystem, remove_all, suppress_room, synced
+from xaqueue.core.storage.fs import NO_ROOM, FileSystem, discard, remove_all, suppress_room, synced
 from xaqueue.core.storage.group_commit import Step
 from xaqueue.core.storage.journal import Journal, checkpoint_entry
 from xaqueue.core.storage.journal_format import Entry
@@ -147,6 +147,7 @@ class JournalLog(DeferringCommit, Keeping):
             make(path, chunks)
         except FileExistsError:  # a block of an earlier branch of this name, which is over and has not moved yet
             self._waiting.run(self._follow)
+            discard(self.fs, path)  # or one that an interrupt has left, of which nobody knows
             make(path, chunks)
         branch.to_harden = True
         written.path, written.content = path, None

@@ -22,8 +22,9 @@ from xaqueue.core.model.queue import Queue
 from xaqueue.core.model.records import files_of
 from xaqueue.core.storage.fs import discard, is_damage
 from xaqueue.core.storage.regular import DAMAGE
-from xaqueue.errors import DamagedBlock, RetryLater
+from xaqueue.errors import DamagedBlock, RetryLater, RolledBack
 from xaqueue.message import Message, MessageId, check_message_id, correlation_id_of, stored_message
+from xaqueue.xa import Code
 
 T = TypeVar("T")
 LOOK_S = 0.5
@@ -81,7 +82,11 @@ def dequeue(
                     space.queue(name).redelivered += 1
             return message
     except BaseException:  # or interrupted: a commit of what was done before is not to consume what nobody got
-        return_last(space, branch, (written,))
+        try:
+            return_taken(space, branch, written)
+        except BaseException as error:  # or interrupted once more
+            keeps(branch, error)
+            raise
         raise
     return None
 
@@ -114,7 +119,11 @@ def take_plain(
     except (DamagedBlock, OSError):
         pass
     except BaseException:  # or interrupted: a commit of what was done before is not to consume what nobody got
-        return_last(space, branch, (written,))
+        try:
+            return_taken(space, branch, written)
+        except BaseException as error:  # or interrupted once more
+            keeps(branch, error)
+            raise
         raise
     return_entry(space, branch, written)
     return None
@@ -316,34 +325,53 @@ def fetch(space: Space, branch: Branch, written: Written, *, is_held: bool = Fal
 def return_entry(space: Space, branch: Branch, written: Written, *, gone: bool = False) -> None:
     """This dequeue did not happen; it is none from here on."""
     with space.lock:
-        if written in branch.blocks:
-            branch.blocks.remove(written)
         queue, entry = space.queue(written.queue), written.entry
         assert entry is not None
-        if gone:
-            block = queue.block_of(entry.seq) if queue.blocks else None
-            if block is not None and not block.gone & block.bits(entry):
-                block.left += 1  # it has not left that, but gone with it: no step is on its way
-            if queue.consumed(entry):
-                space.has_consumed()
-        else:
-            for one in queue.index.expand(entry) if type(entry) is Run else (entry,):
-                queue.index.release(one)
-            queue.arrived.notify_all()  # somebody may have passed it over
-        written.entry = None
-
-
-def return_last(space: Space, branch: Branch, taken: Sequence[Written]) -> None:
-    """What was taken last and is not given back yet."""
-    written = taken[-1] if taken else None
-    if written is not None and written.entry is not None:
         try:
-            if space.failure is None:
-                space.log.return_untried(written)  # before somebody else takes it: a kill from here on counts no try
+            if gone:
+                block = queue.block_of(entry.seq) if queue.blocks else None
+                if block is not None and not block.gone & block.bits(entry):
+                    block.left += 1  # it has not left that, but gone with it: no step is on its way
+                if queue.consumed(entry):
+                    space.has_consumed()
+            else:
+                release_locked(queue, entry)
+        except BaseException:
+            if not gone:  # interrupted: once more, while nobody can come between
+                release_locked(queue, entry)
+                queue.index.begin_again()
+            raise
         finally:
-            return_entry(space, branch, written)
-            if written.path:
-                space.discard([written.path])
+            if written in branch.blocks:
+                branch.blocks.remove(written)
+            written.entry = None
+
+
+def release_locked(queue: Queue, entry: Entry) -> None:
+    for one in queue.index.expand(entry) if type(entry) is Run else (entry,):
+        queue.index.release(one)
+    queue.arrived.notify_all()  # somebody may have passed it over
+
+
+def return_taken(space: Space, branch: Branch, *taken: Written) -> None:
+    """These are back, as far as they are not yet, the last one first. Where it raises, see ``keeps``."""
+    for written in reversed(taken):
+        if written.entry is not None:
+            try:
+                if space.failure is None:
+                    space.log.return_untried(written)  # before who else takes it: a kill from here on counts no try
+            finally:
+                return_entry(space, branch, written)
+                if written.path:
+                    space.discard([written.path])
+
+
+def keeps(branch: Branch, error: BaseException) -> None:
+    """Something of what nobody got was not given back, and is not to be consumed by a commit."""
+    why = f"what it took was not given back: {str(error) or type(error).__name__}"
+    branch.rollback_reason = branch.rollback_reason or RolledBack(
+        f"branch {branch.xid} is rolled back: {why}", Code.XA_RBOTHER
+    )
 
 
 def _set_aside(space: Space, path: str, beside: Sequence[str], reason: str) -> None:

@@ -285,7 +285,7 @@ def _lend_many(
                 space.branches.pop(xid, None)
         space.discard([written.path for branch in lent for written in branch.blocks if written.path])
         for written in reversed(taken):
-            taking.return_last(space, taker, [written])
+            taking.return_taken(space, taker, written)
         raise
     return [(xid.gtrid, message) for xid, message in zip(xids, found, strict=False)]
 

@@ -188,9 +188,13 @@ def move_one(
                     leaves(branch, written, MOVED)
         return _add(space, branch, message, properties, wanted_id)
     except BaseException:
-        for written in reversed(branch.blocks):  # another session may be at work in the branch
-            if written.kind is Kind.DEQUEUE and written.queue == name and written.message_id == message_id:
-                taking.return_last(space, branch, [written])
+        try:
+            for written in reversed(branch.blocks):  # another session may be at work in the branch
+                if written.kind is Kind.DEQUEUE and written.queue == name and written.message_id == message_id:
+                    taking.return_taken(space, branch, written)
+        except BaseException as error:
+            taking.keeps(branch, error)
+            raise
         raise
 
 

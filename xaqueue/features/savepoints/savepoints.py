@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from xaqueue.access import NOTHING
+from xaqueue.core.engine import taking
 from xaqueue.core.engine.log import BLOCK_BYTES
 from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.block import ADDS, Kind
 from xaqueue.core.model.branch import Branch, Written
-from xaqueue.core.model.entry import Run
 from xaqueue.errors import InvalidArgument, RolledBack
 from xaqueue.rpc.verb import verb
 from xaqueue.xa import Code
@@ -90,9 +90,7 @@ def _undo_locked(space: Space, branch: Branch, gone: Sequence[Written]) -> None:
             for message_id in written.ids:
                 queue.withdraw(message_id)
         elif entry is not None:
-            for one in queue.index.expand(entry) if type(entry) is Run else (entry,):
-                queue.index.release(one)
-            queue.arrived.notify_all()  # somebody may have passed it over
+            taking.release_locked(queue, entry)
     size_bytes, count = branch.kept
     for written in gone:
         if written.content is not None and not written.path:

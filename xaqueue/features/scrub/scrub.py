@@ -140,7 +140,7 @@ def _is_set_aside(space: Space, name: str, found: Entry) -> bool:
     except RetryLater as lack:
         log.warning("[no-room-yet] %s", lack)
         return False
-    taking.return_last(space, branch, [written])  # it is in memory yet, and whole there
+    taking.return_taken(space, branch, written)  # it is in memory yet, and whole there
     return False
 
 

@@ -283,8 +283,10 @@ def _take_many(
         return found  # noqa: TRY300 (interrupted before, nobody has them)
     except BaseException:
         try:
-            for written in reversed(taken):
-                taking.return_last(space, branch, [written])
+            taking.return_taken(space, branch, *taken)
+        except BaseException as error:  # or interrupted once more
+            taking.keeps(branch, error)
+            raise
         finally:
             branch.progress = time.monotonic()
             branch.working.discard(self.number)

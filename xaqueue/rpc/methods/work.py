@@ -124,9 +124,7 @@ def return_unseen(self: Session, xid: Xid) -> None:
     with self._work() as branch:
         if branch.xid != xid:
             raise ProtocolError(f"the session is in branch {branch.xid}: it has nothing of {xid} to be returned")
-        for written in branch.blocks[::-1]:
-            if written.kind is Kind.DEQUEUE:
-                taking.return_last(self.space, branch, [written])
+        taking.return_taken(self.space, branch, *[one for one in branch.blocks if one.kind is Kind.DEQUEUE])
     self.end(xid)
     self.rollback(xid)
 

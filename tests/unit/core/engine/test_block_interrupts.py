@@ -21,9 +21,9 @@ from support.bare_space import DURABLE, BareSpace
 from support.interruption import interrupt
 from xaqueue import Connection
 from xaqueue.core.engine import session as session_module
-from xaqueue.core.engine.log import HELD_BYTES
+from xaqueue.core.engine.log import HELD_BYTES, KEPT_BYTES
 from xaqueue.core.model.definitions import MANY, Definitions, QueueDefinition
-from xaqueue.errors import Error, ResourceFailed
+from xaqueue.errors import Error, ResourceFailed, RolledBack
 from xaqueue.features.session import Session
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
@@ -122,6 +122,37 @@ def test_an_interrupted_take_leaves_its_messages_to_others(bare: BareSpace, name
     assert at > 50
 
 
+class Ended(BaseException):
+    """The first interrupt, in the last step of a take."""
+
+
+@pytest.mark.parametrize("name", ["one", "some", "a block", "all"])
+def test_who_is_interrupted_twice_in_a_take_consumes_nothing(bare: BareSpace, name: str) -> None:
+    """The second time where it gives back what it took: what it keeps can only be rolled back."""
+    take, taken = TAKES[name]
+    kept = 0
+    with mock.patch.object(bare.space.log, "take", side_effect=Ended):
+        for at in count(0, 1 if IS_FULL or taken < 10 else 7):
+            queue, session = filled(bare, f"q{at}"), Session(bare.space)
+            session.start(X)
+            session.enqueue("other", b"")
+            was = False
+            with suppress(Ended):
+                was = interrupt(at, partial(take, session, queue))
+            try:
+                session.end(X)
+                session.commit(X, Flag.ONEPHASE)
+            except RolledBack:
+                session.rollback(X)
+                kept += 1
+            with bare.space.lock:
+                assert (bare.space.queues[queue].index.locked, bare.space.branches) == (0, {}), at
+            assert [message.body for message in session.browse(queue)] == BODIES, at
+            if not was:
+                break
+    assert kept > 0
+
+
 ADDS: dict[str, Callable[[Session], object]] = {
     "put one": lambda session: session.enqueue("q", bytes(HELD_BYTES + 1)),
     "put many": lambda session: session.enqueue_many("q", BODIES),
@@ -153,6 +184,38 @@ def test_an_interrupt_behind_the_making_of_a_file_leaves_none(tmp_path: Path, sy
     session.end(X)
     session.commit(X, Flag.ONEPHASE)
     bare.crash()
+
+
+@pytest.mark.parametrize("name", ["put", "spill"])
+def test_a_file_that_an_interrupt_has_left_is_in_nobodys_way(bare: BareSpace, name: str) -> None:
+    """Nor is a block that an earlier branch of its name, which is committed, has there still."""
+    session, log, create = Session(bare.space), bare.space.log, bare.space.fs.create
+
+    def interrupted(*given: Any, **options: Any) -> None:
+        create(*given, **options)
+        raise KeyboardInterrupt
+
+    def work(body: bytes) -> None:
+        if name == "put":
+            session.enqueue("q", body * (KEPT_BYTES + 1))
+        else:
+            session.enqueue("q", body)
+            log.spill(bare.space.branches[X])
+
+    kept = []
+    for body in (b"1", b"2", b"3"):
+        session.start(X)
+        with mock.patch.object(bare.space.fs, "create", interrupted), pytest.raises(KeyboardInterrupt):
+            work(body)
+        session.end(X)
+        session.rollback(X)
+        session.start(X)
+        work(body)
+        session.end(X)
+        session.commit(X, Flag.ONEPHASE)  # which has not moved when the next one begins
+        kept.append(body)
+    bare.reopen()
+    assert [message.body[:1] for message in Session(bare.space).browse("q")] == kept
 
 
 def one_phase(take: Take, connection: Connection, queue: str) -> None:

@@ -288,7 +288,7 @@ def test_a_space_in_which_each_has_a_block_of_its_own_opens(bare: BareSpace) -> 
     branch = bare.space.branches[X]
     many.expand(bare.space, branch)
     (third,) = (written for written in branch.blocks if written.message_id == messages[3].message_id)
-    taking.return_last(bare.space, branch, [third])
+    taking.return_taken(bare.space, branch, third)
     session.end(X)
     session.prepare(X)
     assert len(prepared_files(bare)) == TAKEN

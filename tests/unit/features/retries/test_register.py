@@ -436,14 +436,14 @@ def test_neighbours_are_one_entry_and_a_try_of_each(tmp_path: Path) -> None:
         assert len(session.dequeue_many("q", 20)) == 20
         branch = bare.space.branches[Xid(1, b"x", b"")]
         assert len(session.dequeue_many("q", 10)) == 10
-        taking.return_last(bare.space, branch, branch.blocks)  # as one
+        taking.return_taken(bare.space, branch, branch.blocks[-1])  # as one
         bare.space.log.register._full = 0  # type: ignore[attr-defined]
         other = bare.connect()
         assert other.dequeue("q") is not None
         many.expand(bare.space, branch)
         for written in [*branch.blocks]:
             if written.message_id in (messages[3].message_id, messages[9].message_id):
-                taking.return_last(bare.space, branch, [written])
+                taking.return_taken(bare.space, branch, written)
         bare.reopen()
         assert tries_of(bare) == [0 if number in (3, 9) else 1 for number in range(31)] + [0] * 9
         bare.reopen()
