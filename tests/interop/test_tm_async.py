@@ -170,7 +170,7 @@ def test_a_backend_that_hangs_holds_up_its_own_transaction(shop: Shop) -> None:
                         entered["ledger"].execute("select 1") if moment == "in a statement" else ended(tx)
                     )
                     async with asyncio.timeout(10):
-                        await bought(shop, tm, 10 + number, begun)
+                        await bought(shop, tm, 10 + number, begun, independent=True)
                     assert not hanging.done()
                 finally:
                     os.kill(pid, signal.SIGCONT)

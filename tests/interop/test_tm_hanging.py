@@ -142,7 +142,7 @@ def test_interruptions_that_hang_are_bounded(tmp_path: Path, parties: dict[str, 
     stuck = parties["stuck"]
     stuck.verb = "cancel"
     tm = manager(tmp_path / "log", parties)
-    open_ones = [tm.transaction("stuck").__enter__() for _ in range(INTERRUPTIONS + 3)]
+    open_ones = [tm.transaction("stuck", independent=True).__enter__() for _ in range(INTERRUPTIONS + 3)]
     for tx in open_ones:
         tx._deadline = time.monotonic()
     for _ in range(5):

@@ -1,11 +1,14 @@
-"""A savepoint undoes rows and messages together, whoever has set it: the transaction, or an Engine's own Session."""
+"""A savepoint undoes rows and messages together, whoever has set it: the transaction, one in its block, or
+an Engine's own Session."""
 
 from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 import xaqueue
 from support.served import ServerThread
-from support.sqlalchemy_scene import ROW, TWO_PHASES, WAYS, Base, Order, Shop
+from support.sqlalchemy_scene import ROW, TWO_PHASES, WAYS, Base, Order, Shop, take
 from xaqueue.contrib.sqlalchemy import participant
 from xaqueue.errors import ProtocolError, RolledBack
 
@@ -96,6 +99,66 @@ def test_a_nested_block_of_sqlalchemy_reaches_the_queue(sql_shop: Shop, session:
     assert books(sql_shop) == ([1, 2, 3, 8, 10], [1, 2, 3, 8, 10])
 
 
+class Atomic:
+    """Nests as ``atomic()`` of Django: each block is a savepoint, which is released also where it was rolled back."""
+
+    def __init__(self, create: Callable[[str], Any], roll_back: Callable[[str], Any], release: Callable[[str], Any]):
+        self._create, self._roll_back, self._release = create, roll_back, release
+        self._ids: list[str] = []
+
+    def __call__(self) -> Atomic:
+        return self
+
+    def __enter__(self) -> None:
+        self._ids.append(f"s{threading.get_ident()}_x{next(NUMBERS)}")
+        self._create(self._ids[-1])
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        savepoint = self._ids.pop()
+        if error is not None:
+            self._roll_back(savepoint)
+        self._release(savepoint)
+
+
+NUMBERS = count()
+
+
+def nest(tx: Any, atomic: Atomic, put: Callable[[Any, int], None], refusal: type[Exception]) -> None:
+    """Of 1 to 9, all but 4 to 6 stay."""
+    for number in (1, 2, 2, 3):
+        with suppress(refusal), atomic():
+            put(tx, number)
+    with suppress(RefusedError), atomic():
+        put(tx, 4)
+        with atomic():
+            put(tx, 5)
+        with suppress(refusal), atomic(), atomic():
+            put(tx, 1)
+        refuse()
+    with atomic():
+        with suppress(RefusedError), atomic():
+            put(tx, 6)
+            refuse()
+        put(tx, 7)
+    put(tx, 8)
+    with atomic(), atomic():
+        put(tx, 9)
+
+
+@over(*EVERY)
+@pytest.mark.parametrize("session", [True, False])
+def test_what_nests_as_django_does_by_statements(sql_shop: Shop, session: bool) -> None:
+    """On what an Engine has lent."""
+    quote = "`" if sql_shop.kind == "mariadb" else '"'
+    with sql_shop.manager(session=session).transaction() as tx:
+        said = [
+            lambda name, verb=verb: tx["db"].execute(text(f"{verb} SAVEPOINT {quote}{name}{quote}".strip()))
+            for verb in ("", "ROLLBACK TO", "RELEASE")
+        ]
+        nest(tx, Atomic(*said), insert, sa.IntegrityError)
+    assert books(sql_shop) == ([1, 2, 3, 7, 8, 9],) * 2
+
+
 @over(*EVERY)
 def test_objects_of_a_session_go_with_their_savepoint(sql_shop: Shop) -> None:
     with sql_shop.manager().transaction() as tx:
@@ -108,7 +171,35 @@ def test_objects_of_a_session_go_with_their_savepoint(sql_shop: Shop) -> None:
                 tx["db"].flush()
         with pytest.raises(RefusedError):
             in_block(tx.savepoint(), lambda: tx["db"].add(Order(id=3)), refuse)
-    assert books(sql_shop) == ([1, 2], [1, 2])
+        for number in (4, 1, 5):
+            with suppress(sa.IntegrityError), tx.savepoint():
+                take(tx, number)
+                tx["db"].flush()
+        with pytest.raises(sa.IntegrityError):
+            in_block(tx.savepoint(), lambda: take(tx, 1))
+    assert books(sql_shop) == ([1, 2, 4, 5],) * 2
+
+
+@over(*EVERY)
+def test_a_transaction_in_the_block_of_another_one(sql_shop: Shop) -> None:
+    """What a Session flushes at its end, and its database refuses, is undone alone, as in its own begin_nested."""
+    tm = sql_shop.manager()
+    with tm.transaction():
+        for number in (1, 2, 2, 3):
+            with suppress(sa.IntegrityError), tm.transaction() as tx:
+                take(tx, number)
+        with suppress(RefusedError), tm.transaction() as tx:
+            take(tx, 4)
+            with tm.transaction() as deep:
+                take(deep, 5)
+            with pytest.raises(sa.IntegrityError):
+                in_block(tx["db"].begin_nested(), lambda: take(tx, 1))
+            refuse()
+        with tm.transaction("queue", independent=True) as own:
+            own["queue"].enqueue("orders", b"6")
+        with tm.transaction() as tx, tx.savepoint():
+            take(tx, 7)
+    assert books(sql_shop) == ([1, 2, 3, 7], [1, 2, 3, 6, 7])
 
 
 @over(*EVERY)
@@ -177,10 +268,29 @@ def put(tx: Any, number: int) -> None:
 def test_a_drivers_connection(pair: Any) -> None:
     tm, own = pair
     with tm.transaction() as tx:
-        for number in (1, 2, 2, 3):
-            with suppress(sqlite3.IntegrityError, psycopg.IntegrityError), tx.savepoint():
-                put(tx, number)
-    assert counts(tm, own) == ([1, 2, 3], [1, 2, 3])
+        for block, numbers in ((tx.savepoint, (1, 2, 2, 3)), (tm.transaction, (4, 4, 5, 3))):
+            for number in numbers:
+                with suppress(sqlite3.IntegrityError, psycopg.IntegrityError), block():
+                    put(tx, number)
+    assert counts(tm, own) == ([1, 2, 3, 4, 5],) * 2
+
+
+def test_what_nests_as_django_does_by_savepoints_of_the_transaction(pair: Any) -> None:
+    """On a driver's connection: see the guide for what Django itself wants of it."""
+    tm, own = pair
+    made: dict[str, Any] = {}
+    refusal = sqlite3.IntegrityError if isinstance(own, sqlite3.Connection) else psycopg.IntegrityError
+    with tm.transaction() as tx:
+        atomic = Atomic(
+            lambda name: made.__setitem__(name, tx.savepoint()),
+            lambda name: made[name].rollback(),
+            lambda name: made[name].release(),
+        )
+        with suppress(RefusedError), tm.transaction():
+            nest(tx, atomic, put, refusal)
+            refuse()
+        nest(tx, atomic, put, refusal)
+    assert counts(tm, own) == ([1, 2, 3, 7, 8, 9],) * 2
 
 
 @pytest.mark.parametrize("pair", ["psycopg", "psycopg in two phases"], indirect=True)
@@ -219,7 +329,11 @@ def test_a_transaction_block_of_psycopg_in_a_task(dsn: str, tmp_path: Path) -> N
             "queue": lambda: xaqueue.connect(tmp_path / "space"),
         }
         async with xaqueue.TransactionManager(tmp_path / "log", parties) as tm, tm.transaction(*parties) as tx:
-            for block, numbers in ((tx["db"].transaction, (4, 4)), (tx.savepoint, (1, 2, 2, 3))):
+            for block, numbers in (
+                (tx["db"].transaction, (4, 4)),
+                (tx.savepoint, (1, 2, 2, 3)),
+                (tm.transaction, (5, 4, 5)),
+            ):
                 for number in numbers:
                     with suppress(psycopg.IntegrityError):
                         async with block():
@@ -229,7 +343,7 @@ def test_a_transaction_block_of_psycopg_in_a_task(dsn: str, tmp_path: Path) -> N
     asyncio.run(work())
     with psycopg.connect(dsn) as own, xaqueue.connect(tmp_path / "space") as queue:
         rows = [row[0] for row in own.execute("select id from orders order by id")]
-        assert (rows, sorted(int(message.body) for message in queue.browse("orders"))) == ([1, 2, 3, 4],) * 2
+        assert (rows, sorted(int(message.body) for message in queue.browse("orders"))) == ([1, 2, 3, 4, 5],) * 2
 
 
 # In tasks
@@ -241,11 +355,11 @@ def test_in_tasks(tmp_path: Path) -> None:
     Base.metadata.create_all(engine)
     xaqueue.connect(tmp_path / "space", create=True).close()
 
-    async def work(queue: Any) -> None:
+    async def work(queue: Any, number: int) -> None:
         db = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/db")
         parties = {"db": participant(db, session=True), "queue": queue}
         async with xaqueue.TransactionManager(tmp_path / "log", parties) as tm, tm.transaction("db", "queue") as tx:
-            for block in (tx.savepoint, tx["db"].begin_nested):
+            for block in (tx.savepoint, tx["db"].begin_nested, tm.transaction):
                 for is_refused in (True, False):
                     with suppress(RefusedError):
                         async with block():
@@ -253,19 +367,26 @@ def test_in_tasks(tmp_path: Path) -> None:
                             if asyncio.iscoroutine(sent):
                                 await sent
                             tx["db"].add(Order(item=str(is_refused)))
-                            await tx["db"].flush()
+                            if block is not tm.transaction:  # whose end flushes
+                                await tx["db"].flush()
                             if is_refused:
                                 raise RefusedError
+            for body in (b"0", b"1"):
+                with suppress(sa.IntegrityError):
+                    async with tm.transaction():
+                        if asyncio.iscoroutine(sent := tx["queue"].enqueue("orders", body)):
+                            await sent
+                        tx["db"].add(Order(id=number, item="False"))
         await db.dispose()
 
-    asyncio.run(work(lambda: xaqueue.connect(tmp_path / "space")))
+    asyncio.run(work(lambda: xaqueue.connect(tmp_path / "space"), 100))
     served = ServerThread(tmp_path / "space", tmp_path / "socket")
     try:
-        asyncio.run(work(lambda: xaqueue.connect_async(served.url)))
+        asyncio.run(work(lambda: xaqueue.connect_async(served.url), 200))
     finally:
         served.stop()
     with engine.connect() as connection, xaqueue.connect(tmp_path / "space") as queue:
         items = connection.execute(text("select item from orders")).scalars().all()
-        assert items == ["False"] * 4
-        assert [message.body for message in queue.browse("orders")] == [b"0"] * 4
+        assert items == ["False"] * 8
+        assert [message.body for message in queue.browse("orders")] == [b"0"] * 8
     engine.dispose()

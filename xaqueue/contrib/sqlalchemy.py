@@ -129,6 +129,9 @@ class _EngineConnection:
         """Whether a savepoint's statement was told of, and has not come to its end."""
         self._is_closed = False
         self._told: Any = None
+        self._untold: set[str] = set()
+        """Savepoints that the transaction manager has asked for. A Session goes back to one where its flush fails, and
+        then does nothing more in it."""
 
     def __getattr__(self, name: str) -> Any:
         if name in _OF_DRIVER:
@@ -217,6 +220,7 @@ class _EngineConnection:
     def _begin(self, xid: Any) -> None:
         connection = self._connection
         self._is_sent = self._is_ended = self._is_prepared = self._is_half = False
+        self._untold = set()
         with self._permitted():
             self._branch = self._begin_at_database(connection, xid)
         # A listener of the Engine's may have said BEGIN, as is usual with SQLite.
@@ -266,11 +270,14 @@ class _EngineConnection:
                 del rest[0]
             if verb.upper() in _ENDING and [word.upper() for word in rest[:1]] != ["TO"]:
                 self._refuse()
-            elif self._told is not None and verb.upper() in _MOMENTS:
+            elif verb.upper() in _MOMENTS:
                 name = [word for word in rest if word.upper() not in ("TO", "SAVEPOINT")] or rest[-1:]
                 if len(statements) > 1 or len(name) != 1:
                     raise ProtocolError(_ALONE)
-                self._tell_savepoint(_MOMENTS[verb.upper()], self._name(name[0]))
+                if self._told is None:
+                    self._untold.add(self._name(name[0]))
+                elif self._name(name[0]) not in self._untold:
+                    self._tell_savepoint(_MOMENTS[verb.upper()], self._name(name[0]))
 
     def _tell_savepoint(self, moment: str, name: str) -> None:
         self._is_half = True
@@ -397,6 +404,11 @@ class _Savepoint:
         self._connection = connection
         with connection.untold() as lent:
             self._nested = lent.begin_nested()
+
+    def flush(self) -> None:
+        """As in its end: what fails in it has not ended it."""
+        if isinstance(lent := self._connection.lent, Session):
+            lent.flush()
 
     def rollback(self) -> None:
         """It ends there, and another one begins in its place."""

@@ -57,11 +57,12 @@ class AsyncTransaction:
     ``TransactionManager.outcome`` tells what it came to, and the end of the transaction manager waits for it.
     """
 
-    def __init__(self, transaction: Transaction, names: tuple[str, ...], timeout_s: float) -> None:
+    def __init__(self, transaction: Transaction, names: tuple[str, ...], timeout_s: float | None) -> None:
         self._transaction = transaction
         self._names = names
         self._limit = asyncio.timeout(timeout_s)
-        self._lent: dict[str, Any] = {}
+        self.lent: dict[str, Any] = {}
+        """The connections of those that have joined."""
         self._joining: set[str] = set()
         """Participants whose connection is opened just now."""
         self._ending: asyncio.Future[None] | None = None
@@ -85,12 +86,12 @@ class AsyncTransaction:
     def __getitem__(self, name: str) -> Any:
         """The connection of a participant that has joined. Raises ProtocolError for any other."""
         self._transaction.check_active(name)
-        if name not in self._lent:
+        if name not in self.lent:
             raise ProtocolError(
                 f"participant {name!r} has not joined the transaction: `await tx.join({name!r})`, or name it in "
                 f"`tm.transaction({name!r})`"
             )
-        return self._lent[name]
+        return self.lent[name]
 
     async def join(self, name: str) -> Any:
         """The participant's connection, begun for this transaction. Raises as ``Transaction[name]``."""
@@ -98,10 +99,10 @@ class AsyncTransaction:
             raise ProtocolError(f"participant {name!r} is joined by two tasks at a time: a transaction is for one task")
         self._joining.add(name)
         try:
-            self._lent[name] = await carried(partial(self._transaction.__getitem__, name))
+            self.lent[name] = await carried(partial(self._transaction.__getitem__, name))
         finally:
             self._joining.discard(name)
-        return self._lent[name]
+        return self.lent[name]
 
     async def accept(self, delivery: Any, name: str = "") -> None:
         """As ``Transaction.accept``."""
@@ -186,3 +187,16 @@ class AsyncTransaction:
         outcome = self.outcome.value if self.outcome is not None else "not known yet"
         outcome += f" ({error})" if error is not None else ""
         log.info("[end-cancelled] transaction %s, whose end was cancelled: %s", self.gtrid.decode(), outcome)
+
+
+class AsyncNested(AsyncTransaction):
+    """In the block of another one: where its end is cancelled, all is rolled back."""
+
+    def __init__(
+        self, transaction: Transaction, names: tuple[str, ...], timeout_s: float | None, outer: AsyncTransaction
+    ) -> None:
+        super().__init__(transaction, names, timeout_s)
+        self.lent = outer.lent
+
+    async def _end(self, end: Callable[[], None]) -> None:
+        await carried(end)

@@ -35,7 +35,7 @@ from xaqueue.tm.participant import Opens, Participant, sources
 from xaqueue.tm.records import Heuristic, InDoubtTransaction
 from xaqueue.tm.recovery import RecoveryResult, RecoveryThread
 from xaqueue.tm.slots import Slots, open_slot
-from xaqueue.tm.transaction import Transaction
+from xaqueue.tm.transaction import ENTERED, NestedTransaction, Transaction, around
 from xaqueue.tm.voting import ParticipantOutcome
 from xaqueue.xa import Outcome
 
@@ -154,19 +154,27 @@ class TransactionManager:
 
     # Transactions
 
-    def transaction(self, *names: str, timeout_s: float | None = None) -> Transaction:
+    def transaction(self, *names: str, timeout_s: float | None = None, independent: bool = False) -> Transaction:
         """A new global transaction, for ``with`` or ``async with``: it commits at its end, and rolls back on any
         exception.
 
-        names: participants to begin at once; the others are begun when they are used. Raises InterfaceError once
-        closed, DecisionLogError.
+        In the block of another one, in the same thread or task, it is a savepoint of that: undone on an exception, and
+        the outer one alone commits. independent: it is one of its own there, too.
+
+        names: participants to begin at once; the others are begun when they are used. timeout_s: what has taken longer
+        is rolled back; of a savepoint at its end, and nothing is interrupted before. Raises InterfaceError once closed,
+        DecisionLogError.
         """
-        self._check_open()
+        if self._closed or not self._is_running:
+            self._check_open()
         for name in names:
             if name not in self._sources:
                 raise InvalidArgument(f"{name!r} is no participant: there are {sorted(self._sources)}")
         if timeout_s is not None and timeout_s <= 0:
             raise InvalidArgument("timeout_s is a number of seconds above 0")
+        entered, _, others = ENTERED.get()
+        if (entered or others) and not independent and (outer := around(self._coordinator)) is not None:
+            return NestedTransaction(self._coordinator, outer, names, timeout_s)
         return Transaction(self._coordinator, names, self._timeout_s if timeout_s is None else timeout_s)
 
     @overload
@@ -174,17 +182,17 @@ class TransactionManager:
 
     @overload
     def transactional(
-        self, *names: str, timeout_s: float | None = None
+        self, *names: str, timeout_s: float | None = None, independent: bool = False
     ) -> Callable[[Callable[..., R]], Callable[..., R]]: ...
 
-    def transactional(self, *names: Any, timeout_s: float | None = None) -> Any:
-        """Decorates a function to run in a transaction of its own, which it gets as keyword argument ``tx``.
+    def transactional(self, *names: Any, **options: Any) -> Any:
+        """Decorates a function to run in a transaction, which it gets as keyword argument ``tx``.
 
-        With or without arguments: those of ``transaction``. Called with a ``tx``, the function joins that one. An async
-        function is run in an async transaction.
+        With or without arguments: those of ``transaction``, so that in the block of another one it is a savepoint.
+        Called with a ``tx``, the function joins that one. An async function is run in an async transaction.
         """
         if len(names) == 1 and callable(names[0]):
-            return self.transactional(timeout_s=timeout_s)(names[0])
+            return self.transactional(**options)(names[0])
 
         def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
             if inspect.iscoroutinefunction(function):
@@ -193,7 +201,7 @@ class TransactionManager:
                 async def inside_task(*args: Any, tx: AsyncTransaction | None = None, **kwargs: Any) -> Any:
                     if tx is not None:
                         return await function(*args, tx=tx, **kwargs)
-                    async with self.transaction(*names, timeout_s=timeout_s) as own:
+                    async with self.transaction(*names, **options) as own:
                         return await function(*args, tx=own, **kwargs)
 
                 return inside_task
@@ -202,7 +210,7 @@ class TransactionManager:
             def inside(*args: Any, tx: Transaction | None = None, **kwargs: Any) -> Any:
                 if tx is not None:
                     return function(*args, tx=tx, **kwargs)
-                with self.transaction(*names, timeout_s=timeout_s) as own:
+                with self.transaction(*names, **options) as own:
                     return function(*args, tx=own, **kwargs)
 
             return inside

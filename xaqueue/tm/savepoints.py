@@ -69,7 +69,11 @@ class TransactionSavepoint:
         self._transaction.savepoints += (self,)
 
     def release(self) -> None:
-        """It is over, and so are those within it; what was done stays. Raises as ``rollback``."""
+        """It is over, and so are those within it; what was done stays. Raises as ``rollback``, but what a Session's
+        flush raises: then it is there still."""
+        for mark in self._marks.values() if not self.is_over else ():
+            if (flush := getattr(mark, "flush", None)) is not None:
+                flush()
         self._end_inner("release")
         self._is_released = True
 
@@ -105,12 +109,13 @@ class TransactionSavepoint:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
-            if not self._is_released:
+        try:
+            if kind is None and not self._is_released:
                 self.release()
-        elif not self.is_over:
-            with suppress(Exception):  # then the transaction is rolled back, and says why
-                self.undo()
+        finally:
+            if not self.is_over:
+                with suppress(Exception):  # then the transaction is rolled back, and says why
+                    self.undo()
 
 
 class Told:

@@ -11,9 +11,14 @@
 from __future__ import annotations
 
 import time
+from asyncio import _get_running_loop, current_task
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from contextvars import ContextVar
+from math import inf
+from threading import get_ident
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, cast
 
 from xaqueue.awaited import carried
 from xaqueue.errors import (
@@ -26,9 +31,9 @@ from xaqueue.errors import (
     RolledBack,
 )
 from xaqueue.tm import driver, voting
-from xaqueue.tm.async_transaction import AsyncTransaction
+from xaqueue.tm.async_transaction import AsyncNested, AsyncTransaction
 from xaqueue.tm.branch import EnlistedBranch, enlist
-from xaqueue.tm.coordinator import TraceStep, unwatched
+from xaqueue.tm.coordinator import Coordinator, TraceStep, unwatched
 from xaqueue.tm.ending import Ending, Phase
 from xaqueue.tm.gtrid import FORMAT_ID
 from xaqueue.tm.savepoints import Told, TransactionSavepoint
@@ -37,12 +42,36 @@ from xaqueue.transaction import OPEN_BLOCK
 from xaqueue.xa import Code, Outcome
 from xaqueue.xid import Xid
 
+_NO_BLOCK: list[Any] = [None, None, None]
+ENTERED: ContextVar[list[Any]] = ContextVar("xaqueue_entered", default=_NO_BLOCK)
+"""Of the block that was entered last, also by a parent of this task: its transaction, or None from its end on; the
+task that has entered it, or the thread where it runs none; the same of the block around it, of any transaction manager.
+"""
+
+
+def around(coordinator: Coordinator) -> Transaction | None:
+    """The transaction in whose block the caller is. A child task has its parent's context, as has a thread of
+    ``asyncio.to_thread``, and is not in it."""
+    block: list[Any] | None = ENTERED.get()
+    while block is not None:
+        found, place, block = block
+        if found is not None and found.is_of(coordinator) and place == _here():
+            return cast(Transaction, found)
+    return None
+
+
+def _here() -> object:
+    return (_get_running_loop() and current_task()) or get_ident()
+
 
 class Transaction(Ending):
     """Made by ``TransactionManager.transaction``."""
 
-    _async: AsyncTransaction | None = None
+    _called = "transaction"
+    in_task: AsyncTransaction | None = None
     """Its face in a task of asyncio."""
+    _block = _NO_BLOCK
+    """See ``ENTERED``."""
     savepoints: tuple[TransactionSavepoint, ...] = ()
     """Those that are open, each within the one before it."""
 
@@ -95,7 +124,7 @@ class Transaction(Ending):
         HeuristicMixed, HeuristicHazard, HeuristicOutcome where a participant did otherwise by itself;
         OutcomeUnknown where nobody can tell now, and ``TransactionManager.outcome`` may later.
         """
-        ender = object()
+        ender, self._block[0] = object(), None
         try:
             decides = self._coordinator.log.decides
             if decides and len(self._branches) > 1 and decides not in self._branches:
@@ -124,7 +153,7 @@ class Transaction(Ending):
 
     def _roll_back(self, wanted: Outcome | None = None) -> None:
         """wanted: None where nobody is told of another outcome."""
-        ender = object()
+        ender, self._block[0] = object(), None
         try:
             result = self._run(voting.roll_back(*self._end(ender)))
             self._tell(result, wanted or result.outcome)
@@ -132,8 +161,18 @@ class Transaction(Ending):
             self._cut_off(ender)
             raise
 
+    def is_of(self, coordinator: Coordinator) -> bool:
+        return self._coordinator is coordinator and self._phase is Phase.ACTIVE
+
+    def _enter(self) -> None:
+        outer = ENTERED.get()
+        place = get_ident() if _get_running_loop() is None else _here()  # of threads at the cost of no call
+        self._block = block = [self, place, outer if outer[0] is not None else outer[2]]
+        ENTERED.set(block)
+
     def __enter__(self) -> Self:
         try:
+            self._enter()
             for name in self._names:
                 self[name]
         except BaseException as error:
@@ -161,19 +200,20 @@ class Transaction(Ending):
     async def __aenter__(self) -> AsyncTransaction:
         try:
             self._coordinator.join_loop()
+            self._enter()
         except BaseException:
             self.rollback()  # it is live, and nobody else would end it
             raise
         self.is_async = True
-        self._async = AsyncTransaction(self, self._names, max(0.0, self._deadline - time.monotonic()))
-        await self._async.begin()
-        return self._async
+        self.in_task = AsyncTransaction(self, self._names, max(0.0, self._deadline - time.monotonic()))
+        await self.in_task.begin()
+        return self.in_task
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._async is not None
-        await self._async.end(kind, error, trace)
+        assert self.in_task is not None
+        await self.in_task.end(kind, error, trace)
 
     # Joining
 
@@ -201,13 +241,14 @@ class Transaction(Ending):
             elif hasattr(connection, "pgconn"):
                 Told(self, name, carried if self.is_async else _at_once).nests(driver.driver_of(connection))
         if not branch.has_two_phases:
-            plain = [repr(other.name) for other in self._branches.values() if not other.has_two_phases]
+            plain = [other.name for other in self._branches.values() if not other.has_two_phases]
             if len(plain) > 1:
                 raise InvalidArgument(
-                    f"participants {' and '.join(plain)} have no two-phase commit: one of them at most may take "
-                    "part in a transaction"
+                    f"participants {' and '.join(map(repr, plain))} have no two-phase commit: one of them at most may "
+                    "take part in a transaction"
                 )
-            coordinator.make_ready(name)  # now: its database may be locked once there is work in it
+            if name not in coordinator.ready:
+                coordinator.make_ready(name)  # now: its database may be locked once there is work in it
         return branch
 
     def _let_decide(self, name: str) -> None:
@@ -269,7 +310,7 @@ class Transaction(Ending):
     def expired(self) -> RolledBack:
         """What its user is told whose time was over."""
         why = self._expiry or f"it took more than {self._timeout_s:g} s"
-        return RolledBack(f"transaction {self.gtrid.decode()} was rolled back: {why}", Code.XA_RBTIMEOUT)
+        return RolledBack(f"{self._called} {self.gtrid.decode()} was rolled back: {why}", Code.XA_RBTIMEOUT)
 
     def _run_out(self, error: Exception | None) -> NoReturn:
         """Rolls back because of the time, whatever else has happened."""
@@ -280,6 +321,92 @@ class Transaction(Ending):
         """Whatever it was that the others followed from."""
         failed = [branch for branch in self._branches.values() if branch.error is not None]
         return min(failed, key=lambda branch: branch.failed_at).error if failed else None
+
+
+class NestedTransaction(Transaction):
+    """Made in the block of another one: a savepoint of that, which alone commits."""
+
+    _called = "a block in transaction"
+    _is_new = True
+    _savepoint: TransactionSavepoint
+
+    def __init__(
+        self, coordinator: Coordinator, outer: Transaction, names: tuple[str, ...], timeout_s: float | None
+    ) -> None:
+        self._coordinator, self._outer, self._names, self._limit_s = coordinator, outer, names, timeout_s
+        self._branches, self.gtrid = outer.branches, outer.gtrid
+        self._timeout_s = inf if timeout_s is None else timeout_s
+        self._deadline = time.monotonic() + self._timeout_s
+
+    def check_active(self, name: str = "") -> None:
+        """The outer one's end is its own."""
+        if self._is_new:
+            self._refuse()
+        super().check_active()
+        self._outer.check_active(name)
+
+    def __getitem__(self, name: str) -> Any:
+        self._check_time()
+        return self._outer[name]
+
+    def savepoint(self) -> TransactionSavepoint:
+        self._check_time()
+        return self._outer.savepoint()
+
+    def _check_time(self) -> None:
+        self.check_active()
+        if self._is_expired():
+            self._run_out(None)
+
+    def commit(self) -> None:
+        """It is over; what was done in it stays, for the outer one to end. Raises RolledBack where its time was over,
+        and what a participant raises: then that is undone."""
+        self._check_time()
+        self._phase, self.outcome = Phase.OVER, Outcome.ROLLED_BACK
+        self._savepoint.__exit__(None, None, None)
+        self.outcome = None
+
+    def _roll_back(self, wanted: Outcome | None = None) -> None:
+        self.check_active()
+        self._phase, self.outcome = Phase.OVER, Outcome.ROLLED_BACK
+        self._savepoint.undo()
+
+    def _enter(self) -> None:
+        if self._outer.in_task is not None or not self._may_enter:
+            self._refuse()
+        self._savepoint, self._is_new = self._outer.savepoint().__enter__(), False
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._phase is not Phase.ACTIVE:
+            return
+        if error is None:
+            self.commit()
+            return
+        with suppress(Exception):  # then the outer one is rolled back, and says why
+            self._roll_back()
+        if self._is_expired() and isinstance(error, Exception):
+            raise self.expired() from error
+
+    async def __aenter__(self) -> AsyncTransaction:
+        outer = self._outer.in_task
+        if outer is None or not self._may_enter:
+            self._refuse()
+        self._savepoint, self._is_new = (await carried(self._outer.savepoint)).__enter__(), False
+        self.in_task = AsyncNested(self, self._names, self._limit_s, outer)
+        await self.in_task.begin()
+        return self.in_task
+
+    @property
+    def _may_enter(self) -> bool:
+        return self._is_new and around(self._coordinator) is self._outer
+
+    def _refuse(self) -> NoReturn:
+        raise ProtocolError(
+            "a transaction made in the block of another one is entered once, there, and as that was: by `with`, or by "
+            "`async with`. With independent=True it is one of its own"
+        )
 
 
 def _at_once(call: Callable[[], None]) -> None:

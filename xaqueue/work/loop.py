@@ -204,7 +204,7 @@ class Loop:
                 self._commit(connection)
             return
         assert self._tm is not None
-        with self._tm.transaction(*names) as tx:
+        with self._tm.transaction(*names, independent=True) as tx:
             spaces = [tx[name] for name in names]
             for name, space in zip(names, spaces, strict=True):
                 if not isinstance(space, Connection):

@@ -403,7 +403,8 @@ def test_recovery_opens_a_fenced_space_again(tmp_path: Path) -> None:
             open._attached[place.resolve()].space.log.fail(OSError(5, "Input/output error"))
 
     with manager:
-        with manager.transaction("a", "b") as one, manager.transaction("a") as other:  # two connections
+        # two connections
+        with manager.transaction("a", "b") as one, manager.transaction("a", independent=True) as other:
             other["a"].enqueue("q", b"0")
             one["a"].enqueue("q", b"1")
         manager._coordinator.step = fence

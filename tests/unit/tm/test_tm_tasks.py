@@ -250,7 +250,7 @@ def test_a_participant_that_hangs_holds_up_nobody_else(log_dir: Path) -> None:
                 entered["a"].__dict__[verb] = hanging
                 ending = asyncio.ensure_future(_worked(tx, entered))
                 await turns(10)
-                async with asyncio.timeout(10), scene.tm.transaction("a", "b") as other:
+                async with asyncio.timeout(10), scene.tm.transaction("a", "b", independent=True) as other:
                     await other["a"].work()
                 assert other.outcome is Outcome.COMMITTED
                 assert not ending.done()
