@@ -72,7 +72,7 @@ STEPS = st.one_of(
     st.tuples(st.just("release"), st.integers(0, 9)),
     st.tuples(st.sampled_from(["commit", "two phases", "rollback", "kill", "kill in doubt"]), st.just(0)),
 )
-SCRIPTS = st.lists(STEPS, max_size=40)
+SCRIPTS = st.one_of(st.lists(STEPS, max_size=40), st.lists(STEPS, min_size=20, max_size=60))
 
 
 def run(place: Place, queue: str, script: list[tuple[str, int]]) -> None:

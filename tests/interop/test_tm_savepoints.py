@@ -14,6 +14,8 @@ from typing import Any
 
 import psycopg
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 pytest.importorskip("sqlalchemy", reason="sqlalchemy is not installed")
 
@@ -22,11 +24,13 @@ from sqlalchemy import exc as sa
 from sqlalchemy.ext.asyncio import create_async_engine
 
 import xaqueue
+from support.crash_cases import FULL
 from support.served import ServerThread
 from support.sqlalchemy_scene import ROW, TWO_PHASES, WAYS, Base, Order, Shop, take
 from xaqueue.contrib.sqlalchemy import participant
 from xaqueue.errors import ProtocolError, RolledBack
 
+RUNS = 3_400 if FULL else 20
 EVERY = [(kind, way) for kind, ways in WAYS.items() for way in ways]
 
 
@@ -291,6 +295,55 @@ def test_what_nests_as_django_does_by_savepoints_of_the_transaction(pair: Any) -
             refuse()
         nest(tx, atomic, put, refusal)
     assert counts(tm, own) == ([1, 2, 3, 7, 8, 9],) * 2
+
+
+ENDS = st.sampled_from(["left", "raised", "commit", "rollback"])
+BLOCKS = st.tuples(
+    ENDS,
+    st.recursive(
+        st.lists(st.sampled_from(["add", "add", "take"]), max_size=4),
+        lambda inner: st.lists(st.one_of(st.sampled_from(["add", "take"]), st.tuples(ENDS, inner)), max_size=5),
+        max_leaves=12,
+    ),
+)
+"""How a block ends, and what is done in it; of that some are blocks."""
+
+
+def play(tm: Any, end: str, steps: list[Any], left: list[int], added: list[int]) -> tuple[list[int], list[int]]:
+    """In a block; returns what may be taken behind it, and what was added. A row goes with its message."""
+    before = [*left], [*added]
+    with suppress(RefusedError), tm.transaction() as tx:
+        for step in steps:
+            if step == "add":
+                put(tx, number := next(NUMBERS))
+                added.append(number)
+            elif step == "take":
+                message = tx["queue"].dequeue("orders")
+                assert (message and int(message.body)) == (left[0] if left else None)
+                if left:
+                    tx["db"].execute(f"delete from orders where id = {left.pop(0)}")
+            else:
+                how, inner = step
+                left, added = play(tm, how, inner, left, added)
+        if end == "raised":
+            refuse()
+        elif end != "left":
+            getattr(tx, end)()
+    return (left, added) if end in ("left", "commit") else before
+
+
+def test_blocks_in_blocks_as_a_model_has_them(pair: Any) -> None:
+    tm, own = pair
+    there: list[int] = []
+
+    @settings(max_examples=RUNS, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(block=BLOCKS)
+    def each(block: tuple[str, list[Any]]) -> None:
+        left, added = play(tm, *block, [*there], [])
+        there[:] = left + added
+        assert counts(tm, own) == (there, there)
+
+    each()
 
 
 @pytest.mark.parametrize("pair", ["psycopg", "psycopg in two phases"], indirect=True)
