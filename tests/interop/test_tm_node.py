@@ -25,7 +25,7 @@ from xaqueue.features.session import Session
 from xaqueue.tm.branch import EnlistedBranch
 from xaqueue.tm.manager import TransactionManager
 from xaqueue.tm.node import DatabaseNode, Timing
-from xaqueue.tm.node_tables import NodeEnded
+from xaqueue.tm.node_tables import NodeEnded, NodeTables
 from xaqueue.tm.records import Heuristic
 from xaqueue.tm.voting import ParticipantOutcome
 from xaqueue.xa import Code, Outcome
@@ -257,6 +257,21 @@ def test_what_a_queue_did_by_itself_is_known_to_all_and_outlives_its_process(dsn
     eventually(lambda: noted_by(other) == noted_by(third) == [])
     with pytest.raises(UnknownXid):
         third.forget(gtrid)
+
+
+def test_who_may_not_read_what_others_did_ends_the_silent_all_the_same(
+    dsn: str, make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> list[Heuristic]:
+        raise psycopg.OperationalError("permission denied")
+
+    dead = make()
+    add(dead, 1)
+    kill(dead)
+    monkeypatch.setattr(NodeTables, "heuristics", refuse)
+    make()
+    eventually(lambda: left(dsn)["ended"] == 1)
+    assert caplog.text.count("neither read nor kept: permission denied") <= 2, "once in each process"
 
 
 def test_what_the_database_does_not_take_at_once_is_kept_there_later(dsn: str, make: Make) -> None:

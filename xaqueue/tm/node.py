@@ -90,6 +90,8 @@ class DatabaseNode(Decisions):
         """Held while a thread looks for those in an event loop."""
         self._unwritten: dict[tuple[bytes, str], Heuristic] = {}
         """Heuristics that the database does not have yet."""
+        self._trouble = ""
+        """Why they could not be exchanged at last."""
         self._swept: dict[str, float] = {}
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -347,6 +349,18 @@ class DatabaseNode(Decisions):
         with self.lock:
             self.table.heuristics = {(one.gtrid, one.participant): one for one in found} | self._unwritten
 
+    def _try_exchange(self, connection: Any) -> None:
+        """Whoever may not do that, for want of a right, watches all the same."""
+        trouble = ""
+        try:
+            with self._mutex:
+                self._exchange(connection)
+        except Exception as error:  # whatever a driver raises: the next sign tries again
+            trouble = str(error)
+            if trouble != self._trouble:
+                log.warning("[node-waits] what participants did by themselves is neither read nor kept: %s", error)
+        self._trouble = trouble
+
     def forget(self, gtrid: bytes) -> None:
         """Of any process. Raises ProtocolError, and what the driver raises."""
         self.check_over(gtrid)
@@ -389,8 +403,7 @@ class DatabaseNode(Decisions):
         with self._deciding().opened() as connection:
             silent = self._watch(self.tables.signs(connection))
             ended = [node for node in silent if self.tables.end(connection, node)]
-            with self._mutex:
-                self._exchange(connection)
+            self._try_exchange(connection)
         for node in ended:
             log.warning("[node-ended] node %s gave no sign of life, and is ended: what it has left is swept", node)
         if ended:
