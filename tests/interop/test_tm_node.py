@@ -274,7 +274,10 @@ def test_who_may_not_read_what_others_did_ends_the_silent_all_the_same(
     assert caplog.text.count("neither read nor kept: permission denied") <= 2, "once in each process"
 
 
-def test_what_the_database_does_not_take_at_once_is_kept_there_later(dsn: str, make: Make) -> None:
+def test_what_the_database_does_not_take_at_once_is_kept_there_later(
+    dsn: str, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("xaqueue.tm.node.LOCK_S", 0.2)
     manager = make()
     add(manager, 1)
     node = node_of(manager)

@@ -379,7 +379,8 @@ class RecoveryThread:
         for heuristic in noted:
             if not heuristic.agrees:
                 log.error(
-                    "[heuristic] transaction %s was to be %s: %s %s. It is kept until TransactionManager.forget",
+                    "[heuristic] transaction %s was to be %s: %s %s. It is kept until TransactionManager.forget, or "
+                    "`xaqueue tm forget`",
                     *(gtrid.decode(), decision.value, self._name, outcome.value),
                 )
 
