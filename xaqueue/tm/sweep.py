@@ -9,11 +9,11 @@ and one that a crash has undone between them is seen by the next sweep. A tombst
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from xaqueue.tm import driver
-from xaqueue.tm.gtrid import Gtrid, ListedBranch
+from xaqueue.tm.gtrid import Gtrid, ListedBranch, parse_listed
 from xaqueue.tm.node_schema import identity_of
 from xaqueue.tm.node_tables import NodeTables, Standing
 from xaqueue.tm.participant import ConnectionSource
@@ -66,23 +66,39 @@ class Sweep:
         if not others:
             return
         with self._source.opened() as own:
+            undecided = []
             for branch in others:
-                try:
-                    yield self._word(own, branch)
-                except Exception as error:  # of its driver: the others are not held up
-                    own.rollback()
-                    yield Swept(branch, None, f"{type(error).__name__}: {error}")
+                swept = self._tried(own, branch, self._word)
+                if swept is not None:
+                    yield swept
+                else:
+                    undecided.append(branch)
+            # What is not listed now was finished behind the list, and a decision that it was told of may be struck.
+            found = map(parse_listed, self._connection.tpc_recover()) if undecided else ()
+            left = {(one.gtrid, one.participant) for one in found if one is not None}
+            for branch in undecided:
+                is_left = (branch.gtrid, branch.participant) in left
+                yield (self._tried(own, branch, self._forced) if is_left else None) or Swept(branch, None)
 
-    def _word(self, own: Any, branch: ListedBranch) -> Swept:
+    def _tried(self, own: Any, branch: ListedBranch, call: Callable[[Any, ListedBranch], Swept | None]) -> Swept | None:
+        try:
+            return call(own, branch)
+        except Exception as error:  # of its driver: the others are not held up
+            own.rollback()
+            return Swept(branch, None, f"{type(error).__name__}: {error}")
+
+    def _forced(self, own: Any, branch: ListedBranch) -> Swept:
+        return Swept(branch, self._tables.resolve(own, bytes(branch.gtrid)).outcome)
+
+    def _word(self, own: Any, branch: ListedBranch) -> Swept | None:
+        """None: it is undecided, and its node may decide no more."""
         gtrid = bytes(branch.gtrid)
         state = self._tables.state_of(own, gtrid)
         if state.decision is Outcome.COMMITTED:
             return Swept(branch, state.decision)
         if not state.is_known(branch.gtrid.epoch):
             return Swept(branch, None, "the database that decides does not know of it: it is another one, or a copy")
-        if not state.is_ended:
-            return Swept(branch, None)
-        return Swept(branch, self._tables.resolve(own, gtrid).outcome)
+        return None if state.is_ended else Swept(branch, None)
 
     def strike(self, listed: Collection[ListedBranch]) -> None:
         """What this participant has carried out, since it is not in this list, is hardened, and is its no more."""

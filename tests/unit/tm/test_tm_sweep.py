@@ -52,10 +52,11 @@ class Queue:
     def carriers(self) -> Carriers:
         return Carriers(SPACE, self.epoch, "secret")
 
+    def tpc_recover(self) -> list[Xid]:
+        return [self.branch] if self.memory is Outcome.IN_DOUBT else []
+
     def listed(self) -> list[ListedBranch]:
-        found = parse_listed(self.branch)
-        assert found is not None
-        return [found] if self.memory is Outcome.IN_DOUBT else []
+        return [found for found in map(parse_listed, self.tpc_recover()) if found is not None]
 
 
 class Scene:
@@ -114,6 +115,21 @@ def test_a_commit_that_comes_just_before_the_list_is_hardened(scene: Scene) -> N
     scene.queue.crash()
     assert scene.queue.memory is Outcome.COMMITTED
     assert scene.stands == (False, True)
+
+
+def test_what_another_one_has_carried_out_and_struck_is_not_undone(scene: Scene) -> None:
+    """Its own list is older than that."""
+    scene.decide()
+    assert scene.tables.end(scene.own, NODE)
+    sweep = Sweep(scene.tables, scene.source, MINE, SPACE, scene.queue, buried_s=-1.0)
+    listed = scene.queue.listed()
+    scene.queue.commit_late()
+    scene.sweep(nothing, nothing)
+    assert not scene.stands[0]
+    assert [swept.outcome for swept in sweep.words(listed)] == [None]
+    assert scene.tables.state_of(scene.own, scene.gtrid).decision is None
+    scene.queue.memory = Outcome.IN_DOUBT  # as one that was prepared late is
+    assert [swept.outcome for swept in sweep.words(listed)] == [Outcome.ROLLED_BACK]
 
 
 def test_a_row_by_hand_holds_up_no_other(scene: Scene) -> None:
