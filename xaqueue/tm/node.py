@@ -242,16 +242,15 @@ class DatabaseNode(Decisions):
                 with self.lock:
                     self.table.open.clear()  # it is swept by now, or will be
             node = secrets.token_hex(8)
-            if tables.dialect is Dialect.SQLITE:
-                self._meet_all()
+            self._meet_all()
             tables.register(connection, node, self._names())
             self.table.lasts[self.decides] = EVERY_EPOCH
             self._begin_name()
             self._signed(tables, node, 1)
 
     def _meet_all(self) -> None:
-        """Each participant that answers: once a transaction writes nobody else does, not even this for its first
-        prepare."""
+        """Each participant that answers, since whoever is met later is told by a sign beside a transaction, which wants
+        a connection more than a small pool has; and in SQLite nobody writes beside one."""
         for name, source in self._sources.items():
             if name != self.decides:
                 with suppress(Exception), source.opened() as connection:
