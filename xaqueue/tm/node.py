@@ -24,7 +24,7 @@ from urllib.parse import quote
 from xaqueue.errors import DecisionLogError, InvalidArgument, OperationalError
 from xaqueue.tm import driver, node_schema
 from xaqueue.tm.decisions import Decisions
-from xaqueue.tm.driver import Dialect, run
+from xaqueue.tm.driver import run
 from xaqueue.tm.gtrid import Gtrid
 from xaqueue.tm.guard import MovedElsewhere
 from xaqueue.tm.last_resource import NAMES_LENGTH
