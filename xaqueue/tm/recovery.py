@@ -396,13 +396,17 @@ class RecoveryThread:
 
     def _ask(self, xid: Any, failures: list[Exception]) -> Reply:
         try:
+            life = self._found_life()
             reply = driver.ask(self._connection, xid)
             if driver.offers(self._connection, "harden"):
                 self._connection.harden()  # it tells what is so in memory
-            return reply  # noqa: TRY300
+            return reply if self._found_life() == life else Reply.PENDING  # else it may have forgotten that in between
         except Exception as error:
             failures.append(error)
             return Reply.PENDING
+
+    def _found_life(self) -> Any:
+        return self._connection.carriers().life if driver.offers(self._connection, "carriers") else None
 
     # A database that may decide
 

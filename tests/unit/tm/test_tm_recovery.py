@@ -21,11 +21,13 @@ from support.tm_world import (
     ROLLED_BACK,
     Bank,
     BankConnection,
+    LateConnection,
     ProgrammingError,
     Rig,
     World,
 )
 from xaqueue import TransactionManager
+from xaqueue.carried import Carriers
 from xaqueue.core.owner import open
 from xaqueue.core.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.errors import RolledBack
@@ -58,6 +60,29 @@ def test_decided_is_committed_everywhere_however_late_a_participant_comes_back(s
     scene.b.is_down = False
     rig = scene.reboot()
     assert rig.recover()["b"].committed == [gtrid]
+    assert scene.world.states(gtrid) == {"a": COMMITTED, "b": COMMITTED}
+    assert rig.coordinator.in_doubt() == []
+
+
+def test_a_commit_that_is_forgotten_between_its_answer_and_its_hardening_is_made_again(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A queue's server was started anew there, and the connection goes on with it."""
+    gtrid = scene.die_at(Step.COMMITTED, "a")
+    rig, lives, harden = scene.reboot(), [1], LateConnection.harden
+    scene.a.is_deferred, scene.a.late = True, [xid for xid, state in scene.a.branches.items() if state == COMMITTED]
+
+    def harden_anew(self: LateConnection) -> None:
+        if lives == [1]:
+            scene.a.lose_sessions()
+            lives[0] = 2
+        harden(self)
+
+    monkeypatch.setattr(LateConnection, "carriers", lambda _: Carriers("space", lives[0], "secret"), raising=False)
+    monkeypatch.setattr(LateConnection, "harden", harden_anew)
+    assert not rig.recover()["a"].complete
+    assert scene.world.states(gtrid) == {"a": PREPARED, "b": COMMITTED}
+    assert rig.recover()["a"].committed == [gtrid]
     assert scene.world.states(gtrid) == {"a": COMMITTED, "b": COMMITTED}
     assert rig.coordinator.in_doubt() == []
 
