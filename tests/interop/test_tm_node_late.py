@@ -22,6 +22,7 @@ from support.node_scene import Killed, Scene, Sweeper, die_in, enter, kill, node
 from support.patience import PATIENCE_S, eventually
 from support.served import ServerThread
 from xaqueue.connection import Connection
+from xaqueue.core.engine.behind import DeferringCommit
 from xaqueue.errors import RolledBack
 from xaqueue.tm.gtrid import FORMAT_ID
 
@@ -146,6 +147,7 @@ def test_a_queue_is_killed_between_a_late_commit_and_its_hardening(
 ) -> None:
     """With a sweeper at work, at whichever of its calls: what was committed in memory alone is in doubt again, and the
     decision still stands, or else it was hardened."""
+    monkeypatch.setattr(DeferringCommit, "_harden_deferred", lambda _: None)  # or it would be hardened in a moment
     left = 0
     with tempfile.TemporaryDirectory(prefix="xaq-") as short:
         servers = [ServerThread(scene.space, Path(short) / "socket")]

@@ -241,7 +241,7 @@ def test_what_is_decided_is_carried_out_for_a_node_that_lives(scene: Scene) -> N
 
 @pytest.mark.parametrize("step", ["prepared", "commit-last", "committed-last", "commit"])
 def test_two_queues_alone_of_a_node_that_died(scene: Scene, step: str) -> None:
-    """The decision is all that its transaction has in the database."""
+    """The decision is all that its transaction has in the database, and stays until both have carried it out."""
     spaces = [scene.new_space(name) for name in ("a", "b")]
     parties: dict[str, Any] = {"db": scene.connect, **{one.name: partial(xaqueue.connect, one) for one in spaces}}
 
@@ -258,8 +258,18 @@ def test_two_queues_alone_of_a_node_that_died(scene: Scene, step: str) -> None:
         tx.commit()
     for branch in tx._branches.values():
         branch.discard()
-    scene.manage(parties).transaction().rollback()
-    eventually(lambda: scene.count("ended") == 1 and not any(scene.in_doubt(one) for one in spaces))
+    is_away = True
+
+    def reach() -> Any:
+        if is_away:
+            raise xaqueue.OperationalError("it is away")
+        return xaqueue.connect(spaces[1])
+
+    scene.manage({**parties, "b": reach}, decides="db").transaction().rollback()
+    eventually(lambda: scene.count("ended") == 1 and not scene.in_doubt(spaces[0]))
+    eventually(lambda: not scene.select("gtrid from xaqueue_decisions where participants like 'a=%'"))
+    is_away = False
+    eventually(lambda: not any(scene.in_doubt(one) for one in spaces))
     eventually(lambda: not scene.select("gtrid from xaqueue_decisions where decision = 'commit'"))
     assert [scene.messages(one) for one in spaces] == [[1] * (step in ("committed-last", "commit"))] * 2
 
