@@ -56,6 +56,7 @@ def make(dsn: str, space: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mak
             TransactionManager(
                 {"db": lambda: psycopg.connect(dsn), "queue": lambda: xaqueue.connect(space)},
                 recovery_interval_s=0.1,
+                carry=False,
                 **options,
             )
         )

@@ -65,7 +65,7 @@ def leave(place: Path, connect: Connect, at: str) -> str:
             raise Killed
 
     parties: dict[str, Any] = {"db": connect, "queue": partial(xaqueue.connect, place.parent / "space")}
-    manager = TransactionManager(parties, on_step=die)
+    manager = TransactionManager(parties, on_step=die, carry=False)
     tx = manager.transaction()
     tx["queue"].enqueue("q", b"1")
     cursor = tx["db"].cursor()

@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,8 +39,9 @@ DAY_S = 86_400.0
 
 
 class Place:
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, *, has_log: bool = True) -> None:
+        """has_log: without a directory each life is a node in the database."""
+        self.path, self.has_log = path, has_log
         for space in SPACES:
             xaqueue.connect(path / space, create=True).close()
         with closing(self.database()) as db:
@@ -54,10 +56,15 @@ class Place:
     def live(self, end: str, *, dies_after_s: float | None = None, back_s: float = 0.0, seed: int = 1) -> None:
         """A life of the program, with its end as it was to be."""
         self._first += 1000
-        given = {"place": str(self.path), "names": NAMES, "first": self._first, "end": end, "back_s": back_s}
-        child = subprocess.Popen(
-            [sys.executable, str(CHILD), json.dumps({**given, "seed": seed})], stdout=subprocess.PIPE, text=True
-        )
+        given: dict[str, Any] = {
+            "place": str(self.path),
+            "names": NAMES,
+            "first": self._first,
+            "end": end,
+            "back_s": back_s,
+        }
+        given |= {"seed": seed, "has_log": self.has_log}
+        child = subprocess.Popen([sys.executable, str(CHILD), json.dumps(given)], stdout=subprocess.PIPE, text=True)
         assert child.stdout is not None
         if dies_after_s is not None:
             self._hear(child.stdout.readline())
@@ -76,7 +83,9 @@ class Place:
 
     @contextmanager
     def manager(self, **names: str) -> Iterator[TransactionManager]:
-        with TransactionManager(self.path / "tm", participants(self.path, {**NAMES, **names})) as tm:
+        parties = participants(self.path, {**NAMES, **names})
+        given: list[Any] = [self.path / "tm", parties] if self.has_log else [parties]
+        with TransactionManager(*given) as tm:
             yield tm
 
     def judge(self) -> None:
@@ -129,7 +138,9 @@ def seeds(few: int, many: int) -> pytest.MarkDecorator:
 
 
 @seeds(1, 20)
-def test_killed_again_and_again(place: Place, seed: int) -> None:
+@pytest.mark.parametrize("has_log", [True, False])
+def test_killed_again_and_again(tmp_path: Path, seed: int, has_log: bool) -> None:
+    place = Place(tmp_path, has_log=has_log)
     dice = random.Random(seed)
     for step in dice.sample(DEADLY, 5 if FULL else 2):
         place.live(f"{step}:{dice.randint(2, 9)}", seed=seed)

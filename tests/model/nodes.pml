@@ -14,7 +14,9 @@
    What else may happen, each by -D:
      QUEUE_CRASH    the queues lose what they have not hardened, and begin a new life
      DATABASE_CRASH the database loses what was not durable; there is only such a thing in a mutant
-     CARRIED        the change of the queue is in the decision's row, and no branch is prepared
+     CARRIED        the change of the queue is in the decision's row, and no branch is prepared; its space is open in the
+                    node's process. With QUEUE_CRASH another process opens it anew, and any that has the database tells it,
+                    once, of all that is carried for it: a number without a row is void from then on
      COPY           a copy of the database, made before the transaction, has a sweeper of its own over the same queue
      TWIN           a second service in the same database has another queue under the same name
      YEARS          tombstones go
@@ -65,6 +67,10 @@ byte at[BRANCHES];                    /* as they answer, from memory */
 byte disk[BRANCHES];                  /* as they are after a crash */
 bool preparing[BRANCHES], committing[BRANCHES], undoing[BRANCHES];     /* requests on their way */
 bit life;                             /* another one after each crash */
+#ifdef CARRIED
+bit row_of_life;                      /* in the database: who opened the space last, as far as that is told */
+bool told[BRANCHES];                  /* who opened it has been told all that there is */
+#endif
 
 /* The database */
 byte rows[NODES];                     /* the application's */
@@ -190,7 +196,9 @@ active [NODES] proctype Node() {
 #ifndef M_UNMET
     d_step { EACH(MEET, t) };                                   /* 2: and it names the queues */
 #endif
-#ifndef CARRIED
+#ifdef CARRIED
+    if :: life == 0 :: life == 1 -> goto undo fi;               /* the branch has its number, of this life */
+#else
     EACH(SEND_PREPARE, t);                                      /* 4 */
 #ifdef M_UNREGISTERED
     node[t] = true;
@@ -211,8 +219,18 @@ active [NODES] proctype Node() {
     if :: atomic { word[t] == NOTHING -> session[t] = OPEN } :: word[t] != NOTHING -> goto undo fi;
 #else
     if                                                          /* 5: the row is locked, and the decision inserted */
+#ifdef CARRIED
+#ifdef M_LIVES                                                  /* whoever has the space now */
+#define IS_OWNER true
+#else
+#define IS_OWNER (row_of_life == 0)
+#endif
+    :: atomic { node[t] && word[t] == NOTHING && IS_OWNER -> session[t] = OPEN }      /* and shares the life's row */
+    :: !node[t] || word[t] != NOTHING || !IS_OWNER -> goto undo
+#else
     :: atomic { node[t] && word[t] == NOTHING -> session[t] = OPEN }
     :: !node[t] || word[t] != NOTHING -> goto undo
+#endif
     fi;
 #endif
     atomic { if :: session[t] == OPEN -> session[t] = SENT :: else fi };
@@ -222,7 +240,7 @@ active [NODES] proctype Node() {
        if :: word[t] == COMMITTED -> skip :: else -> goto undo fi
     fi;
 #ifdef CARRIED
-    atomic { EACH(SET_COMMITTED, t); EACH(agree, t) };          /* in the memory of the queue's process, which is this one */
+    atomic { if :: life == 0 -> EACH(SET_COMMITTED, t); EACH(agree, t) :: else fi };    /* in this process's memory */
 #else
     EACH(SEND_COMMIT, t);                                       /* 7 */
 #endif
@@ -322,6 +340,35 @@ inline sweep(b, t) {
   fi
 }
 
+#ifdef CARRIED
+/* Whoever has both tells the space that was opened anew. Beginning its life waits for who shares the former one's row. */
+inline tell(b, t) {
+#ifdef M_READ                                                   /* before, and not behind it */
+  decided = (word[t] == COMMITTED);
+#endif
+  if
+  :: life != row_of_life ->
+#ifdef M_UNWAITED
+     row_of_life = life
+#else
+     atomic { !HELD(t) -> row_of_life = life }
+#endif
+  :: life == row_of_life
+  fi;
+#ifndef M_READ
+  decided = (word[t] == COMMITTED);
+#endif
+  atomic {
+    if
+    :: !told[b] ->
+       if :: decided && at[b] == NOTHING -> at[b] = COMMITTED; agree(b) :: else fi;
+       HARDEN(b); told[b] = true
+    :: else
+    fi
+  }
+}
+#endif
+
 active [SWEEPERS] proctype Sweeper() {
   byte b, look;
   bool decided;
@@ -341,6 +388,9 @@ active [SWEEPERS] proctype Sweeper() {
     fi;
 #endif
     if :: end_node(OF(b)) :: skip fi;                           /* 9: silent, or not */
+#ifdef CARRIED
+    if :: life == 1 -> tell(b, OF(b)) :: skip fi;
+#endif
     sweep(b, OF(b))
   };
   atomic { others--; b = 0; look = 0; decided = false; lived = 0 }
@@ -451,7 +501,7 @@ active proctype Last() {
     atomic {
       end_node(t);
 #ifdef CARRIED
-      if :: word[t] == COMMITTED && at[b] == NOTHING -> at[b] = COMMITTED :: else fi;   /* to who has the space now */
+      if :: word[t] == COMMITTED && at[b] == NOTHING && !told[b] -> at[b] = COMMITTED :: else fi;   /* who has the space now */
 #endif
       if
       :: at[b] == PREPARED && word[t] == COMMITTED -> at[b] = COMMITTED

@@ -1,6 +1,7 @@
 """Transactions that databases carry, in a process that dies in the last one, or stands still there.
 
-Arguments, in JSON: space; the databases, by the name of the directory of the log; what is done; how it ends. A work is
+Arguments, in JSON: space; the databases, by the name of the directory of the log, or "" where there is none, and the
+transaction manager is a node in the database; what is done; how it ends. A work is
 ``log/put/n`` or ``log/take``, or ``harden``, which has the queue's journal take all that was done. The end is a named
 step at which the process is killed, ``sent``, when COMMIT is on its way to a PostgreSQL that stands still, ``frozen``,
 when it is about to be sent and this process stops, or nothing.
@@ -109,9 +110,9 @@ def main(space: str, databases: dict[str, str], works: list[str], how: str) -> N
         managers = {}
         for log, database in databases.items():
             parties = {"ledger": partial(ends.connect, database), "queue": queue}
-            where = Path(space).parent / log
+            given: list[Any] = [*([Path(space).parent / log] if log else []), parties]
             managers[log] = stack.enter_context(
-                TransactionManager(where, parties, recovery_interval_s=0.2, on_step=ends.on_step)
+                TransactionManager(*given, recovery_interval_s=0.2, on_step=ends.on_step)
             )
             wait_until_it_carries(managers[log])
         for number, work in enumerate(works, start=1):

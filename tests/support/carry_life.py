@@ -1,8 +1,9 @@
 """One life of a program whose database carries what two spaces do, and what is so behind it.
 
 Arguments of the process, in JSON: place; the participants' names, of "east", "west" and "db"; the first number; seed;
-``end``: a named step and at which time it comes the process is killed, as ``committed-last:3``, a number of
-transactions, or nothing; ``back_s``: so far its clock is behind.
+``has_log``: whether its transaction manager has a directory; ``end``: a named step and at which time it comes the
+process is killed, as ``committed-last:3``, a number of transactions, or nothing; ``back_s``: so far its
+clock is behind.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def turn_back(back_s: float) -> None:
     time.time = lambda: time.time_ns() / 1e9
 
 
-def live(place: Path, names: Mapping[str, str], first: int, end: str, seed: int) -> None:
+def live(place: Path, names: Mapping[str, str], first: int, end: str, seed: int, *, has_log: bool) -> None:
     from support.carrying import wait_until_it_carries
     from xaqueue import TransactionManager
 
@@ -61,7 +62,8 @@ def live(place: Path, names: Mapping[str, str], first: int, end: str, seed: int)
                 os.kill(os.getpid(), signal.SIGKILL)
 
     dice = random.Random(seed)
-    with TransactionManager(place / "tm", participants(place, names), on_step=on_step) as tm:
+    given: list[Any] = [*([place / "tm"] if has_log else []), participants(place, names)]
+    with TransactionManager(*given, on_step=on_step) as tm:
         for space in SPACES:
             wait_until_it_carries(tm, names["db"], names[space])
         left[1] = True
@@ -93,4 +95,5 @@ if __name__ == "__main__":
     given = json.loads(sys.argv[1])
     if given["back_s"]:
         turn_back(given["back_s"])
-    live(Path(given["place"]), given["names"], given["first"], given["end"], given["seed"])
+    words = [given[word] for word in ("names", "first", "end", "seed")]
+    live(Path(given["place"]), *words, has_log=given["has_log"])

@@ -59,7 +59,7 @@ class Scene:
 
     def manage(self, parties: dict[str, Any], **options: Any) -> TransactionManager:
         with patch("xaqueue.tm.node.Timing", lambda: self.timing):
-            self.made.append(TransactionManager(parties, recovery_interval_s=0.1, **options))
+            self.made.append(TransactionManager(parties, recovery_interval_s=0.1, carry=False, **options))
         return self.made[-1]
 
     def dead(self, step: str, number: int, **options: Any) -> TransactionManager:

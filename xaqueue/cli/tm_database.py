@@ -6,11 +6,12 @@ Whoever looks, or finishes what ended nodes have left, is no node there, and lea
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from threading import Thread
+from threading import Lock, Thread
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, unquote
@@ -30,7 +31,7 @@ from xaqueue.tm.records import Heuristic
 from xaqueue.xa import Outcome
 
 if TYPE_CHECKING:
-    from xaqueue.tm.node import DatabaseNode
+    from xaqueue.tm.coordinator import Coordinator
     from xaqueue.tm.participant import ConnectionSource
     from xaqueue.tm.recovery import RecoveryThread, ScanReport
 
@@ -198,13 +199,16 @@ def recover(place: Place) -> None:
         pass
     sources = _sources(place)
     names = list(sources)
-    node = DatabaseNode({"db": ConnectionSource("db", Participant(opener(place.database))), **sources}, "db")
-    coordinator = Coordinator(node, sources)
+    all_sources = {"db": ConnectionSource("db", Participant(opener(place.database))), **sources}
+    node = DatabaseNode(all_sources, "db")
+    coordinator = Coordinator(node, all_sources)
     with _told():
         ended = node.end_silent(SILENT_S)
     for name in ended:
         typer.echo(f"node {name}: ended, it gave no sign for {SILENT_S / 60:.0f} minutes")
-    reports = _swept(node, [RecoveryThread(coordinator, source, RECOVER_S) for source in sources.values()], names)
+    recoveries = [RecoveryThread(coordinator, source, RECOVER_S) for source in sources.values()]
+    database = partial(RecoveryThread, coordinator, all_sources["db"], RECOVER_S)
+    reports = _swept(coordinator, database, dict(zip(names, recoveries, strict=True)))
     with _opened(place.database) as (connection, tables):
         decided = tables.decided(connection)  # first: a node that comes in between is seen behind it
         alive = {one.node for one in tables.all(connection) if not one.ended_us}
@@ -347,20 +351,29 @@ def _sources(place: Place) -> dict[str, ConnectionSource]:
     return {name: ConnectionSource(name, Participant(one)) for name, one in zip(names, opens, strict=True)}
 
 
-def _swept(node: DatabaseNode, recoveries: Sequence[RecoveryThread], names: Sequence[str]) -> dict[str, ScanReport]:
-    """What came of a round at each, and of one more: what was committed in the first is hardened and struck then."""
-    pairs = list(zip(names, recoveries, strict=True))
-    reports = {name: replace(recovery.report, error="it has not answered yet") for name, recovery in pairs}
+def _swept(
+    coordinator: Coordinator, database: Callable[[], RecoveryThread], recoveries: Mapping[str, RecoveryThread]
+) -> dict[str, ScanReport]:
+    """What came of a round at each, and of one more: what was committed in the first is hardened and struck then.
+    database: of the one that decides, which is asked what it has carried."""
+    reports = {name: replace(recovery.report, error="it has not answered yet") for name, recovery in recoveries.items()}
+    asks = Lock()
 
     def run(name: str, recovery: RecoveryThread) -> None:
         first = recovery.run_once()
-        node.sweep_all()
+        if coordinator.deciding.is_asked("db"):
+            with asks:
+                asking = database()
+                asking.run_once()
+                asking.stop(0)
+            first = first.followed_by(recovery.run_once())
+        coordinator.log.sweep_all()
         reports[name] = first.followed_by(recovery.run_once()) if first.complete else first
         recovery.stop(0)
 
     threads = [
         Thread(target=run, args=(name, recovery), name=f"xaqueue-recovery-{name}", daemon=True)
-        for name, recovery in pairs
+        for name, recovery in recoveries.items()
     ]
     for thread in threads:
         thread.start()
@@ -372,7 +385,8 @@ def _swept(node: DatabaseNode, recoveries: Sequence[RecoveryThread], names: Sequ
 
 def _say(place: str, report: ScanReport) -> None:
     done = f"{len(report.committed)} committed, {len(report.rolled_back)} rolled back"
-    typer.echo(f"{place}: {f'{report.error}; ' if report.error else ''}{done}")
+    trouble = report.error or report.carrying
+    typer.echo(f"{place}: {f'{trouble}; ' if trouble else ''}{done}")
     for heuristic in report.heuristics:
         typer.echo(f"  transaction {heuristic.gtrid.decode()} was {heuristic.outcome.value}: decided there by itself")
     for gtrid, why in report.untouched:

@@ -14,7 +14,7 @@ from xaqueue.tm import awaiting, driver, guard
 from xaqueue.tm.driver import Abilities, Dialect
 from xaqueue.tm.gtrid import FORMAT_ID
 from xaqueue.tm.guard import Guard, MovedElsewhere, TransactionEnded
-from xaqueue.tm.last_resource import DecisionRow, DecisionRows, RowGone, insert_carried
+from xaqueue.tm.last_resource import DecisionRow, DecisionRows, RowGone
 from xaqueue.tm.participant import ConnectionSource
 from xaqueue.tm.voting import Reply
 from xaqueue.xa import Outcome
@@ -253,8 +253,9 @@ class EnlistedBranch:
             self._check_whole()
             place = self._cursor or self.connection
             dialect = self.can.dialect
-            is_begun = rows.insert(place, row, dialect) if life is None else insert_carried(place, row, life, dialect)
-            if not is_begun:
+            if not (
+                rows.insert(place, row, dialect) if life is None else rows.insert_carried(place, row, life, dialect)
+            ):
                 raise TransactionEnded(self.name)  # noqa: TRY301
             check()
         except Exception as error:

@@ -126,7 +126,7 @@ class Coordinator:
         """Tells recovery that these participants have something to finish."""
         self.hear: Hear = lambda *_: None
         """Told of what participants list."""
-        self.deciding = DecidingDatabases(log.node)
+        self.deciding = DecidingDatabases(log)
         self.tracing = Tracing.of_process()
         self.ready: set[str] = set()
         """Participants whose databases may decide in this life: they have the table, and the log says so."""

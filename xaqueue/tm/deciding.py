@@ -12,11 +12,10 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
-from urllib.parse import quote, unquote
 
 from xaqueue.carried import Carriers, CarrierState, CarrierStatus, Life, Pruned, decode
 from xaqueue.errors import OperationalError
-from xaqueue.tm import last_resource
+from xaqueue.tm.decisions import Decisions
 from xaqueue.tm.last_resource import DecisionRow
 from xaqueue.xa import Outcome
 
@@ -50,10 +49,9 @@ class DecidingDatabase:
 class DecidingDatabases:
     """Of one transaction manager. Safe for threads."""
 
-    def __init__(self, node: str) -> None:
-        self.node = node
+    def __init__(self, log: Decisions) -> None:
+        self._log = log
         self._mutex = threading.Lock()
-        self._names: dict[str, str] = {}
         self._all: dict[tuple[str, str], DecidingDatabase] = {}
         """By queue and database."""
         self.rows: dict[bytes, CarriedRow] = {}
@@ -61,10 +59,7 @@ class DecidingDatabases:
 
     def name(self, database: str) -> str:
         """As the space knows it."""
-        found = self._names.get(database)
-        if found is None:
-            found = self._names[database] = f"{self.node}.{quote(database, safe='')}"
-        return found
+        return self._log.carrier(database)
 
     def is_ready(self, queue: str, database: str, wake: Callable[[list[str]], object] = lambda _: None) -> bool:
         """Whether that database may carry; where not, it is wanted from here on, and who arranges that for the queue is
@@ -99,7 +94,7 @@ class DecidingDatabases:
     def want(self, row: CarriedRow) -> None:
         """It is not applied: its space is to be told."""
         with self._mutex:
-            self._of(row.queue, unquote(row.carrier.partition(".")[2])).is_wanted = True
+            self._of(row.queue, self._log.database_of(row.carrier)).is_wanted = True
 
     # Of the queue's thread
 
@@ -161,11 +156,11 @@ class DecidingDatabases:
             found: tuple[Life, Sequence[bytes], Pruned] | None = None
             trouble = ""
             try:
-                of_space = self.node, life.space, self.name(database)
-                changes, pruned = last_resource.read_carried(connection, *of_space)
+                of_space, rows = (self._log.node, life.space, self.name(database)), self._log.rows
+                changes, pruned = rows.read_carried(connection, *of_space)
                 if not _is_older(noted, changes, pruned):  # or the right space would be taken for the older one
-                    last_resource.begin_life(connection, life)
-                    changes, pruned = last_resource.read_carried(connection, *of_space)
+                    rows.begin_life(connection, life)
+                    changes, pruned = rows.read_carried(connection, *of_space)
                 found = life, changes, pruned
             except Exception as error:  # whatever a driver raises
                 trouble = f"{type(error).__name__}: {error}"

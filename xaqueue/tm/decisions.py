@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote
 
 from xaqueue.errors import DecisionLogError, ProtocolError
 from xaqueue.tm.last_resource import DecisionRows
@@ -73,6 +74,22 @@ class Decisions:
 
     def may_be_ended(self) -> None:
         """A decision was not written, whatever for."""
+
+    def sweep_all(self) -> None:
+        """See ``DatabaseNode.sweep_all``."""
+
+    @property
+    def carries_as(self) -> str:
+        """What spaces know the databases by that carry for them begins with it; "": none can yet."""
+        return self.node
+
+    def carrier(self, database: str) -> str:
+        """As a space knows that participant."""
+        return f"{self.node}.{quote(database, safe='')}"
+
+    def database_of(self, carrier: str) -> str:
+        """The participant that a space knows so."""
+        return unquote(carrier.partition(".")[2])
 
     def sweep(self, name: str, connection: Any) -> Sweep | None:
         """See ``DatabaseNode.sweep``: nobody else's decisions are known here."""

@@ -11,14 +11,15 @@ parameters are written.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 from zlib import crc32
 
-from xaqueue.carried import Life, Pruned, decode
+from xaqueue.carried import CarriedChange, Life, Pruned, decode
 from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.tm.driver import Dialect, dialect_of, is_a, run, sync_fully
 from xaqueue.tm.gtrid import TEXT, Gtrid
@@ -39,6 +40,11 @@ _LIFE = "life"
 _PRUNED = "pruned"
 _WORDS = {Outcome.COMMITTED: "commit", Outcome.ROLLED_BACK: "rollback"}
 OUTCOMES = {word: outcome for outcome, word in _WORDS.items()}
+SYNCED = (
+    "set_config('synchronous_commit', CASE WHEN current_setting('synchronous_commit') IN ('off', 'local') THEN 'on' "
+    "ELSE current_setting('synchronous_commit') END, true)"
+)
+"""A commit of PostgreSQL waits for its disk, and for its standbys."""
 _DURABLE = (
     " FROM (SELECT set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' "
     "ELSE current_setting('synchronous_commit') END, true)) AS durable"
@@ -157,10 +163,11 @@ def row_names(row: DecisionRow) -> str:
     return names
 
 
-def _insert(connection: Any, key: str, word: str, names: str, where: str = "") -> bool:
+def _insert(connection: Any, key: str, word: str, names: str, where: str = "", table: str = TABLE) -> bool:
+    insert = f"INSERT INTO {table} (gtrid, decision, participants)"
     if dialect_of(connection) is Dialect.POSTGRESQL:  # whose drivers agree, and which plans such a statement once
-        return bool(run(connection, f"{_INSERT} SELECT %s, %s, %s{_DURABLE}{where}", (key, word, names)))
-    run(connection, f"{_INSERT} VALUES ('{key}', '{word}', '{names}')")
+        return bool(run(connection, f"{insert} SELECT %s, %s, %s{_DURABLE}{where}", (key, word, names)))
+    run(connection, f"{insert} VALUES ('{key}', '{word}', '{names}')")
     return True
 
 
@@ -190,11 +197,16 @@ def read_rows(connection: Any, node: str, epoch: int) -> list[DecisionRow]:
 
 
 def delete_rows(
-    connection: Any, gtrids: Iterable[bytes], carried: Mapping[bytes, tuple[str, str, int]] = NOTHING
+    connection: Any,
+    gtrids: Iterable[bytes],
+    carried: Mapping[bytes, tuple[str, str, int]] = NOTHING,
+    table: str = TABLE,
+    lazily: Callable[[Any], AbstractContextManager[None]] | None = None,
 ) -> None:
     """Removes rows that nobody will ask for any more; a crash may bring them back.
 
-    carried: of those that carry a change, its space, carrier and number; what is gone of these is remembered.
+    carried: of those that carry a change, its space, carrier and number; what is gone of these is remembered. lazily:
+    the transaction in which that is done.
     """
     groups: dict[tuple[str, str], list[bytes]] = {}
     for gtrid in gtrids:
@@ -203,13 +215,19 @@ def delete_rows(
     for (space, carrier), left in groups.items():
         while left:
             some, left = left[:AT_A_TIME], left[AT_A_TIME:]
-            if dialect_of(connection) is Dialect.POSTGRESQL:
-                run(connection, "SET LOCAL synchronous_commit = off")
-            keys = ", ".join(f"'{checked(gtrid)}'" for gtrid in some)
-            gone = len(run(connection, f"DELETE FROM {TABLE} WHERE gtrid IN ({keys})"))
-            if carrier and gone:
-                _note_pruned(connection, space, carrier, max(carried[gtrid][2] for gtrid in some), gone)
-            connection.commit()
+            with (lazily or _lazily)(connection):
+                keys = ", ".join(f"'{checked(gtrid)}'" for gtrid in some)
+                gone = len(run(connection, f"DELETE FROM {table} WHERE gtrid IN ({keys})"))
+                if carrier and gone:
+                    _note_pruned(connection, space, carrier, max(carried[gtrid][2] for gtrid in some), gone, table)
+
+
+@contextmanager
+def _lazily(connection: Any) -> Iterator[None]:
+    if dialect_of(connection) is Dialect.POSTGRESQL:
+        run(connection, "SET LOCAL synchronous_commit = off")
+    yield
+    connection.commit()
 
 
 class DecisionRows:
@@ -239,6 +257,18 @@ class DecisionRows:
         """See ``delete_rows``."""
         delete_rows(connection, gtrids, carried)
 
+    def insert_carried(self, connection: Any, row: DecisionRow, life: Life, dialect: Dialect) -> bool:
+        """See ``insert_carried``."""
+        return insert_carried(connection, row, life, dialect)
+
+    def begin_life(self, connection: Any, life: Life) -> None:
+        """See ``begin_life``."""
+        begin_life(connection, life)
+
+    def read_carried(self, connection: Any, node: str, space: str, carrier: str) -> tuple[list[bytes], Pruned]:
+        """See ``read_carried``."""
+        return read_carried(connection, f"XAQ1{node}", space, carrier)
+
 
 # Changes that a database carries for a space
 
@@ -248,36 +278,41 @@ def insert_carried(connection: Any, row: DecisionRow, life: Life, dialect: Diale
 
     Raises LifeOver where somebody has.
     """
-    key, text = _life_key(life.space), _life_text(life)
+    key, text = life_row(life)
     values = row.gtrid.decode("ascii"), _WORDS[row.outcome], names_of(row.participants), row.carried, key, text
     statement = _CARRY_POSTGRESQL if dialect is Dialect.POSTGRESQL else _CARRY
     is_added = bool(run(connection, statement, values))
     if not is_added and is_marked(connection):
-        raise LifeOver(
-            f"the space of participant {' '.join(row.participants)} was opened anew since its changes were carried "
-            "last: do the transaction again"
-        )
+        raise life_over(row)
     return is_added
 
 
-def begin_life(connection: Any, life: Life) -> None:
+def life_over(row: DecisionRow) -> LifeOver:
+    return LifeOver(
+        f"the space of participant {' '.join(row.participants)} was opened anew since its changes were carried "
+        "last: do the transaction again"
+    )
+
+
+def begin_life(connection: Any, life: Life, table: str = TABLE) -> None:
     """From here on nothing is carried for this space but by who has it open now; returns once others have ended.
 
     Raises OperationalError where it is open elsewhere, or an old copy, and what the driver raises.
     """
-    key, text, dialect = _life_key(life.space), _life_text(life), dialect_of(connection)
-    found = run(connection, f"SELECT participants FROM {TABLE} WHERE gtrid = '{key}'")
+    (key, text), dialect = life_row(life), dialect_of(connection)
+    found = run(connection, f"SELECT participants FROM {table} WHERE gtrid = '{key}'")
     connection.rollback()
     if found and found[0][0] == text:
-        _check_right(connection, key)
+        _check_right(connection, key, table)
         return
     if dialect is Dialect.POSTGRESQL:
+        run(connection, "SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
         run(connection, f"SET LOCAL lock_timeout = '{LOCK_S}s'")
-        run(connection, f"SELECT 1{_DURABLE}")
+        run(connection, f"SELECT {SYNCED}")
     elif dialect is Dialect.SQLITE:
         sync_fully(connection)
     if not found:
-        _insert(connection, key, _LIFE, text)
+        _insert(connection, key, _LIFE, text, table=table)
     else:
         before = str(found[0][0])
         if int(before.split()[0]) >= life.epoch:
@@ -287,52 +322,65 @@ def begin_life(connection: Any, life: Life) -> None:
             )
         if not run(
             connection,
-            f"UPDATE {TABLE} SET participants = '{text}' WHERE gtrid = '{key}' AND participants = '{before}'",
+            f"UPDATE {table} SET participants = '{text}' WHERE gtrid = '{key}' AND participants = '{before}'",
         ):
             raise OperationalError(f"space {life.space} is opened elsewhere just now: look again")
     connection.commit()
-    _check_right(connection, key)
+    _check_right(connection, key, table)
 
 
-def _check_right(connection: Any, key: str) -> None:
+def _check_right(connection: Any, key: str, table: str) -> None:
     """Raises what PostgreSQL says to a role that may not lock the row."""
     if dialect_of(connection) is Dialect.POSTGRESQL:
-        run(connection, f"SELECT 1 FROM {TABLE} WHERE gtrid = '{key}' FOR SHARE")
+        run(connection, f"SELECT 1 FROM {table} WHERE gtrid = '{key}' FOR SHARE")
     connection.rollback()
 
 
-def read_carried(connection: Any, node: str, space: str, carrier: str) -> tuple[list[bytes], Pruned]:
-    """All changes of the space that this carrier has, and what is known of those that are gone."""
-    rows = select_rows(connection, f"gtrid LIKE 'XAQ1{node}%' AND carried IS NOT NULL")
-    changes = [(row.carried, decode(row.carried)) for row in rows if row.outcome is Outcome.COMMITTED]
-    mine = [data for data, change in changes if (change.carrier, change.life.space) == (carrier, space)]
-    found = _read_pruned(connection, _pruned_key(space, carrier))
-    connection.rollback()
-    return mine, found or Pruned()
+def read_carried(
+    connection: Any, named: str, space: str, carrier: str, table: str = TABLE
+) -> tuple[list[bytes], Pruned]:
+    """All changes of the space that this carrier has, and what is known of those that are gone, at one moment.
 
-
-def _note_pruned(connection: Any, space: str, carrier: str, highest: int, count: int) -> None:
-    """In the transaction that removes so many rows; nobody else does at the same time."""
+    named: what the names of their transactions begin with.
+    """
     key = _pruned_key(space, carrier)
-    before = _read_pruned(connection, key)
-    if before is None:
-        _insert(connection, key, _PRUNED, f"{highest} {count}")
+    found = run(
+        connection,
+        f"SELECT decision, participants, carried FROM {table} WHERE gtrid = '{key}' "
+        f"OR (gtrid LIKE '{named}%' AND carried IS NOT NULL)",
+    )
+    connection.rollback()
+    changes = [bytes(data) for word, _, data in found if word == _WORDS[Outcome.COMMITTED]]
+    mine = [data for data in changes if _is_of(decode(data), space, carrier)]
+    pruned = [Pruned(*map(int, str(names).split())) for word, names, _ in found if word == _PRUNED]
+    return mine, pruned[0] if pruned else Pruned()
+
+
+def _is_of(change: CarriedChange, space: str, carrier: str) -> bool:
+    return (change.carrier, change.life.space) == (carrier, space)
+
+
+def _note_pruned(connection: Any, space: str, carrier: str, highest: int, count: int, table: str) -> None:
+    """In the transaction that removes so many rows. Raises OperationalError, or what the driver raises, where somebody
+    else does at the same time: try again then."""
+    key = _pruned_key(space, carrier)
+    where = f"FROM {table} WHERE gtrid = '{key}'"
+    found = run(connection, f"SELECT participants {where}")
+    if not found:
+        _insert(connection, key, _PRUNED, f"{highest} {count}", table=table)
         return
-    text = f"{max(highest, before.highest)} {before.total + count}"
-    run(connection, f"UPDATE {TABLE} SET participants = '{text}' WHERE gtrid = '{key}'")
+    before = str(found[0][0])
+    known = Pruned(*map(int, before.split()))
+    text = f"{max(highest, known.highest)} {known.total + count}"
+    if not run(
+        connection, f"UPDATE {table} SET participants = '{text}' WHERE gtrid = '{key}' AND participants = '{before}'"
+    ):
+        raise OperationalError(f"somebody else removes rows of {carrier} just now: look again")
 
 
-def _read_pruned(connection: Any, key: str) -> Pruned | None:
-    found = run(connection, f"SELECT participants FROM {TABLE} WHERE gtrid = '{key}'")
-    return Pruned(*map(int, str(found[0][0]).split())) if found else None
-
-
-def _life_key(space: str) -> str:
-    return f"XAQS{_id_of(space)}"
-
-
-def _life_text(life: Life) -> str:
-    return f"{life.epoch} {life.secret}"
+def life_row(life: Life) -> tuple[str, str]:
+    """The key of the row that says who has its space open, and what it says."""
+    return f"XAQS{_id_of(life.space)}", f"{life.epoch} {life.secret}"
 
 
 def _pruned_key(space: str, carrier: str) -> str:

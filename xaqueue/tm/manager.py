@@ -110,7 +110,7 @@ class TransactionManager:
                     "without a directory the database of decides= keeps the decisions: leave last_resource and "
                     "two_phase out, or give a directory"
                 )
-            self._sources = sources(log_dir, decides, carry=False, loop=loop)
+            self._sources = sources(log_dir, decides, carry=carry, loop=loop)
             self._log = node = DatabaseNode(self._sources, decides)
             node.wake_all = lambda: self._wake(self._sources)
         self._prepare(loop)

@@ -148,6 +148,8 @@ class DatabaseNode(Decisions):
         if before is None or again:
             found = before.again(connection) if before and before.is_whole else NodeTables.find(connection, make=make)
             self._tables, self.rows = found, found or self.rows
+            if before is None:
+                self.wake_all()  # queues may wait for what it has carried
             if found is not None and found.trouble and not (before and before.trouble):
                 log.warning("[database-copy] %s: nothing is swept here", found.trouble)
         return self._tables
@@ -294,6 +296,17 @@ class DatabaseNode(Decisions):
         self._is_doubtful = True
 
     # What it decides
+
+    @property
+    def carries_as(self) -> str:
+        return self._tables.database if self._tables is not None else ""
+
+    def carrier(self, database: str) -> str:
+        """One for all nodes, whatever they call it: a space waits for one, and any of them can ask for it."""
+        return f"{self.carries_as}.nodes"
+
+    def database_of(self, carrier: str) -> str:
+        return self.decides
 
     def add_row(self, gtrid: bytes, *rest: Any, **more: Any) -> None:
         self._recent.append((time.monotonic(), gtrid))

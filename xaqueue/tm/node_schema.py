@@ -13,14 +13,10 @@ from typing import Any, NamedTuple
 from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.tm import driver, last_resource
 from xaqueue.tm.driver import Dialect, run
-from xaqueue.tm.last_resource import NAMES_LENGTH, create_statement
+from xaqueue.tm.last_resource import NAMES_LENGTH, SYNCED, create_statement
 
 LOCK_S = 5
 """So long a row that somebody else is about to write is waited for; then it is tried again."""
-SYNCED = (
-    "set_config('synchronous_commit', CASE WHEN current_setting('synchronous_commit') IN ('off', 'local') THEN 'on' "
-    "ELSE current_setting('synchronous_commit') END, true)"
-)
 LAZY = "set_config('synchronous_commit', 'off', true)"
 _HASTY = ", ".join(
     f"set_config('{setting}', '{LOCK_S}s', true)" for setting in ("lock_timeout", "idle_in_transaction_session_timeout")

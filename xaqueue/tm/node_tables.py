@@ -17,19 +17,20 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
+from xaqueue.carried import Life, Pruned, decode
 from xaqueue.errors import InvalidArgument, OperationalError, RolledBack
 from xaqueue.tm import driver, last_resource
 from xaqueue.tm.driver import Adapter, Dialect, run
 from xaqueue.tm.guard import IS_MARKED, is_marked
-from xaqueue.tm.last_resource import NAMES_LENGTH, DecisionRow, DecisionRows, RowGone, names_of
+from xaqueue.tm.last_resource import NAMES_LENGTH, SYNCED, DecisionRow, DecisionRows, RowGone, names_of
 from xaqueue.tm.node_schema import (
     LAZY,
     LOCK_S,
     NOW_US,
-    SYNCED,
     Found,
     check_dialect,
     check_mysql,
@@ -101,6 +102,8 @@ class Standing(NamedTuple):
 
     key: str
     participants: str
+    carried: bytes = b""
+    """See ``DecisionRow``."""
 
     def names(self) -> dict[str, str]:
         """Of each participant by its identity, the name that the node has given it."""
@@ -372,10 +375,11 @@ class NodeTables(DecisionRows):
 
     # Decisions
 
-    def insert(self, connection: Any, row: DecisionRow, dialect: Dialect) -> bool:
+    def insert(self, connection: Any, row: DecisionRow, dialect: Dialect, life: Life | None = None) -> bool:
         """As ``DecisionRows.insert``, as long as its node may decide, which nobody ends then before the commit.
 
-        Raises NodeEnded where it may not.
+        life: of the space whose change the row carries, as in ``insert_carried``. Raises NodeEnded where the node may
+        not, LifeOver.
         """
         key = last_resource.checked(row.gtrid)
         node, names = key[_NODE_AT - 1 : _NODE_AT - 1 + _NODE_LENGTH], names_of(row.participants, row.spaces)
@@ -386,6 +390,8 @@ class NodeTables(DecisionRows):
             )
         into = f"INSERT INTO {self.schema}xaqueue_decisions (gtrid, decision, participants) SELECT"
         nodes = f"SELECT 1 FROM {self.schema}xaqueue_nodes WHERE node ="
+        if life is not None:
+            return self._insert_carried(connection, row, life, (key, names, row.carried, node))
         if dialect is Dialect.POSTGRESQL:
             added = run(
                 connection,
@@ -408,6 +414,42 @@ class NodeTables(DecisionRows):
         if not added and is_marked(connection):
             raise NodeEnded(node)
         return bool(added)
+
+    def insert_carried(self, connection: Any, row: DecisionRow, life: Life, dialect: Dialect) -> bool:
+        return self.insert(connection, row, dialect, life)
+
+    def _insert_carried(self, connection: Any, row: DecisionRow, life: Life, values: tuple[Any, ...]) -> bool:
+        node = f"{self.schema}xaqueue_nodes WHERE node ="
+        if self.dialect is Dialect.POSTGRESQL:
+            statement = (
+                f"INSERT INTO {self.table} (gtrid, decision, participants, carried) SELECT %s, 'commit', %s, %s "
+                f"FROM (SELECT {SYNCED}, {_LIMITED}) AS s, (SELECT 1 FROM {node} %s FOR KEY SHARE) AS l, "
+                f"(SELECT 1 FROM {self.table} WHERE gtrid = %s AND participants = %s FOR SHARE) AS o WHERE {IS_MARKED}"
+            )
+        else:
+            statement = (
+                f"INSERT INTO {self.table} (gtrid, decision, participants, carried) SELECT ?, 'commit', ?, ? "
+                f"FROM (SELECT 1 FROM {node} ?), (SELECT 1 FROM {self.table} WHERE gtrid = ? AND participants = ?)"
+            )
+        if run(connection, statement, (*values, *last_resource.life_row(life))):
+            return True
+        if is_marked(connection):
+            if not run(connection, f"SELECT 1 FROM {node} '{values[-1]}'"):
+                raise NodeEnded(values[-1])
+            raise last_resource.life_over(row)
+        return False
+
+    @property
+    def table(self) -> str:
+        """Of decisions."""
+        return f"{self.schema}{last_resource.TABLE}"
+
+    def begin_life(self, connection: Any, life: Life) -> None:
+        last_resource.begin_life(connection, life, self.table)
+
+    def read_carried(self, connection: Any, node: str, space: str, carrier: str) -> tuple[list[bytes], Pruned]:
+        """Of all nodes: a space has one carrier here for all processes."""
+        return last_resource.read_carried(connection, f"XAQ2{self.database}", space, carrier, self.table)
 
     def resolve_own(self, connection: Any, gtrid: bytes) -> DecisionRow:
         """As ``resolve``, as long as its node may decide: of one that is ended what says commit goes, once all have."""
@@ -460,16 +502,21 @@ class NodeTables(DecisionRows):
         """Decisions to commit of nodes that are ended, which this participant has to have carried out."""
         found = run(
             connection,
-            f"SELECT d.gtrid, d.participants FROM {self.schema}xaqueue_decisions d JOIN {self.schema}xaqueue_ended e "
+            f"SELECT d.gtrid, d.participants, d.carried FROM {self.table} d JOIN {self.schema}xaqueue_ended e "
             f"ON e.node = substr(d.gtrid, {_NODE_AT}, {_NODE_LENGTH}) "
             f"WHERE d.gtrid LIKE 'XAQ2{self.database}%' AND d.decision = 'commit'",
         )
         connection.rollback()
-        standing = [Standing(str(key), str(names)) for key, names in found]
+        standing = [Standing(str(key), str(names), bytes(data or b"")) for key, names, data in found]
         return [one for one in standing if identity in one.names()]
 
     def strike(self, connection: Any, standing: Standing, identity: str) -> None:
         """That participant has carried the decision out, as durably as it does: the last one takes the row along."""
+        if standing.carried:
+            change = decode(standing.carried)
+            gone = change.life.space, change.carrier, change.number
+            self.delete(connection, [standing.key.encode()], {standing.key.encode(): gone})
+            return
         left = standing.without(identity)
         where = f"WHERE gtrid = '{standing.key}' AND participants = '{standing.participants}'"
         table = f"{self.schema}xaqueue_decisions"
@@ -485,11 +532,8 @@ class NodeTables(DecisionRows):
         carried: Mapping[bytes, tuple[str, str, int]] = last_resource.NOTHING,
     ) -> None:
         """Decisions that all have carried out."""
-        left = [f"'{last_resource.checked(gtrid)}'" for gtrid in gtrids]
-        while left:
-            some, left = left[: last_resource.AT_A_TIME], left[last_resource.AT_A_TIME :]
-            keys = ", ".join(some)
-            self._lazily(connection, f"DELETE FROM {self.schema}xaqueue_decisions WHERE gtrid IN ({keys})")
+        lazily = partial(durable, dialect=self.dialect, commit=LAZY)
+        last_resource.delete_rows(connection, gtrids, carried, self.table, lazily)
 
     def tombstones(self, connection: Any, age_s: float) -> list[Standing]:
         """Of nodes that were ended so long ago, and have no decision to commit any more."""

@@ -331,15 +331,19 @@ class RecoveryThread:
     def _carry(self, carriers: Carriers, report: ScanReport) -> None:
         """Arranges which databases carry for its space; see ``deciding``."""
         coordinator, deciding = self._coordinator, self._coordinator.deciding
+        if not coordinator.log.carries_as:
+            return
         others = [source for source in coordinator.sources.values() if source.name != self._name]
         databases = [one.name for one in others if one.may_decide or carriers.get(deciding.name(one.name))]
+        if coordinator.log.gives_signs:  # which has one carrier, whatever it is asked for
+            databases = [one for one in databases if one == coordinator.log.decides]
         coordinator.wake(deciding.ask(self._name, carriers, databases))
         is_taken, trouble = deciding.deliver(self._name, carriers, self._connection, databases)
         report.carrying = report.carrying or trouble
         if is_taken:
             carriers = self._connection.carriers()
             coordinator.wake([self._name])  # what was waited for can be settled
-        mine = [one for one in carriers.carriers if one.carrier.startswith(f"{deciding.node}.")]
+        mine = [one for one in carriers.carriers if one.carrier.startswith(f"{coordinator.log.carries_as}.")]
         report.is_awaited = any(one.is_awaited for one in mine)
 
     def _strangers(self, own: Iterable[ListedBranch]) -> Iterable[str]:

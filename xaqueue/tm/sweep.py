@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
+from xaqueue.carried import decode
 from xaqueue.tm import driver
 from xaqueue.tm.gtrid import Gtrid, ListedBranch, parse_listed
 from xaqueue.tm.node_schema import identity_of
@@ -54,7 +55,8 @@ class Sweep:
             ]
         self._life = identity  # a database has no other
         if driver.offers(connection, "carriers") and (self._decisions or self._tombstones):
-            self._life = self._found_life()
+            self._carriers = connection.carriers()
+            self._life = self._carriers.life
 
     def words(self, listed: Iterable[ListedBranch]) -> Iterator[Swept]:
         """What those are told that other nodes of this database have left."""
@@ -130,7 +132,12 @@ class Sweep:
         return identity_of(self._connection, self._source.name).answer
 
     def _is_over(self, one: Standing) -> bool:
-        """It may be prepared yet though its list was without it, where the participant can tell."""
+        """It may be prepared yet though its list was without it, where the participant can tell; and a change that the
+        row carries is in no list."""
+        if one.carried:
+            change = decode(one.carried)
+            noted = self._carriers.get(change.carrier)
+            return noted is not None and noted.has_applied(change.number)
         gtrid = Gtrid.parse(one.key)
         if gtrid is None:  # somebody's, by hand
             return False

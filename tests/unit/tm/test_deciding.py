@@ -13,6 +13,7 @@ from xaqueue.carried import CarriedChange, Carriers, CarrierState, CarrierStatus
 from xaqueue.errors import OperationalError
 from xaqueue.tm import last_resource
 from xaqueue.tm.deciding import CarriedRow, DecidingDatabases
+from xaqueue.tm.decisions import Decisions
 from xaqueue.tm.driver import Dialect
 from xaqueue.tm.gtrid import Gtrid
 from xaqueue.tm.last_resource import DecisionRow, LifeOver
@@ -21,8 +22,13 @@ from xaqueue.xid import Xid
 
 NODE = "0123456789abcdef"
 NAME = f"{NODE}.ledger"
+OF_NODE = f"XAQ1{NODE}"
 SPACE = "5f" * 16
 FIRST, SECOND = Life(SPACE, 1, "one"), Life(SPACE, 2, "two")
+
+
+class Log(Decisions):
+    node = NODE
 
 
 class Queue:
@@ -65,7 +71,7 @@ def row(number: int, life: Life = FIRST, carrier: str = NAME) -> DecisionRow:
 
 
 def test_only_who_is_wanted_or_waited_for_is_asked() -> None:
-    deciding = DecidingDatabases(NODE)
+    deciding = DecidingDatabases(Log())
     assert deciding.ask("queue", of(FIRST), ["ledger"]) == []
     assert deciding.ask("queue", of(FIRST, pending=True), ["ledger", "other"]) == ["ledger"]
     assert not deciding.is_ready("queue", "other")
@@ -76,7 +82,7 @@ def test_only_who_is_wanted_or_waited_for_is_asked() -> None:
 
 
 def test_from_the_first_wish_to_a_database_that_carries(database: sqlite3.Connection, queue: Queue) -> None:
-    deciding = DecidingDatabases(NODE)
+    deciding = DecidingDatabases(Log())
     assert not deciding.is_ready("queue", "ledger")
     assert deciding.ask("queue", of(FIRST), ["ledger"]) == ["ledger"]
     assert deciding.begin("ledger", database) == ["queue"]
@@ -92,7 +98,7 @@ def test_from_the_first_wish_to_a_database_that_carries(database: sqlite3.Connec
 
 def test_what_is_not_taken_is_delivered_again(database: sqlite3.Connection, queue: Queue) -> None:
     """Another carrier of the queue has not delivered yet."""
-    deciding = DecidingDatabases(NODE)
+    deciding = DecidingDatabases(Log())
     deciding.ask("queue", of(FIRST, pending=True), ["ledger"])
     deciding.begin("ledger", database)
     queue.is_taken = False
@@ -109,7 +115,7 @@ def test_what_is_not_taken_is_delivered_again(database: sqlite3.Connection, queu
 
 def test_a_life_that_changes_before_the_delivery_is_asked_for_anew(database: sqlite3.Connection, queue: Queue) -> None:
     """What was found for the earlier one is not delivered: more may have been committed until the next began."""
-    deciding = DecidingDatabases(NODE)
+    deciding = DecidingDatabases(Log())
     deciding.ask("queue", of(FIRST, pending=True), ["ledger"])
     deciding.begin("ledger", database)
     last_resource.insert_carried(database, row(1), FIRST, Dialect.SQLITE)
@@ -125,7 +131,7 @@ def test_a_life_that_changes_before_the_delivery_is_asked_for_anew(database: sql
 
 
 def test_a_life_that_ends_takes_the_readiness_with_it(database: sqlite3.Connection, queue: Queue) -> None:
-    deciding = DecidingDatabases(NODE)
+    deciding = DecidingDatabases(Log())
     deciding.ask("queue", of(FIRST, pending=True), ["ledger"])
     deciding.begin("ledger", database)
     deciding.deliver("queue", of(FIRST), queue, ["ledger"])
@@ -155,15 +161,15 @@ def test_a_database_tells_what_it_has_of_this_carrier_and_space(database: sqlite
     for one, life in ((row(1), FIRST), (row(2), FIRST), (row(3, other), other), (row(4, carrier="x.y"), FIRST)):
         last_resource.insert_carried(database, one, life, Dialect.SQLITE)
     database.commit()
-    assert last_resource.read_carried(database, NODE, SPACE, NAME) == ([row(1).carried, row(2).carried], Pruned())
+    assert last_resource.read_carried(database, OF_NODE, SPACE, NAME) == ([row(1).carried, row(2).carried], Pruned())
     last_resource.delete_rows(database, [row(2).gtrid], {row(2).gtrid: (SPACE, NAME, 2)})
     last_resource.delete_rows(database, [row(1).gtrid], {row(1).gtrid: (SPACE, NAME, 1)})
-    assert last_resource.read_carried(database, NODE, SPACE, NAME) == ([], Pruned(2, 2))
-    assert last_resource.read_carried(database, NODE, other.space, NAME) == ([row(3, other).carried], Pruned())
+    assert last_resource.read_carried(database, OF_NODE, SPACE, NAME) == ([], Pruned(2, 2))
+    assert last_resource.read_carried(database, OF_NODE, other.space, NAME) == ([row(3, other).carried], Pruned())
 
 
 def test_rows_that_are_found_are_remembered() -> None:
-    deciding = DecidingDatabases(NODE)
+    deciding = DecidingDatabases(Log())
     deciding.add_row(row(7))
     deciding.add_row(DecisionRow(bytes(Gtrid(NODE, 1, 8)), Outcome.ROLLED_BACK))
     deciding.add_row(DecisionRow(bytes(Gtrid(NODE, 1, 9)), Outcome.COMMITTED, ("queue",)))
@@ -172,7 +178,7 @@ def test_rows_that_are_found_are_remembered() -> None:
 
 def test_any_name_of_a_participant_makes_a_carrier(database: sqlite3.Connection, queue: Queue) -> None:
     """Also one that could be no name of a file."""
-    deciding = DecidingDatabases(NODE)
+    deciding = DecidingDatabases(Log())
     for name in ("pg/main", "..", "%2F", "x" * 64, "/" * 64):
         assert decode_carrier(deciding.name(name)) == name
         deciding.want(CarriedRow("queue", deciding.name(name), SPACE, 1))
