@@ -262,6 +262,8 @@ def test_recover_waits_for_it(log_dir: Path, number: int) -> None:
         if number:
             tm = stack.enter_context(over(log_dir, found, PATIENCE_S))
         tm.recover(PATIENCE_S)
+        assert tm._slots is not None
+        assert tm._slots.adopt(PATIENCE_S, at_once=True) == [], "though nobody was asked since"
         again = tm.recover(PATIENCE_S)
         assert (again.complete, again.committed, again.rolled_back) == (True, 0, 0)
         assert is_done(found, decided, COMMITTED)
@@ -369,8 +371,10 @@ def test_a_damaged_one_stops_no_other(log_dir: Path, what: str, caplog: pytest.L
         eventually(lambda: is_done(found, undecided, ROLLED_BACK))
         eventually(lambda: "slots/1: the decision log is damaged" in caplog.text)
         assert is_done(found, decided, PREPARED)
-        with pytest.raises(DecisionLogDamaged, match=r"slots/1: the decision log is damaged"):
-            over(log_dir, found)
+    holder = open_log(log_dir)
+    with pytest.raises(DecisionLogDamaged, match=r"slots/1: the decision log is damaged"):
+        over(log_dir, found)
+    holder.close()
 
 
 def test_what_nobody_has_any_more_is_said(log_dir: Path) -> None:
@@ -407,13 +411,13 @@ def test_heuristics_are_kept_and_forgotten_there(log_dir: Path) -> None:
             tm.forget(gtrid)
 
 
-def test_close_stops_an_adoption(log_dir: Path) -> None:
+def test_close_stops_an_adoption(log_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "ROUND_S", PATIENCE_S)
+    monkeypatch.setattr(managers, "CLOSE_PATIENCE_S", 0.2)
     goes_on, found = threading.Event(), banks("a")
-    hangs = threading.Event()
 
     class Hanging(BankConnection):
         def tpc_recover(self) -> Any:
-            hangs.set()
             goes_on.wait(PATIENCE_S)
             raise OperationalError("gone")
 
@@ -422,13 +426,11 @@ def test_close_stops_an_adoption(log_dir: Path) -> None:
     ended.killed()
     tm = TransactionManager(log_dir, {"a": lambda: Hanging(found["a"])}, recovery_interval_s=PAUSE_S)
     eventually(lambda: is_owned(ended.path))
-    closing = threading.Thread(target=tm.close)
-    closing.start()
+    tm.close()
+    eventually(lambda: not [one for one in threading.enumerate() if one.name.startswith("xaqueue-tm-slots")], 5.0)
+    assert not is_owned(ended.path)
     goes_on.set()
-    closing.join()
-    eventually(lambda: not is_owned(ended.path))
     assert is_done(found, decided, PREPARED)
-    assert not [one for one in threading.enumerate() if one.name.startswith("xaqueue-tm-slots")]
 
 
 def test_two_that_live_do_it_once(log_dir: Path) -> None:
