@@ -146,6 +146,18 @@ def test_a_block_that_is_not_left_is_not_committed(space: Path) -> None:
             assert len(list(own.browse("q"))) == 1 + two_phases
 
 
+@pytest.mark.parametrize("pair", ["sqlite3", "psycopg"], indirect=True)
+def test_no_savepoint_by_hand_is_named_as_the_next_of_all(pair: Any) -> None:
+    with pair.transaction() as tx:
+        add(tx, 1)
+        with suppress(RefusedError), tx.savepoint():
+            for number in range(2, 9):
+                tx["db"].execute(f"SAVEPOINT xaqueue_{number - 1}")
+                add(tx, number)
+            refuse()
+    assert books(pair) == ([1], [1])
+
+
 STATEMENTS: dict[str, list[str | int]] = {
     "quoted": [1, 'SAVEPOINT "a"', 2, 'SAVEPOINT "A b;c"', 3, 'ROLLBACK TO SAVEPOINT "A b;c"'],
     "spaces": [1, 'SAVEPOINT "x s"', 2, 'SAVEPOINT "y s"', 3, 'ROLLBACK TO SAVEPOINT "x s"'],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +21,8 @@ from xaqueue.tm.voting import Reply
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
 
+_TOKEN = secrets.token_hex(4)
+"""In the names of savepoints: nobody else's are named so, by hand."""
 READ_S = 10.0
 """A database that was lost in the commit that decides is asked for so long what it has."""
 
@@ -138,7 +141,7 @@ class EnlistedBranch:
         if not self.can.takes_sql:
             raise ProtocolError(f"participant {self.name!r} has no savepoints: roll the whole transaction back")
         self._savepoints += 1
-        return SqlSavepoint(self.connection, f"xaqueue_{self._savepoints}")
+        return SqlSavepoint(self.connection, f"xaqueue_{_TOKEN}_{self._savepoints}")
 
     @property
     def refused(self) -> ProtocolError | None:
