@@ -35,7 +35,7 @@ from xaqueue.errors import DecisionLogError, DecisionLogInUse, Error
 from xaqueue.tm.gtrid import ListedBranch
 from xaqueue.tm.log import DecisionLog
 from xaqueue.tm.log_directory import LogView, every_log, is_slot, log_of_slot, open_log, view_log
-from xaqueue.tm.records import Heuristic, InDoubtTransaction, TransactionState
+from xaqueue.tm.records import NODE, Heuristic, InDoubtTransaction, TransactionState
 from xaqueue.tm.recovery import RecoveryResult
 
 ROUND_S = 10.0
@@ -134,7 +134,7 @@ class Slots:
             self._heard.set()
 
     def _free(self) -> Iterator[tuple[Path, LogView | None]]:
-        """Those that nobody has. None: of one in which nothing was made yet, or which is damaged."""
+        """Those that nobody has. None: of one that is damaged, or in which nothing was made yet."""
         for path in every_log(self._path):
             if path != self._own and not is_owned(path):
                 view = None
@@ -192,7 +192,7 @@ class Slots:
         if path in self._last and self._last[path].hangs:
             return False  # or there would be more and more threads
         if view is None:
-            return True  # its opening makes it, or says what is wrong
+            return (path / NODE).exists()  # its opening says what is wrong; else a process is making it
         epochs = [nodes[view.node] for nodes in list(self._listed.values()) if view.node in nodes]
         if max(epochs, default=0) > view.epoch:
             self._say(path, f"it is an older copy, of epoch {view.epoch}: a branch of epoch {max(epochs)} is in doubt")

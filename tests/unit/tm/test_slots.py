@@ -281,6 +281,17 @@ def test_nothing_is_opened_in_vain(log_dir: Path) -> None:
         assert [view.epoch for view in view_logs(log_dir)] == [2, 2, 1]
 
 
+def test_one_that_is_being_made_is_left_to_its_maker(log_dir: Path) -> None:
+    found = banks("a")
+    with over(log_dir, found) as tm:
+        log_of_slot(log_dir, 1).mkdir(parents=True)
+        assert tm._slots is not None
+        assert tm._slots.adopt(PATIENCE_S, at_once=True) == []
+        assert list(log_of_slot(log_dir, 1).iterdir()) == []
+        with over(log_dir, found) as second:
+            assert second.node == view_log(log_of_slot(log_dir, 1)).node
+
+
 def test_what_arrives_late_is_finished_too(log_dir: Path) -> None:
     """A prepare that was on its way while its process was killed, and its slot adopted."""
     found = banks("a", "b")
