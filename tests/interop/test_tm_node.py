@@ -442,7 +442,7 @@ def test_more_queues_than_a_row_can_name_are_refused(dsn: str, make: Make) -> No
     with manager.transaction() as tx:
         tx["db"].execute("insert into orders values (1)")
     node = node_of(manager)
-    node._met = {f"{number:036}": None for number in range(54)}
+    node._met, node._known = {f"{number:036}": None for number in range(54)}, frozenset()
     with pytest.raises(InvalidArgument, match="55 participants are too many"), manager.transaction() as tx:
         tx["queue"].enqueue("q", b"1")
 

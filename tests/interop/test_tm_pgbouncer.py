@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,19 +20,18 @@ EACH = 10
 
 
 @pytest.fixture(scope="module")
-def dsn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def dsn() -> Iterator[str]:
     """Of a PostgreSQL of its own, whose socket is for whoever runs the pooler."""
-    home = tmp_path_factory.mktemp("pg")
-    for directory in (home, *list(home.parents)[:2]):
-        directory.chmod(0o711)
-    sockets = home / "s"
-    sockets.mkdir()
-    sockets.chmod(0o777)
-    server = PostgresServer(home, 100, settings={**HASTY, "unix_socket_directories": str(sockets)})
-    try:
-        yield make_conninfo(server.dsn, host=str(sockets))
-    finally:
-        server.stop()
+    with tempfile.TemporaryDirectory(prefix="xaqueue-test-") as name:
+        home, sockets = Path(name), Path(name) / "s"
+        home.chmod(0o711)
+        sockets.mkdir()
+        sockets.chmod(0o777)
+        server = PostgresServer(home, 100, settings={**HASTY, "unix_socket_directories": str(sockets)})
+        try:
+            yield make_conninfo(server.dsn, host=str(sockets))
+        finally:
+            server.stop()
 
 
 @pytest.fixture

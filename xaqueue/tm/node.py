@@ -24,7 +24,7 @@ from urllib.parse import quote
 from xaqueue.errors import DecisionLogError, InvalidArgument, OperationalError
 from xaqueue.tm import driver, node_schema
 from xaqueue.tm.decisions import Decisions
-from xaqueue.tm.driver import run
+from xaqueue.tm.driver import Dialect, run
 from xaqueue.tm.gtrid import Gtrid
 from xaqueue.tm.guard import MovedElsewhere
 from xaqueue.tm.last_resource import NAMES_LENGTH
@@ -38,6 +38,8 @@ from xaqueue.tm.voting import Reply
 if TYPE_CHECKING:
     from xaqueue.tm.branch import EnlistedBranch
 
+MEET_S = 1.0
+"""So long a first sign waits for what all participants say of themselves."""
 RECENT = 10_000
 """Decisions of the last minute that are looked for where the database has lost some, at most."""
 STRUCK_S = 2.0
@@ -84,6 +86,9 @@ class DatabaseNode(Decisions):
         self._kinds: dict[str, bool] = {}
         """Of each participant that was opened once, whether it is a database."""
         self._tables: NodeTables | None = None
+        self._hearing = threading.Condition()
+        self._heard: dict[str, str] = {}
+        """What participants say of themselves, by name; recovery hears it."""
         self._mutex = threading.Lock()
         """Held while it signs, or takes a name, and by no event loop."""
         self._beside = threading.Lock()
@@ -219,13 +224,16 @@ class DatabaseNode(Decisions):
     def _meet(self, identity: str) -> None:
         with self._mutex:
             if identity not in self._known:
-                if len(self._names()) + len(quote(identity, safe="")) >= NAMES_LENGTH:
+                if not self._has_room_for(identity):
                     raise InvalidArgument(
                         f"{len(self._met) + 1} participants are too many for one transaction manager without a "
                         "directory: give it one, or make several managers"
                     )
                 self._met[identity] = None
                 self._sign()
+
+    def _has_room_for(self, identity: str) -> bool:
+        return len(self._names()) + len(quote(identity, safe="")) < NAMES_LENGTH
 
     def _sign(self) -> None:
         if self._closed.is_set():
@@ -244,19 +252,33 @@ class DatabaseNode(Decisions):
                 with self.lock:
                     self.table.open.clear()  # it is swept by now, or will be
             node = secrets.token_hex(8)
-            self._meet_all()
+            self._meet_all(tables.dialect)
             tables.register(connection, node, self._names())
             self.table.lasts[self.decides] = EVERY_EPOCH
             self._begin_name()
             self._signed(tables, node, 1)
 
-    def _meet_all(self) -> None:
-        """Each participant that answers, since whoever is met later is told by a sign beside a transaction, which wants
-        a connection more than a small pool has; and in SQLite nobody writes beside one."""
-        for name, source in self._sources.items():
-            if name != self.decides:
+    def _meet_all(self, dialect: Dialect) -> None:
+        """Each participant that answers soon, since one that is met later is told by a sign beside a transaction, which
+        wants a connection more than a small pool has; and in SQLite nobody writes beside one."""
+        others = [(name, source) for name, source in self._sources.items() if name != self.decides]
+        if dialect is Dialect.SQLITE:
+            for name, source in others:
                 with suppress(Exception), source.opened() as connection:
-                    self._met[identity_of(connection, name)] = None
+                    self._hear(name, connection)
+        with self._hearing:
+            self._hearing.wait_for(lambda: len(self._heard) >= len(others), MEET_S)
+            heard = list(self._heard.values())
+        for identity in heard:
+            if self._has_room_for(identity):
+                self._met[identity] = None
+
+    def _hear(self, name: str, connection: Any) -> None:
+        with suppress(Exception):  # it is told when it is to prepare
+            identity = identity_of(connection, name)
+            with self._hearing:
+                self._heard[name] = identity
+                self._hearing.notify_all()
 
     def _signed(self, tables: NodeTables, node: str, sign: int) -> None:
         self.named = f"{Gtrid(node, sign, 0, tables.database).of_node}{sign:08x}"
@@ -456,6 +478,8 @@ class DatabaseNode(Decisions):
         Raises what a driver raises.
         """
         now, source = time.monotonic(), self._deciding()
+        if name != self.decides and name not in self._heard:
+            self._hear(name, connection)
         if self._swept.get(name, 0.0) > now or name == self.decides:
             return None
         with source.opened() as own:
@@ -494,6 +518,7 @@ class DatabaseNode(Decisions):
     def abandon(self) -> None:
         """In a forked child: the name is the parent's, and this one takes its own at its first transaction."""
         self.lock, self._mutex, self._beside = threading.Lock(), threading.Lock(), threading.Lock()
+        self._hearing = threading.Condition()
         if not self._closed.is_set():
             self._closed = threading.Event()  # on which its thread waited
         self._thread = None
