@@ -172,8 +172,7 @@ class TransactionManager:
                 raise InvalidArgument(f"{name!r} is no participant: there are {sorted(self._sources)}")
         if timeout_s is not None and timeout_s <= 0:
             raise InvalidArgument("timeout_s is a number of seconds above 0")
-        entered, _, others = ENTERED.get()
-        if (entered or others) and not independent and (outer := around(self._coordinator)) is not None:
+        if ENTERED.get() and not independent and (outer := around(self._coordinator)) is not None:
             return NestedTransaction(self._coordinator, outer, names, timeout_s)
         return Transaction(self._coordinator, names, self._timeout_s if timeout_s is None else timeout_s)
 

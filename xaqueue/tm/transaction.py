@@ -42,20 +42,21 @@ from xaqueue.transaction import OPEN_BLOCK
 from xaqueue.xa import Code, Outcome
 from xaqueue.xid import Xid
 
-_NO_BLOCK: list[Any] = [None, None, None]
+_NO_BLOCK: list[Any] = []
 ENTERED: ContextVar[list[Any]] = ContextVar("xaqueue_entered", default=_NO_BLOCK)
-"""Of the block that was entered last, also by a parent of this task: its transaction, or None from its end on; the
-task that has entered it, or the thread where it runs none; the same of the block around it, of any transaction manager.
+"""Of the block that was entered last, also by a parent of this task: its transaction; the task that has entered it, or
+the thread where it runs none; the same of the block around it, of any transaction manager, in whose place it is once it
+is over.
 """
 
 
 def around(coordinator: Coordinator) -> Transaction | None:
     """The transaction in whose block the caller is. A child task has its parent's context, as has a thread of
     ``asyncio.to_thread``, and is not in it."""
-    block: list[Any] | None = ENTERED.get()
-    while block is not None:
+    block = ENTERED.get()
+    while block:
         found, place, block = block
-        if found is not None and found.is_of(coordinator) and place == _here():
+        if found.is_of(coordinator) and place == _here():
             return cast(Transaction, found)
     return None
 
@@ -87,8 +88,9 @@ class Transaction(Ending):
         else:
             known.check_begun()
         lent = known.lend()
-        for savepoint in self.savepoints:
-            savepoint.join(known)
+        if self.savepoints:
+            for savepoint in self.savepoints:
+                savepoint.join(known)
         return lent
 
     def savepoint(self) -> TransactionSavepoint:
@@ -124,7 +126,8 @@ class Transaction(Ending):
         HeuristicMixed, HeuristicHazard, HeuristicOutcome where a participant did otherwise by itself;
         OutcomeUnknown where nobody can tell now, and ``TransactionManager.outcome`` may later.
         """
-        ender, self._block[0] = object(), None
+        ender, block = object(), self._block
+        block[:] = (block and block[2]) or ()
         try:
             decides = self._coordinator.log.decides
             if decides and len(self._branches) > 1 and decides not in self._branches:
@@ -153,7 +156,8 @@ class Transaction(Ending):
 
     def _roll_back(self, wanted: Outcome | None = None) -> None:
         """wanted: None where nobody is told of another outcome."""
-        ender, self._block[0] = object(), None
+        ender, block = object(), self._block
+        block[:] = (block and block[2]) or ()
         try:
             result = self._run(voting.roll_back(*self._end(ender)))
             self._tell(result, wanted or result.outcome)
@@ -164,15 +168,10 @@ class Transaction(Ending):
     def is_of(self, coordinator: Coordinator) -> bool:
         return self._coordinator is coordinator and self._phase is Phase.ACTIVE
 
-    def _enter(self) -> None:
-        outer = ENTERED.get()
-        place = get_ident() if _get_running_loop() is None else _here()  # of threads at the cost of no call
-        self._block = block = [self, place, outer if outer[0] is not None else outer[2]]
-        ENTERED.set(block)
-
     def __enter__(self) -> Self:
         try:
-            self._enter()
+            self._block = block = [self, get_ident() if _get_running_loop() is None else _here(), ENTERED.get()]
+            ENTERED.set(block)
             for name in self._names:
                 self[name]
         except BaseException as error:
@@ -200,7 +199,8 @@ class Transaction(Ending):
     async def __aenter__(self) -> AsyncTransaction:
         try:
             self._coordinator.join_loop()
-            self._enter()
+            self._block = [self, _here(), ENTERED.get()]
+            ENTERED.set(self._block)
         except BaseException:
             self.rollback()  # it is live, and nobody else would end it
             raise
@@ -371,10 +371,17 @@ class NestedTransaction(Transaction):
         self._phase, self.outcome = Phase.OVER, Outcome.ROLLED_BACK
         self._savepoint.undo()
 
-    def _enter(self) -> None:
+    def __enter__(self) -> Self:
         if self._outer.in_task is not None or not self._may_enter:
             self._refuse()
         self._savepoint, self._is_new = self._outer.savepoint().__enter__(), False
+        try:
+            for name in self._names:
+                self[name]
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
+            raise
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
