@@ -30,6 +30,7 @@ from xaqueue.connection import Connection
 from xaqueue.tm import manager as manager_module
 from xaqueue.tm.branch import EnlistedBranch
 from xaqueue.tm.node_tables import NodeTables
+from xaqueue.tm.recovery import RecoveryThread
 
 FULL = os.environ.get("XAQUEUE_CRASH_FULL") == "1"
 NODES = 200 if FULL else 10
@@ -220,23 +221,36 @@ def test_two_services_with_one_name_for_two_queues(scene: Scene) -> None:
     assert scene.messages(here) == [2]
 
 
-def test_what_is_decided_is_carried_out_for_a_node_that_lives(scene: Scene) -> None:
-    """Its recovery may hang."""
+def test_what_is_decided_is_carried_out_for_a_node_that_lives(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its recovery hangs; its transactions go on."""
+    hangs, goes_on, scan = threading.Event(), threading.Event(), RecoveryThread._scan
+    is_armed = False
 
     def die(at: str, gtrid: bytes, name: str) -> None:
-        if at == "commit":
+        if is_armed and at == "commit":
             raise Killed
 
+    def hang(recovery: RecoveryThread, report: Any) -> None:
+        if recovery._coordinator is manager._coordinator:
+            hangs.set()
+            assert goes_on.wait(PATIENCE_S)
+        scan(recovery, report)
+
     manager = scene.make(on_step=die)
-    for recovery in manager._recoveries.values():
-        recovery.stop(5)
-    die_in(manager, 1)
+    put(manager, 1)
+    monkeypatch.setattr(RecoveryThread, "_scan", hang)
+    assert hangs.wait(PATIENCE_S)
+    is_armed = True
+    die_in(manager, 2)
+    is_armed = False
+    put(manager, 3)
     assert len(scene.in_doubt()) == 1
     scene.make().transaction().rollback()
     eventually(lambda: not scene.in_doubt())
-    assert scene.rows == scene.messages() == [1]
+    assert scene.rows == scene.messages() == [1, 2, 3]
     assert scene.count("ended") == 0
-    assert scene.count("decisions") == 1
+    goes_on.set()
+    eventually(lambda: scene.count("decisions") == 0)
 
 
 @pytest.mark.parametrize("step", ["prepared", "commit-last", "committed-last", "commit"])
