@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
@@ -384,3 +385,40 @@ def test_what_one_database_has_told_strikes_nothing_of_another(
         sweep.strike([])
         with closing(scene.decides()) as own:
             assert not any(place in one.names() for one in tables.decided(own))
+
+
+def test_in_tasks_too(on_postgresql: Scene) -> None:
+    """Both databases by async connections; the queue's space is in this process."""
+    scene = on_postgresql
+    with psycopg.connect(scene.dsn, autocommit=True) as own:
+        own.execute("create database deciding")
+    dsn = make_conninfo(scene.dsn, dbname="deciding")
+    scene.decides = partial(psycopg.connect, dsn)
+    with psycopg.connect(dsn, autocommit=True) as own:
+        own.execute("create table orders (n int)")
+
+    async def live() -> None:
+        parties: dict[str, Any] = {
+            "db": partial(psycopg.AsyncConnection.connect, dsn),
+            "ledger": partial(psycopg.AsyncConnection.connect, scene.dsn),
+            "queue": partial(xaqueue.connect, scene.space),
+        }
+        async with TransactionManager(parties, decides="db", recovery_interval_s=0.1) as manager:
+            for number in (1, 2):
+                async with manager.transaction() as tx:
+                    for name in ("db", "ledger"):
+                        await (await tx.join(name)).execute(f"insert into orders values ({number})")
+                    (await tx.join("queue")).enqueue("q", b"%d" % number)
+            with suppress(ZeroDivisionError):
+                async with manager.transaction() as tx:
+                    await (await tx.join("ledger")).execute("insert into orders values (3)")
+                    _ = 1 / 0
+
+    try:
+        asyncio.run(live())
+        assert scene.agrees(1, 2)
+        assert not scene.is_in_doubt
+        assert [scene.left(table) for table in ("nodes", "ended", "decisions")] == [0, 0, 0]
+    finally:
+        with psycopg.connect(scene.dsn, autocommit=True) as own:
+            own.execute("drop database deciding with (force)")
