@@ -4,7 +4,7 @@ whatever its name, is one of the queue's, too."""
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -23,7 +23,7 @@ from xaqueue.contrib.sqlalchemy import participant
 from xaqueue.errors import Error, ProtocolError, RolledBack
 
 TABLE = "create table orders (id integer primary key)"
-KINDS = ("sqlite3", "psycopg", "psycopg's block", "Engine", "Engine's block")
+KINDS = ("sqlite3", "sqlite3 nested", "psycopg", "psycopg's block", "Engine", "Engine's block")
 
 
 class RefusedError(Exception):
@@ -56,10 +56,10 @@ def url_of(request: pytest.FixtureRequest, kind: str, tmp_path: Path) -> str:
 @pytest.fixture
 def pair(request: pytest.FixtureRequest, tmp_path: Path, space: Path) -> Iterator[xaqueue.TransactionManager]:
     """A transaction manager over a database and a queue."""
-    kind = "sqlite" if request.param in ("sqlite", "sqlite3") else "postgresql"
+    kind = "sqlite" if request.param.startswith("sqlite") else "postgresql"
     url = url_of(request, kind, tmp_path)
     engine = create_engine(url)
-    plain = {"sqlite3": lambda: sqlite3.connect(tmp_path / "db")}
+    plain = dict.fromkeys(("sqlite3", "sqlite3 nested"), lambda: sqlite3.connect(tmp_path / "db"))
     if request.param.startswith("psycopg"):
         plain[request.param] = lambda: psycopg.connect(request.getfixturevalue("dsn"))  # type: ignore[assignment,return-value]
     parties: dict[str, Any] = {"db": plain.get(request.param, participant(engine)), "queue": space}
@@ -90,12 +90,12 @@ def test_no_interrupt_tears_a_block(request: pytest.FixtureRequest, pair: Any) -
         tx = pair.transaction()
         with tx:
             add(tx, number)
-            block = tx.savepoint
+            block: Callable[[], Any] = pair.transaction if "nested" in kind else tx.savepoint
             if "block" in kind:
                 block = tx["db"].transaction if kind.startswith("psycopg") else tx["db"].begin_nested
 
             def refused() -> None:
-                with suppress(RefusedError), block():  # noqa: B023
+                with suppress(RefusedError, sqlite3.DatabaseError), block():  # noqa: B023
                     add(tx, number + 1)  # noqa: B023
                     refuse()
 
