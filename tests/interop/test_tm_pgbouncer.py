@@ -110,3 +110,17 @@ def test_a_pool_by_statement_is_refused_and_nothing_is_done(space: Path, dsn: st
     ):
         tx["queue"].enqueue("orders", b"1")
     assert books(space, dsn) == ([], [])
+
+
+@pytest.mark.parametrize("how", [{"carry": False}, {}, {"two_phase": True}], ids=["row", "carried", "two phases"])
+def test_a_directory_of_its_own_works_too(space: Path, dsn: str, tmp_path: Path, how: dict[str, bool]) -> None:
+    with PgBouncer(dsn, default_pool_size="2") as pooler:
+        parties = {"db": opens(pooler.dsn), "queue": str(space)}
+        with xaqueue.TransactionManager(tmp_path / "decisions", parties, **how) as manager:  # type: ignore[arg-type]
+            for number in range(EACH):
+                with manager.transaction() as tx:
+                    tx["db"].execute("insert into orders values (%s)", [number])
+                    tx["queue"].enqueue("orders", b"%d" % number)
+    assert books(space, dsn) == (list(range(EACH)), list(range(EACH)))
+    with psycopg.connect(dsn) as own:
+        assert own.execute("select count(*) from pg_prepared_xacts").fetchone() == (0,)
