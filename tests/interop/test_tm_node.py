@@ -468,3 +468,17 @@ def test_a_copy_is_left_alone(dsn: str, space: Path, make: Make, caplog: pytest.
     make().transaction().rollback()
     eventually(lambda: "branch-left" in caplog.text)
     assert len(in_doubt(space)) == 1
+
+
+def test_who_is_signing_just_now_is_not_ended(dsn: str) -> None:
+    """Its tombstone would lack the participant that the sign tells of."""
+    node = "a" * 16
+    with psycopg.connect(dsn) as own, psycopg.connect(dsn) as other:
+        tables = NodeTables.find(own, make=True)
+        assert tables is not None
+        tables.register(own, node, "one")
+        other.execute(f"UPDATE xaqueue_signs SET n = n + 1, participants = 'one two' WHERE node = '{node}'")
+        assert not tables.end(own, node)
+        other.commit()
+        assert tables.end(own, node)
+        assert own.execute("SELECT participants FROM xaqueue_ended").fetchall() == [("one two",)]

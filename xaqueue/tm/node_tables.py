@@ -302,11 +302,12 @@ class NodeTables(DecisionRows):
     def _end_postgresql(self, connection: Any, node: str) -> bool:
         statement = (
             f"WITH s AS (SELECT {SYNCED}), "
-            f"l AS (SELECT n.node FROM {self.schema}xaqueue_nodes n, s WHERE n.node = '{node}' "
-            "FOR UPDATE OF n SKIP LOCKED), "
-            f"x AS (DELETE FROM {self.schema}xaqueue_nodes n USING l WHERE n.node = l.node RETURNING n.node) "
-            f"INSERT INTO {self.schema}xaqueue_ended (node, at, participants) SELECT x.node, {self._now_us}, "
-            f"g.participants FROM x JOIN {self.schema}xaqueue_signs g ON g.node = x.node"
+            f"l AS (SELECT n.node, g.participants FROM {self.schema}xaqueue_nodes n JOIN {self.schema}xaqueue_signs g "
+            f"ON g.node = n.node, s WHERE n.node = '{node}' FOR UPDATE OF n, g SKIP LOCKED), "
+            f"x AS (DELETE FROM {self.schema}xaqueue_nodes n USING l WHERE n.node = l.node "
+            "RETURNING n.node, l.participants) "
+            f"INSERT INTO {self.schema}xaqueue_ended (node, at, participants) "
+            f"SELECT x.node, {self._now_us}, x.participants FROM x"
         )
         if isinstance(connection, Adapter) or not hasattr(connection, "autocommit"):
             with durable(connection, self.dialect):  # who stands still behind it is ended by the database
