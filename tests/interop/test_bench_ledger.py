@@ -38,7 +38,7 @@ def test_every_way_is_measured_and_nothing_is_left(
     assert "two phases" in said
     with psycopg.connect(dsn) as own:
         after = own.execute("select tablename from pg_tables where schemaname = 'public'").fetchall()
-        ours = ("xaqueue_decisions", "xaqueue_nodes", "xaqueue_signs", "xaqueue_ended")
+        ours = ("xaqueue_decisions", "xaqueue_nodes", "xaqueue_signs", "xaqueue_ended", "xaqueue_heuristics")
         assert set(after) - set(before) <= {(table,) for table in (*ours, "xaqueue_id")}
         for table in ours:
             assert own.execute(f"select count(*) from {table}").fetchone() == (0,)

@@ -13,6 +13,7 @@ import os
 import signal
 import sqlite3
 import sys
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -67,8 +68,9 @@ def ledger_at(address: str) -> Any:
 
 
 class Ends:
-    def __init__(self, end: str) -> None:
+    def __init__(self, end: str, address: str) -> None:
         self.how, _, self.step = end.partition(":")
+        self._address = address
         self.is_armed = False
         self.is_over = False
 
@@ -76,7 +78,15 @@ class Ends:
         if self.is_armed and step == self.step:
             self.is_armed, self.is_over = False, True
             say(f"at {step}")
+            if self.how == "stop" and self._address.startswith("sqlite "):
+                self._wait_for_writers()
             os.kill(os.getpid(), signal.SIGSTOP if self.how == "stop" else signal.SIGKILL)
+
+    def _wait_for_writers(self) -> None:
+        """Another thread that was stopped while it gives a sign would keep out all who write, and so end this node."""
+        with closing(connect_to(self._address)) as connection:
+            driver.run(connection, "BEGIN IMMEDIATE")
+            connection.rollback()
 
     def watch_decision(self) -> None:
         commit = EnlistedBranch._commit_deciding
@@ -105,7 +115,7 @@ def put(manager: xaqueue.TransactionManager, number: int, *, with_ledger: bool =
 
 def main(address: str, url: str, first: int, end: str, ledger: str = "") -> None:
     node.Timing = lambda: FAST  # type: ignore[assignment, misc]
-    ends = Ends(end)
+    ends = Ends(end, address)
     ends.watch_decision()
     parties = {"db": partial(connect_to, address), "queue": partial(xaqueue.connect, url)}
     if ledger:
