@@ -162,6 +162,7 @@ class _Place:
         opened: dict[str, Callable[[], Any]] = {"db": lambda: psycopg.connect(self._dsn), "queue": self._queue}
         kept = {name: Participant(connect, idle=self._threads) for name, connect in opened.items()}
         if way == "node":
+            self._stack.callback(self._forget, "")
             return self._stack.enter_context(xaqueue.TransactionManager(kept))
         manager = xaqueue.TransactionManager(
             self._root / "decisions", kept, two_phase=way == "two phases", carry=way == "carried"
@@ -172,7 +173,8 @@ class _Place:
 
     def _forget(self, node: str) -> None:
         with psycopg.connect(self._dsn) as connection:
-            connection.execute(f"delete from {TABLE} where gtrid like %s", [f"XAQ1{node}%"])
+            if node:
+                connection.execute(f"delete from {TABLE} where gtrid like %s", [f"XAQ1{node}%"])
             connection.execute(f"delete from {TABLE} where gtrid like %s", [f"XAQ_{self._space_id()}%"])
 
     def _space_id(self) -> str:

@@ -82,6 +82,7 @@ def books(tm: Any, behind: int = 0) -> tuple[list[int], list[int]]:
         return rows, sorted(n for message in tx["queue"].browse("orders") if (n := int(message.body)) > behind)
 
 
+@pytest.mark.filterwarnings("ignore:.*Guard._authorize:pytest.PytestUnraisableExceptionWarning")  # sqlite3 swallows it
 @pytest.mark.parametrize("pair", KINDS, indirect=True)
 def test_no_interrupt_tears_a_block(request: pytest.FixtureRequest, pair: Any) -> None:
     """A row and a message are one, whatever is committed behind it by who goes on."""
