@@ -6,7 +6,7 @@ A commit may be lost before it arrives, after it, or on its way: then it lands l
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,11 +20,19 @@ _UPDATE = re.compile(
     rf"UPDATE {TABLE} SET participants = .*?'([^']*)'.* WHERE gtrid = '(\w+)'(?: AND participants = '(.*)')?"
 )
 _SELECT = re.compile(rf"SELECT (.*) FROM {TABLE} WHERE gtrid (=|LIKE) '(.*?)%?'(.*)")
+_CARRIED = re.compile(
+    rf"SELECT (.*) FROM {TABLE} WHERE gtrid = '(.*)' OR \(gtrid LIKE '(.*)%' AND carried IS NOT NULL\)"
+)
 _DELETE = re.compile(rf"DELETE FROM {TABLE} WHERE gtrid IN \((.*)\)")
 Row = tuple[str, str, str, bytes | None]
 
 
 NAMES = ("gtrid", "decision", "participants", "carried")
+
+
+def _columns(names: str, rows: Iterable[Row]) -> list[tuple[Any, ...]]:
+    columns = [NAMES.index(name) if name in NAMES else 0 for name in names.split(", ")]
+    return [tuple(row[column] for column in columns) for row in sorted(rows, key=lambda row: row[0])]
 
 
 class IntegrityError(Exception):
@@ -123,6 +131,13 @@ class Plain:
             self.rowcount = int(before is not None and found[3] in (None, before[2]))
             if before is not None and self.rowcount:
                 self._work.rows[found[2]] = (before[0], before[1], found[1], None)
+        elif found := _CARRIED.match(statement):
+            rows = [
+                row
+                for key, row in self.ledger.rows.items()
+                if key == found[2] or (key.startswith(found[3]) and row[3] is not None)
+            ]
+            self._found = _columns(found[1], rows)
         elif found := _SELECT.match(statement):
             wide = found[2] == "LIKE"
             rows = [
@@ -130,8 +145,7 @@ class Plain:
             ]
             if "carried IS NOT NULL" in found[4]:
                 rows = [row for row in rows if row[3] is not None]
-            columns = [NAMES.index(name) if name in NAMES else 0 for name in found[1].split(", ")]
-            self._found = [tuple(row[column] for column in columns) for row in sorted(rows)]
+            self._found = _columns(found[1], rows)
         else:
             gone = _DELETE.match(statement)
             assert gone is not None, statement
