@@ -50,6 +50,12 @@ PARAMS: dict[str, list[Any]] = {
     "release": ["orders"],
     "browse": ["orders"],
     "depths": [["orders", "orders"]],
+    "positions": [["orders", "orders"]],
+    "span": ["orders", 0, 1],
+    "span_sizes": ["orders", 0, 1],
+    "span_before": ["orders", 0, 1],
+    "ranges": ["orders"],
+    "tries": ["orders"],
     "indoubt_forgotten": [GLOBAL],
     "indoubt_decide": [GLOBAL, True, "me"],
     "indoubt_forget": [GLOBAL, "me"],
@@ -84,7 +90,9 @@ ENOUGH: dict[str, frozenset[Right] | None] = {
     **dict.fromkeys(("receive", "settle", "extend", "accept"), frozenset({Right.CONSUME})),
     "remove": frozenset({Right.CONSUME}),
     "restore": frozenset({Right.PRODUCE}),
-    "browse": frozenset({Right.BROWSE}),
+    **dict.fromkeys(
+        ("browse", "positions", "span", "span_sizes", "span_before", "ranges", "tries"), frozenset({Right.BROWSE})
+    ),
     "depths": frozenset({Right.BROWSE, Right.RESOLVE}),
     "sessions": frozenset({Right.RESOLVE, Right.ADMIN}),
     "indoubt_decide": frozenset({Right.RESOLVE}),

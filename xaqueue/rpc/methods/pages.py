@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 def positions(caller: Caller, named: Any = None) -> Packed:
     """Of these queues, in their order; without names of all that the caller may browse."""
+    if named is not None and not (isinstance(named, list) and {*map(type, named)} <= {str}):
+        raise InvalidArgument(f"positions of {str(named)[:60]!r} are refused: a list of queues is wanted")
     wanted = named or filter(partial(_may_browse, caller), queues(caller.host.root))
     return _ask(caller, "positions", [check_queue_name(queue) for queue in wanted])
 
