@@ -23,7 +23,7 @@ MESSAGES, SOURCES, SINKS, KILLS = (200_000, 4, 2, 50) if FULL else (3_000, 2, 2,
 PAUSE_S = (2.0, 12.0)
 
 
-def test_each_message_is_copied_once_whoever_is_killed(tmp_path: Path) -> None:
+def test_whoever_is_killed_each_message_is_copied_once(tmp_path: Path) -> None:
     seed = random.randrange(1 << 32)
     with far(tmp_path, SOURCES, SINKS) as scene:
         each = MESSAGES // SOURCES

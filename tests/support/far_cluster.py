@@ -129,7 +129,7 @@ class Far:
         try:
             while True:
                 try:
-                    if driver.wait(dice.uniform(*pause_s) if len(killed) < kills else START_S * 10) == 0:
+                    if driver.wait(dice.uniform(*pause_s) if len(killed) < kills else START_S * 4) == 0:
                         return killed
                     killed.append("driver, which had failed")
                     driver = self.drive(*options)
@@ -157,10 +157,13 @@ class Far:
             driver.wait()
 
     def executors(self) -> list[int]:
-        found = run(
-            "pgrep", "-f", f"CoarseGrainedExecutorBackend.*{self.master.removeprefix('spark://')}|{self.root}/127"
-        )
-        return [int(pid) for pid in found.stdout.split()]
+        """Of this cluster alone: each works below the directory of its worker."""
+        found = []
+        for pid in run("pgrep", "-f", "CoarseGrainedExecutorBackend").stdout.split():
+            with suppress(OSError):
+                if os.readlink(f"/proc/{pid}/cwd").startswith(f"{self.root}/127"):  # noqa: PTH115
+                    found.append(int(pid))
+        return found
 
     def stop(self) -> None:
         for process in (*self._cluster, *self._servers.values()):
