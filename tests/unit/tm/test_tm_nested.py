@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -418,6 +419,7 @@ def test_its_time_in_a_task(shop: Shop) -> None:
     assert in_loop(shop, work) == [b"3", b"4"]
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # nobody can await its end any more
 def test_a_loop_that_ends_in_its_block(shop: Shop) -> None:
     async def hangs(tm: TransactionManager) -> None:
         async with tm.transaction(), tm.transaction("a", "b") as tx:
@@ -431,6 +433,7 @@ def test_a_loop_that_ends_in_its_block(shop: Shop) -> None:
     loop.close()
     task._log_destroy_pending = False  # type: ignore[attr-defined]
     del task
+    gc.collect()
     tm.close()
     assert shop.books() == []
 

@@ -14,6 +14,7 @@ import struct
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -86,6 +87,7 @@ class PageMaker:
             command = [sys.executable, "-P", "-m", __name__, os.fspath(self._root)]
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
             self._process = process
+            weakref.finalize(self, _end, process)  # of a server that was given up
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(request)
@@ -98,8 +100,15 @@ class PageMaker:
     def stop(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            process.kill()
-            process.communicate()
+            _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
 
 
 class Pages:
