@@ -28,7 +28,7 @@ def served(space: Path) -> Iterator[None]:
     """A server has it, so that nobody waits for one later; it ends with the block."""
     from xaqueue.core.owner.open import is_owned
     from xaqueue.core.owner.record import read_owner
-    from xaqueue.spark.server_launcher import reach
+    from xaqueue.rpc.client.server_launcher import reach
 
     with closing(reach(space)) as manager:
         manager.reservations()

@@ -179,7 +179,7 @@ EXCEPTIONS = {
     "xaqueue.tools.torture.work": "writes what it says into its parent's pipe: no file of a space",
     "xaqueue.tools.torture.power": "lays out what a power loss may leave, in directories of its own",
     "xaqueue.rpc.server.listeners": "makes and removes the Unix socket that it listens on: no file of a space",
-    "xaqueue.spark.server_launcher": "makes the log and directory of a job's server: no file of a space",
+    "xaqueue.rpc.client.server_launcher": "makes the log and directory of a job's server: no file of a space",
     "xaqueue.spark.ingest_target": "makes the directory for Parquet files that the person named",
     "xaqueue.spark.java": "links a Java runtime into the person's cache",
     "xaqueue.cli.messages": "writes a message's body into a file that the person named",

@@ -25,9 +25,9 @@ from xaqueue.core.owner.record import Owner, read_owner
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.endpoint import UNIX_PATH_LIMIT_BYTES
 from xaqueue.errors import SpaceError, SpaceInUse
+from xaqueue.rpc.client import server_launcher
 from xaqueue.rpc.client.manager import RemoteManager
-from xaqueue.spark import server_launcher
-from xaqueue.spark.server_launcher import reach
+from xaqueue.rpc.client.server_launcher import reach
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 
@@ -113,7 +113,7 @@ def test_a_session_survives_its_server_between_transactions(root: Path) -> None:
 
 def test_many_that_come_at_once_start_one_server(root: Path, cache: Path) -> None:
     program = (
-        "import sys; from xaqueue.spark.server_launcher import reach; "
+        "import sys; from xaqueue.rpc.client.server_launcher import reach; "
         "m = reach(sys.argv[1]); print(m.space['epoch']); m.close()"
     )
     starters = [

@@ -13,8 +13,9 @@ import pytest
 
 from support.sink_scene import Scene, as_bytes, texts
 from xaqueue.core.owner.record import read_owner
+from xaqueue.rpc.client import server_launcher
 from xaqueue.rpc.client.manager import RemoteManager
-from xaqueue.spark import server_launcher, sink_task
+from xaqueue.spark import sink_task
 from xaqueue.xa import Flag, Vote
 from xaqueue.xid import Xid
 

@@ -23,7 +23,7 @@ from xaqueue.cli.main import app
 from xaqueue.core.owner.open import is_owned
 from xaqueue.core.owner.record import read_owner
 from xaqueue.features.opening import create
-from xaqueue.spark.server_launcher import reach
+from xaqueue.rpc.client.server_launcher import reach
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 

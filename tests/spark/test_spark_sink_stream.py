@@ -41,7 +41,7 @@ def root(tmp_path: Path) -> Iterator[Path]:
 
 
 def messages(root: Path, queue: str) -> list[Message]:
-    from xaqueue.spark.server_launcher import reach
+    from xaqueue.rpc.client.server_launcher import reach
 
     with closing(reach(root)) as manager:
         return list(manager.browse(queue))
@@ -52,7 +52,7 @@ def bodies(root: Path, queue: str) -> list[int]:
 
 
 def in_doubt(root: Path) -> int:
-    from xaqueue.spark.server_launcher import reach
+    from xaqueue.rpc.client.server_launcher import reach
 
     with closing(reach(root)) as manager:
         return len(manager.recover(1000, Flag.STARTRSCAN | Flag.ENDRSCAN))

@@ -114,7 +114,7 @@ class Scene:
         assert seqs >= set(range(self.spark_committed() + 1, self.messages + 1))
 
     def check_whole(self) -> None:
-        from xaqueue.spark.server_launcher import reach
+        from xaqueue.rpc.client.server_launcher import reach
 
         found: Counter[bytes] = Counter()
         for sink in self.sinks:

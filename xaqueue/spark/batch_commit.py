@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 from xaqueue.batch import Batch, BatchDecision, Plan
 from xaqueue.core.model.format import read_format
 from xaqueue.errors import InvalidArgument, OperationalError, UnknownXid
+from xaqueue.rpc.client import server_launcher
 from xaqueue.rpc.client.manager import RemoteManager
-from xaqueue.spark import server_launcher
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
 

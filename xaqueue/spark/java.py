@@ -31,6 +31,7 @@ from typing import NamedTuple
 import pyspark
 
 from xaqueue.errors import OperationalError
+from xaqueue.rpc.client.server_launcher import cache_directory
 
 OLDEST_JAVA = 17
 VECTOR_MODULE = "--add-modules=jdk.incubator.vector"
@@ -139,14 +140,6 @@ def write_script(target: Path, script: str) -> None:
     except BaseException:
         Path(written).unlink(missing_ok=True)
         raise
-
-
-def cache_directory(environ: Mapping[str, str]) -> Path:
-    """``$XDG_CACHE_HOME/xaqueue`` or ``~/.cache/xaqueue``; a relative XDG_CACHE_HOME counts as not set, as XDG says."""
-    given = environ.get("XDG_CACHE_HOME", "")
-    home = environ.get("HOME")
-    base = Path(given) if Path(given).is_absolute() else (Path(home) if home else Path.home()) / ".cache"
-    return base / "xaqueue"
 
 
 def packaged_java() -> Path | None:

@@ -30,7 +30,8 @@ from xaqueue.core.owner.definitions_file import read_definitions
 from xaqueue.endpoint import parse as parse_url
 from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.message import check_queue_name
-from xaqueue.spark import batch_commit, executor, server_launcher
+from xaqueue.rpc.client import server_launcher
+from xaqueue.spark import batch_commit, executor
 from xaqueue.spark.batch_commit import SinkSpace
 from xaqueue.spark.checkpoint import hardened_plan, query_in
 from xaqueue.spark.options import (

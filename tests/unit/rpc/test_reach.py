@@ -34,9 +34,8 @@ from xaqueue.delivery import Delivery
 from xaqueue.errors import ConnectionLost, InvalidArgument, SpaceInUse
 from xaqueue.features.opening import create
 from xaqueue.features.session import Session, attach
-from xaqueue.rpc.client import link, manager, reach
+from xaqueue.rpc.client import link, manager, reach, server_launcher
 from xaqueue.rpc.server.peer import Limits
-from xaqueue.spark import server_launcher
 from xaqueue.work import loop
 
 SHORT_S, LONG_S = 0.05, 600.0

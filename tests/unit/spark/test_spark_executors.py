@@ -28,7 +28,8 @@ from support.served import ServerThread
 from support.sink_scene import Scene, texts
 from support.spark_reading import ALL, Query, rows
 from xaqueue.lake import batches
-from xaqueue.spark import executor, server_launcher, sink
+from xaqueue.rpc.client import server_launcher
+from xaqueue.spark import executor, sink
 from xaqueue.spark.source import consumer
 from xaqueue.spark.source import reader as reading
 from xaqueue.spark.source.source import QueueSource, StreamReader

@@ -22,6 +22,7 @@ from pyspark import cloudpickle
 from pyspark.errors import PySparkAttributeError
 
 from xaqueue import spark as spark_room
+from xaqueue.rpc.client import server_launcher
 from xaqueue.spark import java
 from xaqueue.spark.source.plan import MOST_ON_ALL_CORES, Tasks
 
@@ -73,9 +74,9 @@ def test_a_shim_follows_its_java_and_is_mended(tmp_path: Path) -> None:
 
 
 def test_the_cache_is_where_the_user_wants_it(tmp_path: Path) -> None:
-    assert java.cache_directory({"XDG_CACHE_HOME": str(tmp_path), "HOME": "/h"}) == tmp_path / "xaqueue"
-    assert java.cache_directory({"XDG_CACHE_HOME": "relative", "HOME": "/h"}) == Path("/h/.cache/xaqueue")
-    assert java.cache_directory({"HOME": "/h"}) == Path("/h/.cache/xaqueue")
+    assert server_launcher.cache_directory({"XDG_CACHE_HOME": str(tmp_path), "HOME": "/h"}) == tmp_path / "xaqueue"
+    assert server_launcher.cache_directory({"XDG_CACHE_HOME": "relative", "HOME": "/h"}) == Path("/h/.cache/xaqueue")
+    assert server_launcher.cache_directory({"HOME": "/h"}) == Path("/h/.cache/xaqueue")
 
 
 @pytest.mark.parametrize("version", ["3.5.1", "4.0.5", "4.1.4"])

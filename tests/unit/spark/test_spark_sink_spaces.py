@@ -21,8 +21,8 @@ from xaqueue.core.model.format import read_format
 from xaqueue.core.owner import open as attach_room
 from xaqueue.errors import InvalidArgument, OperationalError, UnknownXid
 from xaqueue.rpc.client.manager import RemoteManager
+from xaqueue.rpc.client.server_launcher import reach
 from xaqueue.spark import sink_task as branches
-from xaqueue.spark.server_launcher import reach
 from xaqueue.xid import Xid
 
 SPACES = 3

@@ -35,7 +35,7 @@ _log = logging.getLogger("xaqueue.spark")
 
 def reach_owner(path: str, server: str | None) -> RemoteManager:
     """A session with the owner of the space, who is started where there is none."""
-    from xaqueue.spark import server_launcher  # executors, who consume nothing, do without RPC
+    from xaqueue.rpc.client import server_launcher  # executors, who consume nothing, do without RPC
 
     return server_launcher.reach(path, server)
 

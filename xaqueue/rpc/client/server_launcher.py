@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from hashlib import sha256
 from itertools import chain
@@ -34,7 +34,6 @@ from xaqueue.endpoint import UNIX_PATH_LIMIT_BYTES, Scheme, parse
 from xaqueue.errors import ConnectionLost, InvalidArgument, OperationalError, SpaceError, SpaceInUse
 from xaqueue.rpc.client.manager import RemoteManager, remote_manager
 from xaqueue.rpc.client.reach import SERVER_S, Finder, is_awaited, is_served_only, owner_of
-from xaqueue.spark.java import cache_directory
 
 IDLE_EXIT_S = 30.0
 """A server that was started here ends after so long without a session."""
@@ -200,3 +199,11 @@ def _private_paths(root: Path, name: str) -> Iterator[Path]:
             found = directory.lstat()
             if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & OTHERS_WRITE:
                 yield directory / name.format(sha256(os.fsencode(root.resolve())).hexdigest()[:12])
+
+
+def cache_directory(environ: Mapping[str, str]) -> Path:
+    """``$XDG_CACHE_HOME/xaqueue`` or ``~/.cache/xaqueue``; a relative XDG_CACHE_HOME counts as not set, as XDG says."""
+    given = environ.get("XDG_CACHE_HOME", "")
+    home = environ.get("HOME")
+    base = Path(given) if Path(given).is_absolute() else (Path(home) if home else Path.home()) / ".cache"
+    return base / "xaqueue"
