@@ -93,6 +93,7 @@ class SourceOptions:
         "spaceTimeout", kinds.seconds, SPACE_TIMEOUT_S, "a space answers within", 1.0, 86_400.0
     )
     creates_queues: bool = option("createQueues", kinds.switch, False, "waits for queues that are not there yet")
+    wants_filters: bool = option("pushFilters", kinds.switch, False, "what the query's filters leave out is not read")
     headers: bool = option("includeHeaders", kinds.switch, True, "a column of headers; not by default among Kafka's")
     everything: bool = option("includeAll", kinds.switch, False, "a column for each property")
     stream_name: str = option("streamName", stream_name, "", "who consumes, to those who ask a queue")

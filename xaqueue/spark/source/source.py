@@ -31,9 +31,10 @@ from pyspark.sql.streaming import datasource as streaming
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
 from pyspark.sql.types import StructType
 
+from xaqueue.core.model.layout import LAST_SEQ
 from xaqueue.errors import InvalidArgument, QueueReserved, SpaceError
 from xaqueue.spark.checkpoint import check_of
-from xaqueue.spark.source import columns, plan
+from xaqueue.spark.source import columns, plan, pushdown
 from xaqueue.spark.source.consumer import Consumer
 from xaqueue.spark.source.options import KEEP, SourceOptions, parse
 from xaqueue.spark.source.plan import EARLIEST, LATEST, Bounds, StreamOffsets, between, nested, read
@@ -55,6 +56,8 @@ class StreamReader(Reader, spark.DataSourceStreamReader, streaming.SupportsTrigg
         if options.end != Bounds(LATEST):
             name = options.end.option
             raise InvalidArgument(f'option "{name}" is for spark.read: a stream ends where its trigger says')
+        if options.wants_filters:
+            raise InvalidArgument('option "pushFilters" is for spark.read: Spark tells no filters to a stream')
         self._initial: Document | None = None
         self._is_tried = self._is_checked = False
         self._latest_batch = -inf
@@ -307,6 +310,9 @@ class BatchReader(Reader, spark.DataSourceReader):
         if options.consume != KEEP:
             raise InvalidArgument(f"consume={options.consume} is for spark.readStream: spark.read removes nothing")
 
+    filters: Sequence[spark.Filter] = ()
+    """Of the query, where it is told them: what no row passes is not read."""
+
     def partitions(self) -> list[InputPartition]:
         self._log_once()
         snapshot = self._spaces.look()
@@ -322,8 +328,33 @@ class BatchReader(Reader, spark.DataSourceReader):
                     f"startingOffsets {after} lies behind endingOffsets {upto} in {state}: the first must not be the "
                     "larger"
                 )
-            spans.append(span_of(state, paths.index(state.path), after, upto, self._options.url_of(state.path)))
+            number = paths.index(state.path)
+            after, upto = self._wanted(state, number, after, upto)
+            if upto > after:
+                spans.append(span_of(state, number, after, upto, self._options.url_of(state.path)))
         return self._tasks(spans)
+
+    def _wanted(self, state: QueueState, number: int, after: int, upto: int) -> tuple[int, int]:
+        """What the filters leave of (after, upto]. Raises what looking for a time does."""
+        same = {"queue": state.name, "topic": state.name, "space": state.path, "partition": number}
+        if not pushdown.may_have(self.filters, same):
+            return after, after
+        least, most = pushdown.least_and_most(self.filters, pushdown.SEQ)
+        after, upto = max(after, least - 1), min(upto, most)
+        least, most = pushdown.least_and_most(self.filters, pushdown.TIME)
+        if upto > after and least:
+            after = max(after, state.reader.last_before(least, state.watermark))
+        if upto > after and most < LAST_SEQ:
+            upto = min(upto, state.reader.last_before(max(0, most + 1), state.watermark))
+        return after, upto
+
+
+class FilteredReader(BatchReader):
+    """One that is told the filters: see ``pushdown``."""
+
+    def pushFilters(self, filters: list[spark.Filter]) -> list[spark.Filter]:
+        self.filters = filters
+        return filters
 
 
 class QueueSource(spark.DataSource):
@@ -340,7 +371,8 @@ class QueueSource(spark.DataSource):
         return columns.schema(kafka=options.kafka, headers=options.headers, everything=options.everything)
 
     def reader(self, schema: StructType) -> BatchReader:
-        return BatchReader(parse(self.options, tasks=self.tasks), schema)
+        options = parse(self.options, tasks=self.tasks)
+        return (FilteredReader if options.wants_filters else BatchReader)(options, schema)
 
     def streamReader(self, schema: StructType) -> StreamReader:
         return StreamReader(parse(self.options, stream=True, tasks=self.tasks), schema)
