@@ -348,7 +348,7 @@ def test_readers_name_what_stands_where_a_message_should_be(
         assert decode(found[1]).body == b"1"
         with pytest.raises(DamagedBlock):
             decode(found[2])
-        (_, _, data, _) = next(spans.files(QueueReader(root, "q"), 1, 2))
+        (_, _, _, data, _) = next(spans.files(QueueReader(root, "q"), 1, 2))
         with pytest.raises(DamagedBlock):
             decode(data)
 

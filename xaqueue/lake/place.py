@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from xaqueue.core.model.format import check_recovered, read_format, why_behind
 from xaqueue.core.model.layout import COMMITTED, watermark_path
-from xaqueue.core.model.message_name import parse_any
 from xaqueue.core.owner.definitions_file import read_definitions
-from xaqueue.errors import AccessDenied, ConnectionLost, DamagedBlock, SpaceError
-from xaqueue.features.streams.message_files import Block, whole_table
+from xaqueue.errors import AccessDenied, ConnectionLost, SpaceError
 from xaqueue.offline.reader import queues
-from xaqueue.offline.spans import Found, FoundMany, Position, QueueFiles
+from xaqueue.offline.spans import Found, Position, QueueFiles
 
 if TYPE_CHECKING:
     from xaqueue.rpc.client.manager import RemoteManager
@@ -192,19 +190,8 @@ class ServedQueue:
     def files(self, after: int, upto: int) -> Iterator[Found]:
         while after < upto:
             last, page = self._place.ask("span", self.queue, after, upto)
-            for seq, name, time_ns, data, gone in page:
-                yield self._found(seq, name, time_ns, data, gone, upto)
+            yield from map(tuple, page)
             after = last
-
-    def _found(self, seq: int, name: str, time_ns: int, data: bytes, gone: bytes | None, upto: int) -> Found:
-        named = parse_any(name) if gone is not None else None
-        if named is None or gone is None:
-            return seq, name, data, time_ns
-        try:
-            block = Block(named, whole_table(data), data, int.from_bytes(gone, "little"))
-        except DamagedBlock as damage:
-            raise DamagedBlock(f"{name} of queue {self.queue} at its server: {damage}") from None
-        return named.first, name, FoundMany(block, block.left(seq - 1, upto)), time_ns
 
     def sizes(self, after: int, upto: int) -> Iterator[tuple[int, int]]:
         while after < upto:

@@ -21,12 +21,12 @@ from pathlib import Path
 from xaqueue.core.model import layout, records
 from xaqueue.core.model.block_files import ahead, listed, ranges_in, read_message
 from xaqueue.core.model.format import check_recovered, read_format
-from xaqueue.core.model.message_name import BLOCK_ID_DIGITS, ID_DIGITS, parse_any, parse_seq
+from xaqueue.core.model.message_name import BLOCK_ID_DIGITS, ID_DIGITS, Named, parse_any, parse_plain, parse_seq
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.regular import NO_DIRECTORY, NO_FILE
 from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError
-from xaqueue.features.streams.message_files import Block, is_block, read_names, read_whole
+from xaqueue.features.streams.message_files import Block, gone_of, is_block, read_names, read_whole
 from xaqueue.features.streams.record import StreamRecord, read_stream, stream_path
 from xaqueue.message import MessageId, check_queue_name
 
@@ -110,8 +110,9 @@ class QueueReader:
             low, high = f"{after:016x}.~", f"{upto:016x}.~"
             names = listed(self._fs, self._range(number))
             taken = [name for name in names if name <= high and (low < name or is_block(name))]
-            found = [(seq, name) for name in taken if (seq := parse_seq(name) or _first_in(name, after)) is not None]
-            if found:
+            if plain := parse_plain(taken):
+                yield number, [*zip(plain[0], taken, strict=True)]
+            elif found := [(seq, name) for name in taken if (seq := parse_seq(name) or _first_in(name, after))]:
                 yield number, found
 
     def tries(self) -> dict[int, int]:
@@ -136,6 +137,10 @@ class QueueReader:
                         yield seq, MessageId(bytes.fromhex(name[ID_DIGITS])), read[0]
             finally:
                 os.close(directory)
+
+    def gone(self, named: Named) -> int:
+        """Which messages of this block are gone, a bit for each."""
+        return gone_of(self._fs, self.queue, named, self._warn)
 
     def block(self, name: str, *, bodies: bool = True) -> Block:
         """The block of messages of this name. Raises FileNotFoundError, DamagedBlock, any other OSError."""

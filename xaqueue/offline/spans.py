@@ -8,24 +8,26 @@ costs later.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from xaqueue.core.model.block import MESSAGE_BYTES
 from xaqueue.core.model.block_files import ahead, read_message
 from xaqueue.core.model.layout import RANGE_BITS, RANGE_SIZE, range_path
+from xaqueue.core.model.message_name import parse_any
 from xaqueue.core.storage.regular import READ
 from xaqueue.errors import DamagedBlock
-from xaqueue.features.streams.message_files import Block, is_block
+from xaqueue.features.streams.message_files import is_block
 from xaqueue.features.streams.record import StreamRecord, stream_path
 from xaqueue.offline.reader import QueueReader
 
 NS_PER_MS = 1_000_000
 
-Found = tuple[int, str, Any, int]
-"""Sequence number, file name, the block's bytes, and when it was committed; of a block of many messages the first
-number, and what there is of it (``FoundMany``)."""
+Found = tuple[int, str, int, bytes, bytes | None]
+"""Number, file name, when it was committed in nanoseconds, the file's bytes, nothing of them checked, and None. Of a
+block of many messages the first number that is wanted, and which of it are not, being gone or not asked for: a bit for
+each, the first one's lowest."""
 Item = TypeVar("Item")
 
 
@@ -48,21 +50,15 @@ class Position:
         return max(self.watermark, self.consumed)
 
 
-@dataclass(frozen=True, slots=True)
-class FoundMany:
-    """Of a block of many messages those with these indexes."""
-
-    block: Block
-    left: Sequence[int]
-
-
 def files(reader: QueueReader, after: int, upto: int) -> Iterator[Found]:
     """The messages with after < seq <= upto, ascending; what was consumed is left out."""
     flags = READ | os.O_NOATIME
     for directory, found in _directories(reader, after, upto):
         for seq, name in ahead(directory, found):
-            if "+" in name:  # of many messages
-                yield from _block(reader, seq, name, upto)
+            unwanted = None
+            if "+" in name and not (
+                unwanted := _unwanted(reader, seq, name, upto)
+            ):  # before the block, which goes first
                 continue
             try:
                 read = read_message(directory, name, flags)
@@ -70,21 +66,18 @@ def files(reader: QueueReader, after: int, upto: int) -> Iterator[Found]:
                 flags = READ
                 read = read_message(directory, name, flags)
             if read is not None:
-                yield seq, name, *read
+                data, time_ns = read
+                yield seq, name, time_ns, data, unwanted
 
 
-def _block(reader: QueueReader, seq: int, name: str, upto: int) -> Iterator[Found]:
-    """What there is of a block of many messages from this number on."""
-    path = range_path(reader.queue, seq) + f"/{name}"
-    try:
-        time_ns = os.stat(reader.space / path).st_mtime_ns  # noqa: PTH116
-        block = reader.block(name)
-    except FileNotFoundError:
-        return  # consumed
-    except DamagedBlock as damage:
-        raise DamagedBlock(f"{reader.space / path}: {damage}") from None
-    if left := block.left(seq - 1, upto):
-        yield block.named.first, name, FoundMany(block, left), time_ns
+def _unwanted(reader: QueueReader, seq: int, name: str, upto: int) -> bytes:
+    """Of a block what is gone, and what is not of this span, which begins with ``seq``; nothing where that is all."""
+    named = parse_any(name)
+    assert named is not None
+    wanted = (2 << min(upto, named.last) - seq) - 1 << seq - named.first
+    if not (left := wanted & ~reader.gone(named)):
+        return b""
+    return ((1 << named.count) - 1 ^ left).to_bytes((named.count + 7) // 8, "little")
 
 
 def sizes(reader: QueueReader, after: int, upto: int) -> Iterator[tuple[int, int]]:

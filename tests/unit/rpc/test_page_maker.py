@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgpack
 import pytest
@@ -13,8 +14,9 @@ import pytest
 from support.spark_space import FabricatedSpace
 from xaqueue.core.storage.scheduling import THREADS
 from xaqueue.errors import DamagedBlock, RetryLater
+from xaqueue.offline.reader import QueueReader
 from xaqueue.rpc.server import page_maker
-from xaqueue.rpc.server.page_maker import PageMaker
+from xaqueue.rpc.server.page_maker import PageMaker, Pages
 from xaqueue.rpc.wire import Packed
 
 
@@ -113,6 +115,30 @@ def test_the_next_page_waits_where_others_commit(
     numbers(pages)
     assert time.monotonic() - begun >= 0.2
     assert pages._rests_until_s < time.monotonic(), "nobody has committed meanwhile"
+
+
+def test_pages_of_a_span_list_a_directory_once(space: FabricatedSpace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_maker, "PAGE", 3)
+    names, listed = QueueReader.names, []
+
+    def counted(reader: QueueReader, after: int, upto: int) -> Any:
+        listed.append(after)
+        return names(reader, after, upto)
+
+    monkeypatch.setattr(QueueReader, "names", counted)
+    pages = Pages(str(space.root))
+
+    def page(after: int, upto: int) -> list[int]:
+        last, found = pages.span("orders", after, upto)
+        assert last == (found[-1][0] if len(found) == 3 else upto)
+        return [one[0] for one in found]
+
+    assert [page(0, 10), page(3, 10), page(6, 10), page(9, 10)] == [[1, 2, 3], [4, 5, 6], [7, 8, 9], [10]]
+    assert listed == [0]
+    assert (page(0, 10), page(0, 10), page(3, 10)) == ([1, 2, 3], [1, 2, 3], [4, 5, 6]), "an answer was lost"
+    assert page(0, 13) == [1, 2, 3]
+    space.fill("orders", range(11, 14))
+    assert [page(3, 13), page(6, 13), page(9, 13), page(12, 13)] == [[4, 5, 6], [7, 8, 9], [10, 11, 12], [13]]
 
 
 def test_it_ends_with_the_server(pages: PageMaker) -> None:

@@ -12,9 +12,8 @@ import pytest
 from support.block_space import WHEN_S, body_of, id_of, put_block, put_message
 from support.spark_space import FabricatedSpace, keep
 from xaqueue.core.model import layout
-from xaqueue.core.model.block_files import read_messages
+from xaqueue.core.model.block_files import read_message
 from xaqueue.core.model.entry import Retry
-from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.errors import DamagedBlock
 from xaqueue.features.retries.tries import encode_retry
 
@@ -25,7 +24,6 @@ import pyarrow as pa
 from pyspark.sql.streaming.datasource import ReadMaxBytes, ReadMaxRows
 
 from support.spark_reading import Query, rows, stream
-from xaqueue.features.streams import message_files
 from xaqueue.lake import batches
 from xaqueue.offline import spans
 from xaqueue.offline.reader import QueueReader
@@ -109,13 +107,24 @@ def test_a_block_is_read_once_a_task(root: Path, monkeypatch: pytest.MonkeyPatch
     made = put_block(root, FIRST, COUNT)
     read: list[str] = []
 
-    def counted(fs: DirectoryFileSystem, queue: str, named: Any) -> Any:
-        read.append(layout.messages_path(queue, named))
-        return read_messages(fs, queue, named)
+    def counted(directory: int, name: str, flags: int) -> Any:
+        read.append(name)
+        return read_message(directory, name, flags)
 
-    monkeypatch.setattr(message_files, "read_messages", counted)
+    monkeypatch.setattr(spans, "read_message", counted)
     assert len(batch(root, minPartitions=1)) == COUNT + 2
-    assert read == [made.path]
+    assert read.count(made.file.name) == 1
+    made.take((1 << COUNT) - 1)
+    assert len(batch(root, minPartitions=1)) == 2
+    assert read.count(made.file.name) == 1, "nothing is left of it"
+
+
+def test_a_block_of_another_name_is_damage(root: Path) -> None:
+    made = put_block(root, FIRST, COUNT)
+    other = made.file.with_name(made.file.name.replace("a+014", "b+013"))
+    made.file.rename(other)
+    with pytest.raises(DamagedBlock, match=re.escape(f"{other}: holds 20 messages")):
+        batch(root)
 
 
 @pytest.mark.parametrize(("seconds", "begins"), [(0, 1), (2, FIRST), (FIRST, FIRST), (FIRST + 1, 30), (31, 31)])

@@ -256,11 +256,10 @@ def split_message(data: bytes) -> tuple[bytes, bytes, bytes]:
     if len(data) >= PREFIX_BYTES and data.startswith(_MESSAGE):
         properties_bytes, body_bytes, message_id, checksum = _MESSAGE_HEAD.unpack_from(data)
         body_offset = PREFIX_BYTES + properties_bytes
-        if (
-            len(data) == body_offset + body_bytes
-            and crc32(memoryview(data)[PREFIX_BYTES:], crc32(data[:CHECKSUM_OFFSET])) == checksum
-        ):
-            return message_id, data[PREFIX_BYTES:body_offset], data[body_offset:]
+        packed, body = data[PREFIX_BYTES:body_offset], data[body_offset:]
+        found = crc32(body, crc32(packed, crc32(data[:CHECKSUM_OFFSET])))
+        if found == checksum and len(data) == body_offset + body_bytes:
+            return message_id, packed, body
     block = decode(data)
     raise DamagedBlock(f"a block of kind {block.kind.name.lower()} is no message")
 

@@ -2,7 +2,7 @@
 
     position   {"queue", "watermark", "record"}: how far the queue is, and what is known of the stream that consumes it
     file       [number, name, commit time in ns, content, nil], or of a block of many messages [first number that is
-               wanted, name, commit time, content, bitmap of what is gone of it]
+               asked for, name, commit time, content, bitmap of what of it is gone or not asked for]
 
 Whoever reads checks what he gets as he checks a file. All of it is read from the files by a process of its own: outside
 of the space's lock, and beside the loop.

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -25,9 +25,10 @@ from typing import Any, BinaryIO
 
 import msgpack
 
+from xaqueue.core.model.message_name import parse_any
 from xaqueue.core.storage.scheduling import Threads
 from xaqueue.errors import Error, RetryLater
-from xaqueue.offline.spans import FoundMany, Position, QueueFiles
+from xaqueue.offline.spans import Found, Position, QueueFiles
 from xaqueue.rpc.wire import PAGE, PAGE_BYTES, Packed, error_of, error_to, plain
 
 NICE = 10
@@ -40,6 +41,8 @@ SIZES = 10_000
 """Of one answer, at most."""
 QUEUES = 1_000
 """Whose readers are kept."""
+GOING = 32
+"""Spans that are read page by page."""
 
 
 class PageMaker:
@@ -117,6 +120,8 @@ class Pages:
     def __init__(self, root: str) -> None:
         self._root = root
         self._readers: dict[str, QueueFiles] = {}
+        self._going: dict[tuple[str, int, int], Iterator[Found]] = {}
+        """Spans of which a page was asked for, and more is there: a directory is listed once for all of them."""
         made = (self.positions, self.span, self.span_sizes, self.span_before, self.ranges, self.tries)
         self.calls: dict[str, Callable[..., Any]] = {call.__name__: call for call in made}
 
@@ -130,21 +135,29 @@ class Pages:
     def positions(self, named: Iterable[str]) -> list[Position]:
         return [self._reader(queue).position() for queue in named]
 
-    def span(self, queue: str, after: int, upto: int) -> tuple[int, list[Any]]:
-        found: list[Any] = []
+    def span(self, queue: str, after: int, upto: int) -> tuple[int, list[Found]]:
+        reader, settled = self._reader(queue), upto
+        files = self._going.pop((queue, after, upto), None)
+        if files is None:
+            settled = reader.watermark()  # before a directory is listed: up to there nothing comes any more
+            files = reader.files(after, upto)
+        found: list[Found] = []
         size_bytes = 0
-        for seq, name, data, time_ns in self._reader(queue).files(after, upto):
-            last, gone = seq, None
-            if isinstance(data, FoundMany):
-                block = data.block
-                seq += data.left[0]  # the first that is wanted
-                last, gone = block.named.last, block.gone.to_bytes((block.named.count + 7) // 8, "little")
-                data = block.data
-            found.append((seq, name, time_ns, data, gone))
-            size_bytes += len(data)
+        for one in files:
+            found.append(one)
+            size_bytes += len(one[3])
             if size_bytes >= PAGE_BYTES or len(found) >= PAGE:
-                return min(last, upto), found
+                named = parse_any(one[1])
+                last = min(named.last, upto) if named is not None else one[0]
+                if upto <= settled:
+                    self._keep((queue, last, upto), files)
+                return last, found
         return upto, found
+
+    def _keep(self, span: tuple[str, int, int], files: Iterator[Found]) -> None:
+        while len(self._going) >= GOING:
+            del self._going[next(iter(self._going))]
+        self._going[span] = files
 
     def span_sizes(self, queue: str, after: int, upto: int) -> tuple[int, list[tuple[int, int]]]:
         some = list(islice(self._reader(queue).sizes(after, upto), SIZES))
