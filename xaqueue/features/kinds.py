@@ -14,6 +14,7 @@ from xaqueue.features.replica.kind import ReplicaKind
 from xaqueue.features.retries.kind import TriesKind
 from xaqueue.features.scrub.scrub import ScrubKind
 from xaqueue.features.snapshots.restored import RestoredKind
+from xaqueue.features.streams.keeping import TakenKind
 from xaqueue.features.streams.kind import StreamKind
 from xaqueue.features.topics.format import FormatKind
 
@@ -23,6 +24,7 @@ KINDS: tuple[RecordKind, ...] = (
     TriesKind(),
     BatchKind(),
     StreamKind(),
+    TakenKind(),
     CarrierKind(),
     RestoredKind(),
     ScrubKind(),

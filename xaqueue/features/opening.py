@@ -37,6 +37,7 @@ from xaqueue.features.snapshots import store
 from xaqueue.features.snapshots.chores import PruneJournal, TakeSnapshots
 from xaqueue.features.snapshots.manifest import KEPT_JOURNAL, MANIFEST
 from xaqueue.features.snapshots.options import policy_of
+from xaqueue.features.streams import keeping
 from xaqueue.features.streams.cleanup import Clear
 from xaqueue.features.topics import blocks, format
 from xaqueue.features.topics.hollow import Hollow
@@ -51,6 +52,7 @@ class Whole(Features):
     returns = Tries()
     checkpoints = (counters.before_checkpoint,)
     merge = staticmethod(blocks.merge)
+    keep = staticmethod(keeping.keep)
 
     def check(self, root: Path, definitions: Definitions, hardening: Hardening, waiting: Threads) -> None:
         if os.path.lexists(root / MANIFEST):

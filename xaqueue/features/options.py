@@ -28,15 +28,16 @@ def _kinds() -> tuple[RecordKind, ...]:
 
 
 _ORDER, _DESCRIPTION, *_FILES = OF_QUEUE
+_TOPICS = (topics.TOPIC, topics.MATCH)
 _LIMITS = (ages.MAX_AGE_S, *limits.KEYS)
 _TIMES = (batches.SWEEP_AFTER_S, batches.FORGET_AFTER_S, streams.CLEANUP_INTERVAL_S)
 KNOWN = Known(
     space=(*OF_SPACE[:-3], *_TIMES, OF_SPACE[-3], scrub.DAYS, *OF_SPACE[-2:]),
-    queue=(_ORDER, _DESCRIPTION, *retries.KEYS, *_LIMITS, *_FILES, topics.TOPIC, topics.MATCH, dedup.WINDOW_S),
+    queue=(_ORDER, _DESCRIPTION, *retries.KEYS, *_LIMITS, *_FILES, *_TOPICS, dedup.WINDOW_S, streams.ARCHIVE),
     tables=(topics.TOPICS, ACCESS, snapshots.TABLE, replica.TABLE),
     checks=(retries.check, limits.check, topics.check),
     undefining=(topics.check_undefining,),
     reloading=(replica.check_reloading,),
-    acts=(groups.act, retries.act, limits.act, ages.act),
+    acts=(groups.act, retries.act, limits.act, ages.act, streams.act),
     kinds=_kinds,
 )

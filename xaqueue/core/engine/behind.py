@@ -102,6 +102,8 @@ class Behind:
                 put = held.pop(source, None)
                 if put is not None:
                     held[target] = (*put[:4], when_us)
+                elif source in self.cached:
+                    self._let_go(source)
             else:
                 self.dropped[op[1]] = self.dropped.get(op[1], 0) + 1
                 if op[1] in held:

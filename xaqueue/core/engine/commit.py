@@ -162,6 +162,7 @@ def commit_change(space: Space, branch: Branch, step: IntEnum) -> Change:
     rest: list[Op] = []
     arrivals: list[tuple[str, int]] = []
     taken: dict[MessageBlock, int] = {}
+    keeps = False
     for written in branch.blocks:
         entry, name = written.entry, written.queue
         if entry is None:  # the message is lost, and an operator knows
@@ -181,6 +182,7 @@ def commit_change(space: Space, branch: Branch, step: IntEnum) -> Change:
                 ops.append((PUT, target, *written.content, when_us))
         else:
             queue = space.queues[name]
+            keeps |= queue.kept_in != ""
             if not (queue.blocks and many.takes(queue, entry, taken)):
                 path = entry.path or message_path(name, entry.seq, written.message_id, entry.tags)
                 removals.append((DROP, path))
@@ -194,8 +196,9 @@ def commit_change(space: Space, branch: Branch, step: IntEnum) -> Change:
     point = _point(branch.branch_block, branch.name, rest) if branch.branch_block is not None else ()
     if taken:
         many.leave(space, taken, removals, rest)
-    ops = ops + removals if removals else ops
-    return _change(Change, (step, branch.name, ops, point, rest, arrivals, True, taken))  # it commits
+    beside = space.features.keep(space, branch, ops, removals) if keeps else ()
+    ops += removals
+    return _change(Change, (step, branch.name, ops, point, rest, arrivals, True, taken, beside))  # it commits
 
 
 def _point(branch_block: Written, name: str, rest: list[Op]) -> Sequence[Op]:

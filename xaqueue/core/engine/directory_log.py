@@ -27,6 +27,7 @@ from functools import partial
 from itertools import takewhile
 from typing import NamedTuple
 
+from xaqueue.core.engine import redo
 from xaqueue.core.engine.log import (
     BLOCK_BYTES,
     HELD_BYTES,
@@ -48,7 +49,7 @@ from xaqueue.core.model.entry import MessageBlock
 from xaqueue.core.model.layout import ACTIVE, COMMITTED, PREPARED, RANGE_BITS
 from xaqueue.core.model.message_block import encode_gone
 from xaqueue.core.model.queue import Queue
-from xaqueue.core.storage.fs import NO_ROOM, FileSystem, discard, remove_all
+from xaqueue.core.storage.fs import NO_ROOM, FileSystem, discard, remove_all, suppress_room
 from xaqueue.core.storage.group_commit import GroupCommit, Plan, Publish, Shipping, Step, nothing
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.core.storage.scheduling import THREADS, Threads
@@ -107,13 +108,7 @@ class DirectoryLog(GroupCommit):
     _never_syncs = False
 
     def __init__(
-        self,
-        fs: FileSystem,
-        hardening: Hardening,
-        lock: threading.Lock,
-        owner: Owner,
-        *,
-        waiting: Threads = THREADS,
+        self, fs: FileSystem, hardening: Hardening, lock: threading.Lock, owner: Owner, *, waiting: Threads = THREADS
     ) -> None:
         super().__init__(lock, owner, waiting=waiting)
         self._owner = owner
@@ -277,6 +272,8 @@ class DirectoryLog(GroupCommit):
                 queue = self._owner.queues[name]
                 if self.hardens_names or seq > queue.reserved or seq >> RANGE_BITS not in queue.made_ranges:
                     self._make_range(queue, seq, touched)
+            for path, *content in () if is_decided else change.beside:
+                self._say(path, content, touched or _Touched())
             for op in ops:
                 code = op[0]
                 if code == DROP:
@@ -307,14 +304,18 @@ class DirectoryLog(GroupCommit):
             path, gone = block.gone_path, block.gone | bits
             if gone.bit_count() < block.count:
                 if not block.has_bitmap:
-                    self._name_bitmap(path.rpartition("/")[0], touched)
+                    self._name_in(path.rpartition("/")[0], touched)
                 fs.write_at(path, 0, encode_gone(block.queue, block.named, gone, self._owner.epoch))
                 touched.files[path], block.has_bitmap = None, True
             else:
                 directory = block.path.rpartition("/")[0]
                 if self.hardens_names:
                     fs.hold_dir(directory)
-                discard(fs, block.path)
+                if (kept := self._owner.queues[block.queue].kept(block.path)) and fs.exists(block.path):
+                    self._name_in(kept.rpartition("/")[0], touched)
+                    fs.rename(block.path, kept)
+                else:
+                    discard(fs, block.path)
                 touched.sources[directory] = None
                 touched.emptied.append(path)
             block.gone = gone
@@ -323,20 +324,25 @@ class DirectoryLog(GroupCommit):
 
     def _remove(self, bitmaps: Iterable[str]) -> None:
         """Their blocks went: without room they stay until the next open, and that undoes nothing."""
-        try:
+        with suppress_room():
             remove_all(self.fs, bitmaps)
-        except OSError as error:
-            if error.errno not in NO_ROOM:
-                raise
 
-    def _name_bitmap(self, directory: str, touched: _Touched) -> None:
-        """The first one of a block comes there."""
+    def _name_in(self, directory: str, touched: _Touched) -> None:
+        """A name comes there."""
         if not self.fs.is_dir(directory):
-            self.fs.make_dir(directory)
-            touched.targets[directory.rpartition("/")[0]] = None
+            redo.make_dirs(self.fs, directory)
+            parts = directory.split("/")
+            touched.targets |= dict.fromkeys("/".join(parts[:count]) for count in range(len(parts)))
         if self.hardens_names:
             self.fs.hold_dir(directory)
         touched.targets[directory] = None
+
+    def _say(self, path: str, content: Sequence[bytes], touched: _Touched) -> None:
+        self._name_in(path.rpartition("/")[0], touched)
+        if content:
+            discard(self.fs, path)  # of a try that found no room
+            self.fs.create(path, content)
+            touched.files[path] = None
 
     def _make_range(self, queue: Queue, seq: int, touched: _Touched | None) -> None:
         if seq > queue.reserved or seq >> RANGE_BITS not in queue.made_ranges:
@@ -379,7 +385,8 @@ class DirectoryLog(GroupCommit):
             with self._lock:
                 self._move_back(touched.to_move_back)
             self._sync_names(reversed(names))
-        self._remove(touched.emptied)
+        if touched.emptied:
+            self._remove(touched.emptied)
 
     def _tidy(self, change: Change) -> None:
         """What may go at any time. Where that is all that the change does, it may find no room."""
@@ -541,7 +548,7 @@ class UnsyncedLog(DirectoryLog, Keeping):
 def _rank(directory: str) -> int:
     """A file goes from active/ to prepared/, from there to committed/, and on to archive/: targets first."""
     top = directory.partition("/")[0]
-    return {layout.ARCHIVE: 0, PREPARED: 2, ACTIVE: 3}.get(top, 1)
+    return {"": 0, layout.ARCHIVE: 0, PREPARED: 2, ACTIVE: 3}.get(top, 1)
 
 
 def staged_path(path: str) -> str:

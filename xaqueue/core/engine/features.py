@@ -125,6 +125,11 @@ class Features:
         """Before a branch of ``commit.MANY`` blocks or more is prepared, or committed: as long as it is active, what it
         adds may be in fewer of them. It is busy."""
 
+    def keep(self, space: Any, branch: Branch, ops: list[Op], removals: list[Op]) -> Sequence[Sequence[Any]]:
+        """In the plan of a commit that takes of a queue whose messages are kept: makes moves of removals, and adds to
+        ops, or returns it as of ``Change.beside``, what it says of them."""
+        return ()
+
     # While a space is opened and closed, in this order
 
     def check(self, root: Path, definitions: Definitions, hardening: Hardening, waiting: Threads) -> None:

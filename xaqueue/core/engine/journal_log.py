@@ -156,10 +156,10 @@ class JournalLog(DeferringCommit, Keeping):
         self._end_earlier(branch)
         self._waiting.run(partial(self._spill, branch, list(branch.blocks)))
 
-    def take(self, branch: Branch, taken: Sequence[Written], epoch: int) -> None:
+    def take(self, branch: Branch | None, taken: Sequence[Written], epoch: int, *, returned: bool = False) -> None:
         if self.register is not None:
             try:
-                self.register.add(taken)
+                self.register.add(taken, returned=returned)
             except OSError as error:
                 self.fail(error)
                 raise self._failed() from error
@@ -168,12 +168,7 @@ class JournalLog(DeferringCommit, Keeping):
         self.register = begin()
 
     def return_untried(self, *taken: Written) -> None:
-        if self.register is not None:
-            try:
-                self.register.add(taken, returned=True)
-            except OSError as error:
-                self.fail(error)
-                raise self._failed() from error
+        self.take(None, taken, 0, returned=True)
 
     def _whole_entry(self, change: Change | Entry) -> Entry:
         """Of a journal that is kept: what stands in active/ by now is in it as well, since no snapshot has that."""
@@ -262,10 +257,12 @@ class JournalLog(DeferringCommit, Keeping):
         self.exclusively(lambda: self._apply_unrecorded(plan().ops))
 
     def _apply_unrecorded(self, ops: Sequence[Op]) -> None:
+        turn = Turn([ops], set())
         try:
-            redo.apply_ops(self.fs, ops)
+            redo.apply(self.fs, turn.left, turn.gone)
+            redo.apply_removals(self.fs, turn.gone, turn.left)
         finally:
-            self._note_touched(final_states([ops]))
+            self._note_touched(turn.final)
 
     def _note_touched(self, paths: Iterable[str]) -> None:
         """Behind the change: who looks at once sees what it came to."""

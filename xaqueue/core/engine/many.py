@@ -28,12 +28,11 @@ from xaqueue.core.model.block import (
     split_message,
 )
 from xaqueue.core.model.branch import Branch, Written
-from xaqueue.core.model.change import DROP, PUT, Change, CoreStep, Op
+from xaqueue.core.model.change import DROP, MOVE, PUT, Change, CoreStep, Op
 from xaqueue.core.model.entry import Entry, MessageBlock, Run
 from xaqueue.core.model.message_block import MOST_BYTES, Table, check_block, decode_table, encode_gone
 from xaqueue.core.model.message_name import Named
 from xaqueue.core.model.queue import Queue
-from xaqueue.core.model.records import files_of
 from xaqueue.core.storage.fs import discard
 from xaqueue.errors import DamagedBlock
 
@@ -169,8 +168,10 @@ def removal(space: Space, queue: Queue, entries: Sequence[Entry]) -> Change:
     """The plan of a step in which these messages leave, and nobody gets them."""
     ops, rest, taken = list[Op](), list[Op](), dict[MessageBlock, int]()
     for entry in entries:
-        paths = files_of(queue.name, entry)
-        rest += [(DROP, path) for path in (paths[1:] if queue.blocks and takes(queue, entry, taken) else paths)]
+        if not (queue.blocks and takes(queue, entry, taken)):
+            rest.append((DROP, queue.path_of(entry)))
+        if entry.retry is not None:
+            rest.append((DROP, layout.retry_path(queue.name, entry.seq, entry.message_id)))
     leave(space, taken, ops, rest)
     return Change(CoreStep.EXPIRY, queue.name, ops, rest=rest, taken=taken)
 
@@ -181,7 +182,8 @@ def leave(space: Space, taken: Mapping[MessageBlock, int], ops: list[Op], rest: 
     for block, bits in taken.items() if space.log.is_atomic else ():
         block.gone |= bits
         if block.gone.bit_count() == block.count:
-            ops.append((DROP, block.path))
+            kept = space.queues[block.queue].kept(block.path)
+            ops.append((MOVE, block.path, kept, 0) if kept else (DROP, block.path))
             rest.append((DROP, block.gone_path))
         else:
             ops.append((PUT, block.gone_path, *encode_gone(block.queue, block.named, block.gone, space.epoch), 0))

@@ -74,17 +74,6 @@ def _enqueue_with(space: Space, branch: Branch, name: str, body: bytes, options:
     return message_id
 
 
-def has_locked(branch: Branch, queue: Queue, message_id: MessageId) -> bool:
-    """Whether a message that comes back is there: in the queue, or added by the branch. Raises InvalidArgument where it
-    takes that."""
-    if message_id not in queue.index and message_id not in queue.pending:
-        return False
-    own = {one.kind for one in branch.blocks if message_id in one.ids and one.queue == queue.name}
-    if Kind.DEQUEUE in own:
-        raise InvalidArgument(f"message {message_id.hex()} of queue {queue.name} is taken by this same transaction")
-    return bool(own) or message_id in queue.index
-
-
 def add(space: Space, branch: Branch, written: Written, content: tuple[bytes, bytes], terms: Terms) -> None:
     """Adds the block of a new message to the branch, which numbers it. content: its head and body.
 

@@ -21,7 +21,7 @@ from xaqueue.core.engine import quarantine
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import Kind, decode_head, has_valid_checksum
 from xaqueue.core.model.block_files import read_block
-from xaqueue.core.model.change import Content, Final, Moved, Op, final_states, highest_numbers, ops_of
+from xaqueue.core.model.change import Content, Final, Moved, final_states, highest_numbers, ops_of
 from xaqueue.core.model.layout import Watermark
 from xaqueue.core.model.message_name import parse_any
 from xaqueue.core.model.record_kinds import RecordKinds
@@ -62,15 +62,6 @@ def apply(fs: FileSystem, left: dict[str, Content | Moved], gone: dict[str, None
             made += 1
         del left[path]
     return made
-
-
-def apply_ops(fs: FileSystem, ops: Sequence[Op]) -> None:
-    """As ``apply``, all of them."""
-    final = final_states([ops])
-    left = {path: want for path, want in final.items() if want is not None}
-    gone = dict.fromkeys(path for path, want in final.items() if want is None)
-    apply(fs, left, gone)
-    apply_removals(fs, gone, left)
 
 
 def apply_removals(fs: FileSystem, gone: dict[str, None], keep: dict[str, Content | Moved]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from typing import TypeVar
 
 from xaqueue.core.engine import many, quarantine
@@ -19,7 +19,6 @@ from xaqueue.core.model.branch import Branch, Written
 from xaqueue.core.model.entry import Entry, Run
 from xaqueue.core.model.message_name import correlation_hash
 from xaqueue.core.model.queue import Queue
-from xaqueue.core.model.records import files_of
 from xaqueue.core.storage.fs import discard, is_damage
 from xaqueue.core.storage.regular import DAMAGE
 from xaqueue.errors import DamagedBlock, RetryLater, RolledBack
@@ -313,7 +312,7 @@ def fetch(space: Space, branch: Branch, written: Written, *, is_held: bool = Fal
         try:
             space.settle()
             if not (queue.blocks and many.set_aside(space, queue, entry, reason)):
-                _set_aside(space, queue.path_of(entry), files_of(written.queue, entry)[1:], reason)
+                _set_aside(space, queue, entry, reason)
         except RetryLater:
             if not is_held:
                 return_entry(space, branch, written)
@@ -374,13 +373,14 @@ def keeps(branch: Branch, error: BaseException) -> None:
     )
 
 
-def _set_aside(space: Space, path: str, beside: Sequence[str], reason: str) -> None:
-    """Quarantines a message; what stands ``beside`` it goes. RetryLater without room, and nothing was done."""
+def _set_aside(space: Space, queue: Queue, entry: Entry, reason: str) -> None:
+    """Quarantines a message; the record of its tries goes. RetryLater without room, and nothing was done."""
+    path = queue.path_of(entry)
     with space.fencing(f"to set {path} aside", f"it is damaged: {reason}"):
         target = quarantine.move(space.fs, path, reason, space.now_us())
-    with space.fencing():
-        for gone in beside:
-            discard(space.fs, gone)
+    if entry.retry is not None:
+        with space.fencing():
+            discard(space.fs, layout.retry_path(queue.name, entry.seq, entry.message_id))
     space.report.quarantined.append(f"{path}: {reason}")
     log.error("[quarantined] %s as %s: %s", path, target, reason)
     space.log.sync_names((layout.QUARANTINE, path.rpartition("/")[0]))

@@ -74,6 +74,9 @@ class Change(NamedTuple):
     """It is what a branch was committed for: where there is no room for it, that is to be done again."""
     taken: Mapping[MessageBlock, int] = {}
     """Bits that it has set of blocks of many messages."""
+    beside: Sequence[Sequence[Any]] = ()
+    """Paths and contents of what is said with its first half, in place, and before it; of a path alone only the
+    directory has to be there. Where the files are the record, else its operations have that."""
 
     def take_back(self) -> None:
         """It has failed, and these bits are not set. Called before another change is planned."""
@@ -236,6 +239,7 @@ def final_states(changes: Iterable[Sequence[Op]], put: set[str] | None = None) -
             else:
                 _, source, target, when_us = op
                 want = wanted.get(source)
+                when_us = when_us or (want.when_us if want is not None else 0)  # a name says nothing of the time
                 if source in put and target not in wanted:
                     put.add(target)
                 if isinstance(want, Content):

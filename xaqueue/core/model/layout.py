@@ -71,7 +71,7 @@ _RECORDED = re.compile(
     rf"|{COMMITTED}/queue={QUEUE_NAME.pattern}/\{GONE}/[0-7][0-9a-f]{{15}}\.[0-9a-f]{{32}}"
     rf"|(?:{ACTIVE}|{PREPARED})/{_XID}\.(?:[0-9]{{3,}}|{COMMIT})|{HEURISTIC}/{_XID}"
 )
-_IN_QUEUE = re.compile(rf"{COMMITTED}/queue={QUEUE_NAME.pattern}/(\.[a-z]+)")
+_IN_QUEUE = re.compile(rf"(?:{COMMITTED}|{ARCHIVE})/queue={QUEUE_NAME.pattern}/(\.[a-z]+)")
 NAME_BYTES = 255
 WATERMARK_BYTES = 4096
 """More than the file of a watermark ever has."""

@@ -86,6 +86,8 @@ class Queue:
         """Who of these waits for a message."""
         self.room: Room | None = None
         """Where what it holds is limited."""
+        self.kept_in = ""
+        """The directory, beside ``committed/``, to which messages move that are taken; empty: they go away."""
         self.stuck = ""
         """Why messages that had all their tries, or have expired, are not moved."""
         self._memory: dict[type[object], object] = {}
@@ -267,6 +269,10 @@ class Queue:
         if block is not None:
             return block.path
         return layout.message_path(self.name, entry.seq, entry.message_id, entry.tags)
+
+    def kept(self, path: str) -> str:
+        """Where what stands there goes; empty: away."""
+        return self.kept_in and self.kept_in + path.removeprefix(layout.COMMITTED)
 
     def make_range(self, fs: FileSystem, seq: int) -> None:
         """Makes the directory that a number needs, and reserves it. Raises OSError.

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import NO_MESSAGE, UNLIMITED, Block, Kind, decode, encode_with_checksum
 from xaqueue.core.model.block_files import read_checked
-from xaqueue.core.model.entry import Entry, Retry
+from xaqueue.core.model.entry import Retry
 from xaqueue.core.model.message_name import PLAIN_NAME
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.regular import NO_DIRECTORY
@@ -72,12 +72,6 @@ def names_in(fs: FileSystem, directory: str, what: str, damaged: Callable[[str, 
             raise
         damaged(directory, f"a file where the directory of {what} should be")
         return []
-
-
-def files_of(queue: str, entry: Entry) -> list[str]:
-    """All that goes with a message: its file, and the record of its tries where it has one."""
-    path = layout.message_path(queue, entry.seq, entry.message_id, entry.tags)
-    return [path, layout.retry_path(queue, entry.seq, entry.message_id)] if entry.retry is not None else [path]
 
 
 def encode_record(properties: Properties, body: bytes, epoch: int) -> tuple[bytes, bytes]:

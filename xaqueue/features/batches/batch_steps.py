@@ -100,10 +100,11 @@ def _commit(space: Space, gtrid: bytes, branches: Sequence[Branch]) -> None:
         ops.sort(key=lambda op: op[0] == DROP)  # where there is no room, moves are taken back
         rest = [op for change in changes for op in change.rest]
         arrivals = [one for change in changes for one in change.arrivals]
+        beside = [one for change in changes for one in change.beside]
         taken: dict[MessageBlock, int] = {}
         for block, bits in (one for change in changes for one in change.taken.items()):
             taken[block] = taken.get(block, 0) | bits
-        return Change(BatchStep.BATCH, _name(gtrid), ops, rest=rest, arrivals=arrivals, commits=True, taken=taken)
+        return Change(BatchStep.BATCH, _name(gtrid), ops, (), rest, arrivals, True, taken, beside)
 
     def publish() -> None:
         for branch in branches:

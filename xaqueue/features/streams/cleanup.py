@@ -17,7 +17,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 
-from xaqueue.core.engine import many
 from xaqueue.core.engine.redo import is_that, make_dirs, make_way
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
@@ -34,6 +33,7 @@ from xaqueue.features.counters.values import Counters
 from xaqueue.features.dedup import dedup
 from xaqueue.features.retries import moving
 from xaqueue.features.retries.options import EXPIRY_QUEUE
+from xaqueue.features.streams import keeping
 from xaqueue.features.streams.message_files import Block, is_block, read_whole
 from xaqueue.features.streams.options import CLEANUP_INTERVAL_S
 from xaqueue.features.streams.record import StreamRecord, StreamStep, archived_gone, archived_path, record_of
@@ -122,7 +122,7 @@ def _remove_expired(space: Space, queue: Queue, piece: Sequence[Entry]) -> None:
     Their ids are free once they are gone on disk: one that a crash brought back would stand before a later message.
     """
     try:
-        space.log.perform(partial(many.removal, space, queue, piece))
+        space.log.perform(partial(keeping.removal, space, queue, piece))
         if not space.log.is_atomic:
             space.log.sync_names(sorted({layout.range_path(queue.name, entry.seq) for entry in piece}))
         with space.lock:
@@ -170,6 +170,7 @@ def _remove_every_spent(space: Space) -> None:
 def _remove_spent(space: Space, queue: Queue, ranges: Sequence[int]) -> None:
     """What is pending in them is flushed before, since nobody is to wait for that with the lock held."""
     space.check_owner()
+    keeping.harden_before(space, queue, ranges)
     with space.fencing("to remove what is spent"):
         for number in ranges:
             if queue.is_spent(number):

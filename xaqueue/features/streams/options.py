@@ -1,10 +1,18 @@
-"""What queues.toml says of what leaves a queue, in [space].
+"""What queues.toml says of what leaves a queue.
 
-cleanup_interval_s = 1800          # what has expired is looked for so often
+cleanup_interval_s = 1800          # in [space]: what has expired is looked for so often
+archive = "parquet"                # of a queue: it is kept in archive/; "none" without it
 """
 
 from __future__ import annotations
 
-from xaqueue.core.model.options import Key, number
+from xaqueue.core.model import layout
+from xaqueue.core.model.options import Key, choice, number
+from xaqueue.core.model.queue import Queue
 
 CLEANUP_INTERVAL_S: Key[int] = number("cleanup_interval_s", 1800, "a number of seconds", 1)
+ARCHIVE = choice("archive", "none", "parquet")
+
+
+def act(queue: Queue) -> None:
+    queue.kept_in = layout.ARCHIVE if ARCHIVE.of(queue.definition) != "none" else ""

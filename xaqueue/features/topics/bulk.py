@@ -446,7 +446,7 @@ def _restore(space: Space, branch: Branch, name: str, found: Sequence[Message]) 
     with space.lock:
         queue = space.queue(name)
         for at, message_id in enumerate(ids):
-            if not messages.has_locked(branch, queue, message_id):
+            if not _has_locked(branch, queue, message_id):
                 new.setdefault(message_id, at)
     own = [(tags_of(each[at][0]), property_map(each[at][0])) for at in new.values()]
     for _, stored in own:
@@ -456,6 +456,17 @@ def _restore(space: Space, branch: Branch, name: str, found: Sequence[Message]) 
     some, packed = [bodies[at] for at in new.values()], pack_properties(Properties(name))
     _add_all(space, branch, queue, packed, "", [*new], some, own, messages.Terms(is_given=True))
     return [new.get(message_id) == at for at, message_id in enumerate(ids)]
+
+
+def _has_locked(branch: Branch, queue: Queue, message_id: MessageId) -> bool:
+    """Whether a message that comes back is there: in the queue, or added by the branch. Raises InvalidArgument where it
+    takes that."""
+    if message_id not in queue.index and message_id not in queue.pending:
+        return False
+    own = {one.kind for one in branch.blocks if message_id in one.ids and one.queue == queue.name}
+    if Kind.DEQUEUE in own:
+        raise InvalidArgument(f"message {message_id.hex()} of queue {queue.name} is taken by this same transaction")
+    return bool(own) or message_id in queue.index
 
 
 def _with_room(space: Space, branch: Branch, name: str, size_bytes: int, head_bytes: int, count: int) -> Queue:

@@ -68,6 +68,8 @@ def hollow(space: Space, queue: Queue, block: MessageBlock) -> None:
             gone, is_settled, when_us = block.gone, block.is_settled, space.log.modified_us(block.path)
         if not is_settled or space.now_us() - when_us < AGE_US or queue.consumed_through >= named.first:
             return  # what a stream consumes of it may go to the archive, with its body
+        if queue.kept_in:
+            return  # as all of it is going to
         data = space.read_record(block.path)
         table = decode_table(data)
         packed = table.packed

@@ -1,0 +1,150 @@
+"""How messages of a queue with an archive leave it: what ``taken`` says, in the steps by which they do.
+
+    a commit, an expiry     the file of a message moves to the archive, and a record says who took it; that of many
+                            moves with the last of them, however that leaves
+    a crash                 where files are the record it may leave a message in both places: the archive wins, and who
+                            was to be answered was not. With a journal the record of the step has all of it
+
+What the branch adds to another queue under the same id has only moved: its file goes; of a block the record says so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from xaqueue.core.engine import many
+from xaqueue.core.engine.redo import is_that
+from xaqueue.core.engine.state import Space
+from xaqueue.core.model import layout
+from xaqueue.core.model.block import ADDS
+from xaqueue.core.model.block_files import listed
+from xaqueue.core.model.branch import Branch
+from xaqueue.core.model.change import DROP, MOVE, PUT, Change, Final, Moved, Op
+from xaqueue.core.model.entry import Entry, Run
+from xaqueue.core.model.queue import Queue
+from xaqueue.core.model.record_kinds import Opening, RecordKind
+from xaqueue.core.storage.fs import FileSystem
+from xaqueue.features.streams.taken import (
+    BY_BRANCH,
+    EXPIRED,
+    NAME,
+    TAKEN,
+    Taken,
+    encode_taken,
+    spans_of,
+    taken_directory,
+    taken_path,
+)
+
+PARQUET = f"{layout.ARCHIVE}/parquet"
+Beside = list[Sequence[Any]]
+
+
+def keep(space: Space, branch: Branch, ops: list[Op], removals: list[Op]) -> Beside:
+    """See ``Features.keep``."""
+    added = {one for written in branch.blocks if written.kind in ADDS for one in written.ids}
+    leaving: dict[str, list[tuple[Entry, bool]]] = {}
+    for written in branch.blocks:
+        entry = written.entry
+        if written.kind not in ADDS and entry is not None and space.queues[written.queue].kept_in:
+            leaving.setdefault(written.queue, []).append((entry, entry.message_id not in added))
+    beside: Beside = []
+    for name, entries in leaving.items():
+        beside += _keep(space, space.queues[name], entries, (str(branch.xid), BY_BRANCH), ops, removals)
+    return beside
+
+
+def removal(space: Space, queue: Queue, entries: Sequence[Entry]) -> Change:
+    """As ``many.removal`` of what has expired."""
+    change = many.removal(space, queue, entries)
+    if not queue.kept_in:
+        return change
+    files = {queue.path_of(entry) for entry in entries}
+    ops, rest = list(change.ops), [op for op in change.rest if op[1] not in files]
+    removals = [op for op in change.rest if op[1] in files]
+    beside = _keep(space, queue, [(entry, True) for entry in entries], ("", EXPIRED), ops, removals)
+    return change._replace(ops=ops + removals, rest=rest, beside=beside)
+
+
+def _keep(
+    space: Space,
+    queue: Queue,
+    entries: Sequence[tuple[Entry, bool]],
+    who: tuple[str, str],
+    ops: list[Op],
+    removals: list[Op],
+) -> Beside:
+    """Of these messages of one queue, each with whether it is kept."""
+    taken, moved, kept = list[int](), list[int](), dict[str, str]()
+    for entry, is_kept in entries:
+        is_single = queue.block_of(entry.seq) is None
+        if is_kept or not is_single:
+            count = len(entry.ids) if type(entry) is Run else 1
+            (taken if is_kept else moved).extend(range(entry.seq, entry.seq + count))
+        path = entry.path or queue.path_of(entry)
+        if is_kept and is_single and (space.log.is_atomic or space.fs.exists(path)):
+            kept[path] = queue.kept(path)
+    removals[:] = [(MOVE, op[1], kept[op[1]], 0) if op[0] == DROP and op[1] in kept else op for op in removals]
+    if not taken and not moved:
+        return []
+    said = Taken(max(space.now_us(), space.last_commit_us), *who, spans_of(taken), spans_of(moved))
+    path, content = taken_path(queue.name, *said.ends), encode_taken(queue.name, said, space.epoch)
+    if space.log.is_atomic:
+        ops.append((PUT, path, *content, 0))
+        return []
+    ranges = {target.rpartition("/")[0]: target for target in kept.values()}
+    return [(path, *content), *((target,) for target in ranges.values())]
+
+
+def harden_before(space: Space, queue: Queue, ranges: Iterable[int]) -> None:
+    """Before range directories go: what has moved out of them is in the archive, durably. Raises ResourceFailed."""
+    if queue.kept_in and space.log.is_atomic and any(queue.is_spent(number) for number in ranges):
+        space.sync_all()
+
+
+class TakenKind(RecordKind):
+    directory = TAKEN
+    names: re.Pattern[str] | None = NAME
+
+    def find(self, opening: Opening) -> None:
+        """What is in both places is taken."""
+        fs = opening.space.fs
+        for directory in _filled(opening.space) if opening.space.read_only is None else ():
+            here = layout.COMMITTED + directory.removeprefix(layout.ARCHIVE)
+            there = set(listed(fs, directory))
+            for name in listed(fs, here):
+                if name in there and is_that(fs, f"{directory}/{name}", f"{directory}/{name}"):
+                    fs.unlink(f"{here}/{name}")
+
+    def places(self, space: Any) -> Iterable[str]:
+        """A range that lost a name is synced behind these."""
+        found = list(_filled(space))
+        beside = {directory.rpartition("/")[0]: None for directory in found}
+        records = [path for above in beside if space.fs.is_dir(path := f"{above}/{TAKEN}")]
+        return [*records, *found, *beside, layout.ARCHIVE, ""] if found else []
+
+    def hardened(self, space: Any) -> Iterable[str]:
+        """With a journal it was all replayed."""
+        for name in space.queues if not space.log.is_atomic else ():
+            yield from (f"{taken_directory(name)}/{one}" for one in listed(space.fs, taken_directory(name)))
+
+    def replayed(self, fs: FileSystem, wanted: Final) -> None:
+        """What is a row of a table by now is not missed."""
+        for path, want in list(wanted.items()):
+            if isinstance(want, Moved) and path.startswith(f"{layout.ARCHIVE}/"):
+                has_rows = fs.exists(f"{PARQUET}/{path.split('/')[1]}")
+                if has_rows and not any(map(fs.exists, (path, *want.places))):
+                    del wanted[path]
+
+
+def _filled(space: Any) -> Iterator[str]:
+    """Range directories of the archive into which something was being moved."""
+    for queue in space.queues.values():
+        for number in queue.ranges:
+            directory = layout.ARCHIVE + layout.range_path(queue.name, number << layout.RANGE_BITS).removeprefix(
+                layout.COMMITTED
+            )
+            if space.fs.exists(directory) and space.fs.is_dir(directory):
+                yield directory
