@@ -119,6 +119,8 @@ WORLD = {
 OWNED = {
     "pyspark": ("xaqueue.spark",),
     "pyarrow": ("xaqueue.lake", "xaqueue.spark"),
+    "pyiceberg": ("xaqueue.lake",),
+    "deltalake": ("xaqueue.lake",),
     "typer": ("xaqueue.cli",),
     "click": ("xaqueue.cli",),
     "watchdog": ("xaqueue.core.owner.watches", "xaqueue.offline.queue_watch"),
@@ -180,6 +182,7 @@ EXCEPTIONS = {
     "xaqueue.tools.torture.power": "lays out what a power loss may leave, in directories of its own",
     "xaqueue.rpc.server.listeners": "makes and removes the Unix socket that it listens on: no file of a space",
     "xaqueue.rpc.client.server_launcher": "makes the log and directory of a job's server: no file of a space",
+    "xaqueue.lake.ingest_tables": "makes the directory for Parquet files that the person named",
     "xaqueue.spark.ingest_target": "makes the directory for Parquet files that the person named",
     "xaqueue.spark.java": "links a Java runtime into the person's cache",
     "xaqueue.cli.messages": "writes a message's body into a file that the person named",

@@ -23,8 +23,10 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 import pyarrow.dataset as ds
 from pyspark.sql.types import IntegerType, StructType
 
+from xaqueue.lake.ingest import IngestProgress
+from xaqueue.lake.ingest_bodies import why_no_object
 from xaqueue.spark import ingest_schema
-from xaqueue.spark.ingest import IngestJob, IngestProgress, lag_of, run, total, translation
+from xaqueue.spark.ingest import IngestJob, lag_of, run, total, translation
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -82,7 +84,7 @@ def no_session() -> SparkSession:
 
 @pytest.mark.parametrize(("body", "reason"), BAD.items(), ids=lambda value: repr(value)[:20])
 def test_what_is_no_json_object_is_told_without_spark(body: bytes, reason: str) -> None:
-    found = ingest_schema.why_no_object(body)
+    found = why_no_object(body)
     assert found is None if reason == "does not fit the schema" else (found or "").startswith(reason)
 
 

@@ -1,4 +1,4 @@
-"""The verb that lets queues flow into Parquet files, with Spark."""
+"""The verb that lets queues flow into tables, with Spark or without."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ import typer
 
 from xaqueue.cli import output
 from xaqueue.cli.exit_codes import ExitCode, extra_there
-from xaqueue.cli.location import DirectoryOption, JsonOption, paths_of
+from xaqueue.cli.location import JsonOption, SpaceOption, location_of, paths_of
 from xaqueue.cli.log_output import LogFormatOption, LogLevelOption
+from xaqueue.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from xaqueue.spark.ingest import IngestJob, IngestProgress
+    from xaqueue.lake.ingest import IngestProgress
+    from xaqueue.spark.ingest import IngestJob
 
 SAY_S = 10.0
 """Between two lines where stderr is no terminal."""
@@ -30,7 +32,16 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 def ingest(
     queue: Annotated[str, typer.Argument(metavar="QUEUE", help="A queue, several (a,b), or a pattern ('orders-*').")],
-    target: Annotated[Path, typer.Argument(metavar="TARGET", help="New, empty, or made by an earlier ingest.")],
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="A directory or a table: new, empty, or of an earlier ingest.")
+    ],
+    to: Annotated[
+        Literal["spark", "parquet", "delta", "iceberg"],
+        typer.Option(help="Parquet files by Spark, or without it files, a Delta or an Iceberg table."),
+    ] = "spark",
+    catalog: Annotated[
+        str | None, typer.Option(metavar="NAME|URI", help="Of Iceberg, if not PyIceberg's default.")
+    ] = None,
     schema: Annotated[
         str | None,
         typer.Option(metavar="DDL|FILE", help="Of the JSON bodies; taken from the first messages without it."),
@@ -61,40 +72,69 @@ def ingest(
     json: JsonOption = False,
     log_format: LogFormatOption = "text",
     log_level: LogLevelOption = None,
-    space: DirectoryOption = None,
+    space: SpaceOption = None,
 ) -> None:
-    """Let queues flow into Parquet files, each message exactly once.
+    """Let queues flow into a table, each message exactly once.
 
     Bodies are JSON objects. A row has their fields as columns. A message whose body is no JSON object or does not fit
-    the schema goes whole into the table TARGET/_dead_letters, with the reason. Partitions: batch, queue, day (UTC, of
-    the time when the message was enqueued). A batch appears whole. Started again, it goes on where it ended, however
-    that was.
+    the schema goes whole into the table TARGET/_dead_letters, with the reason. A batch appears whole. Started again, it
+    goes on where it ended, however that was.
 
-    Ctrl-C or SIGTERM ends it after the batch at work. The space may be several, or a pattern.
+    With Spark queue and space may be several, or a pattern, and partitions are batch, queue, day (UTC, of the time when
+    the message was enqueued). Without it, one queue goes into one table, whose columns a new ingest goes on with.
+
+    Ctrl-C or SIGTERM ends it after the batch at work.
     """
-    options = {"consume": consume, "failOnDataLoss": str(fail_on_data_loss).lower()}
-    options |= {"server": server} if server else {}
-    with extra_there("spark"):
-        from xaqueue.spark import ingest as engine
+    if to == "spark":
+        options = {"consume": consume, "failOnDataLoss": str(fail_on_data_loss).lower()}
+        options |= {"server": server} if server else {}
+        with extra_there("spark"):
+            from xaqueue.spark import ingest as engine
 
-    job = engine.IngestJob(
-        space=paths_of(space),
-        queue=queue,
-        target=target,
-        schema=schema,
-        sample=sample,
-        keep_body=keep_body,
-        once=once,
-        every_s=every,
-        checkpoint=checkpoint,
-        most_per_trigger=most,
-        options=tuple(options.items()),
-    )
-    done = _run(job, cores, memory)
-    if json:
-        output.as_json({**asdict(done), "target": str(target)})
+        job = engine.IngestJob(
+            space=paths_of(space),
+            queue=queue,
+            target=Path(target),
+            schema=schema,
+            sample=sample,
+            keep_body=keep_body,
+            once=once,
+            every_s=every,
+            checkpoint=checkpoint,
+            most_per_trigger=most,
+            options=tuple(options.items()),
+        )
+        done, dead = _run(job, cores, memory), f"{target}/_dead_letters"
     else:
-        _report(done, target)
+        if checkpoint:
+            raise InvalidArgument("--checkpoint is Spark's: with --to the table itself says how far it is")
+        with extra_there("lake"):
+            from xaqueue.lake import ingest as tables
+
+            table_job = tables.TableJob(
+                space=str(location_of(space)),
+                queue=queue,
+                target=target,
+                to=to,
+                catalog=catalog,
+                schema=schema,
+                sample=sample,
+                keep_body=bool(keep_body),
+                once=once,
+                every_s=every,
+                most_messages=most,
+                consume=consume,
+                server=server,
+                fails_on_loss=fail_on_data_loss,
+            )
+            with _progress() as show, closing(_EndRequest()) as asked:
+                asked.listen()
+                done = tables.run(table_job, show, lambda: asked.made)
+        dead = f"{target}_dead_letters" if to == "iceberg" else f"{target}/_dead_letters"
+    if json:
+        output.as_json({**asdict(done), "target": target})
+    else:
+        _report(done, dead)
     if done.stopped and once:
         raise typer.Exit(ExitCode.INTERRUPTED)
 
@@ -115,11 +155,11 @@ def _run(job: IngestJob, cores: int, memory: str) -> IngestProgress:
         return engine.run(job, start, show, lambda: asked.made)
 
 
-def _report(done: IngestProgress, target: Path) -> None:
+def _report(done: IngestProgress, dead: str) -> None:
     output.pairs(
         [
             ("rows", done.rows),
-            ("dead letters", f"{done.dead_letters:,} in {target / '_dead_letters'}" if done.dead_letters else 0),
+            ("dead letters", f"{done.dead_letters:,} in {dead}" if done.dead_letters else 0),
             ("batches", done.batches),
             ("seconds", f"{done.seconds:.1f}, {_rate(done):,.0f} messages a second"),
             ("lag", done.lag),

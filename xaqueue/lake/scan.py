@@ -37,7 +37,7 @@ def scan(
     Raises UnknownQueue for a queue that the space has not, SpaceError, InvalidArgument; reading it, DamagedBlock.
     """
     path = os.fspath(space)
-    chosen = _columns(columns)
+    wanted = chosen(columns)
     place = place_at(path, path if is_url(path) else "")
     try:
         place.id()
@@ -53,7 +53,7 @@ def scan(
     except BaseException:
         place.close()
         raise
-    return pa.RecordBatchReader.from_batches(chosen.schema, _batches(place, reader, path, (begin, end), chosen))
+    return pa.RecordBatchReader.from_batches(wanted.schema, _batches(place, reader, path, (begin, end), wanted))
 
 
 def _batches(
@@ -64,7 +64,7 @@ def _batches(
         yield from record_batches(reader.files(*span), Rows(reader.queue, path, tries=tries), columns)
 
 
-def _columns(names: Sequence[str] | None) -> Columns:
+def chosen(names: Sequence[str] | None) -> Columns:
     known = {**house.HOUSE, **house.MORE}
     wanted = list(house.HOUSE if names is None else names)
     for name in wanted:

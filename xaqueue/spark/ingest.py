@@ -27,6 +27,8 @@ from pyspark.sql.types import BinaryType, StructType
 
 from xaqueue import errors
 from xaqueue.errors import Error, InvalidArgument, OperationalError
+from xaqueue.lake.ingest import IngestProgress
+from xaqueue.lake.ingest_bodies import PARTITION
 from xaqueue.spark import ingest_schema
 from xaqueue.spark.checkpoint import Checkpoint
 from xaqueue.spark.ingest_target import (
@@ -68,25 +70,6 @@ class IngestJob:
     most_per_trigger: int = 100_000
     options: tuple[tuple[str, str], ...] = ()
     """More options of the source."""
-
-
-@dataclass(slots=True)
-class IngestProgress:
-    """How far it is. ``lag``: messages that wait, as of the last batch; None before it."""
-
-    rows: int = 0
-    dead_letters: int = 0
-    batches: int = 0
-    repeated: int = 0
-    """Batches that were in place already: of a run that was killed."""
-    seconds: float = 0.0
-    lag: int | None = None
-    stopped: bool = False
-    """It was asked to end before there was nothing left."""
-
-    @property
-    def messages(self) -> int:
-        return self.rows + self.dead_letters
 
 
 def run(
@@ -262,7 +245,7 @@ def _bodies(job: IngestJob) -> Iterator[bytes]:
 
 
 def _write(table: DataFrame, directory: Path) -> None:
-    writer = table.write.mode("append").partitionBy(*ingest_schema.PARTITION).option("compression", "zstd")
+    writer = table.write.mode("append").partitionBy(*PARTITION).option("compression", "zstd")
     writer.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false").parquet(str(directory))
 
 

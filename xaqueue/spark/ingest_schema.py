@@ -20,13 +20,8 @@ from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.types import StringType, StructField, StructType
 
 from xaqueue.errors import InvalidArgument
+from xaqueue.lake.ingest_bodies import DEAD_KEPT, KEPT, PARTITION, column, why_no_object
 
-KEPT = ("seq", "message_id", "enqueued_at", "correlation_id", "headers")
-"""What a row says of its message, beside queue and day, which are its partition."""
-DEAD_KEPT = (*KEPT, "priority", "content_type")
-PARTITION = ("queue", "day")
-TAKEN = frozenset({*DEAD_KEPT, *PARTITION, "space", "batch", "body", "reason"})
-"""Names that a field of a body cannot have: it gets ``body_`` before its own."""
 SCHEMA_FORMS = "DDL such as 'carrier STRING, dep_delay INT', or a file with that or with Spark's JSON of a schema"
 
 _CORRUPT = "_xaqueue_corrupt"
@@ -53,7 +48,7 @@ def checked(found: Any, what: str) -> StructType:
     if not isinstance(found, StructType) or not found.fields:
         raise InvalidArgument(f"schema {what!r} is refused: it has no columns; give {SCHEMA_FORMS}")
     seen: set[str] = set()
-    for name in (column(field) for field in found):
+    for name in (column(field.name) for field in found):
         if name.lower() in seen:
             twice = f"schema {what!r} is refused: there is more than one column {name}"
             raise InvalidArgument(f"{twice}; give {SCHEMA_FORMS}")
@@ -71,11 +66,6 @@ def sampled(spark: SparkSession, bodies: Iterable[bytes]) -> StructType:
             f"give --schema, {SCHEMA_FORMS}"
         )
     return checked(found, "of the sample")
-
-
-def column(field: StructField) -> str:
-    """The name that a body's field has as a column."""
-    return f"body_{field.name}" if field.name.lower() in TAKEN else field.name
 
 
 def parsed(messages: DataFrame, schema: StructType) -> DataFrame:
@@ -99,7 +89,7 @@ def parsed(messages: DataFrame, schema: StructType) -> DataFrame:
 
 def rows(messages: DataFrame, schema: StructType, *, keep_body: bool) -> DataFrame:
     """The rows of what ``parsed`` gave."""
-    fields = [f.col("parsed").getField(field.name).alias(column(field)) for field in schema]
+    fields = [f.col("parsed").getField(field.name).alias(column(field.name)) for field in schema]
     kept = [*_kept(messages, KEPT), *(["body"] if keep_body else [])]
     return messages.where(f.col("reason").isNull()).select(*kept, *fields)
 
@@ -111,16 +101,3 @@ def dead_letters(messages: DataFrame) -> DataFrame:
 
 def _kept(messages: DataFrame, wanted: tuple[str, ...]) -> list[str]:
     return [name for name in (*wanted, "space", *PARTITION) if name in messages.columns]
-
-
-def why_no_object(body: bytes) -> str | None:
-    """Why the bytes are no JSON object; None where they are one."""
-    try:
-        found = json.loads(body.decode())
-    except UnicodeDecodeError as error:
-        return f"no UTF-8: {error.reason} at byte {error.start}"
-    except RecursionError:
-        return "no JSON: nested too deep"
-    except ValueError as error:
-        return f"no JSON: {error}"
-    return None if isinstance(found, dict) else "no JSON object"

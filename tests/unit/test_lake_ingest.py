@@ -1,0 +1,435 @@
+"""A queue into a table without Spark: rows, dead letters, schemas, restarts, others at the same table, refusals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from decimal import Decimal
+from itertools import chain, repeat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import xaqueue
+from support.patience import eventually
+from support.served import serving
+from support.spark_space import FabricatedSpace, keep
+from xaqueue.cli.main import app
+from xaqueue.errors import InvalidArgument, OperationalError, QueueReserved, SpaceError, UnknownQueue
+from xaqueue.features.opening import create
+
+pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+pytest.importorskip("pyiceberg", reason="pyiceberg is not installed")
+pytest.importorskip("deltalake", reason="deltalake is not installed")
+
+import duckdb
+import polars
+import pyarrow as pa
+import pyarrow.dataset as ds
+from deltalake import DeltaTable
+from pyiceberg.catalog import Catalog
+
+from xaqueue.lake import ingest_bodies
+from xaqueue.lake.catalog import catalog_named
+from xaqueue.lake.ingest import IngestProgress, TableJob, run
+from xaqueue.lake.ingest_tables import DeltaLake, IcebergTable
+
+FORMATS = ("parquet", "delta", "iceberg")
+SCHEMA = "carrier STRING, delay INT, day INT, legs ARRAY<STRUCT<to: STRING, miles: INT>>"
+GOOD = {"carrier": "UA", "delay": -3, "day": 14, "legs": [{"to": "IAH", "miles": 1400}]}
+BAD = {
+    b"": "no JSON: Expecting value",
+    b"\xff{}": "no UTF-8: invalid start byte at byte 0",
+    b"[1]": "no JSON object",
+    b'{"delay":1} and more': "no JSON: Extra data",
+    b'{"delay":"late"}': "does not fit the schema",
+    b'{"delay":3000000000}': "does not fit the schema",
+    b'{"delay":true}': "does not fit the schema",
+    b'{"legs":[{"to":"IAH","miles":"far"}]}': "does not fit the schema",
+    b'{"legs":{}}': "does not fit the schema",
+    b'{"carrier":"\\ud800"}': "does not fit the schema",
+    b"[" * 100_000: "no JSON: nested too deep",
+}
+
+
+@pytest.fixture
+def space(tmp_path: Path) -> FabricatedSpace:
+    return FabricatedSpace(tmp_path / "space")
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Path:
+    """Where tables are."""
+    place = tmp_path / "lake"
+    place.mkdir()
+    return place
+
+
+def at(lake: Path) -> str:
+    return f"sqlite:///{lake}/catalog.db,warehouse=file://{lake}/warehouse"
+
+
+@pytest.fixture
+def catalog(lake: Path) -> Iterator[Catalog]:
+    with catalog_named(at(lake)) as found:
+        yield found
+
+
+def put(space: FabricatedSpace, *bodies: bytes | dict[str, Any], after: int = 0, **more: Any) -> None:
+    for seq, body in enumerate(bodies, after + 1):
+        space.put("flights", seq, body if isinstance(body, bytes) else json.dumps(body).encode(), **more)
+    space.publish("flights", after + len(bodies))
+
+
+def target(lake: Path, to: str, name: str = "flights") -> str:
+    return f"shop.{name}" if to == "iceberg" else str(lake / f"{to}-{name}")
+
+
+def job(space: object, lake: Path, to: str, name: str = "flights", **more: Any) -> TableJob:
+    given: dict[str, Any] = {"schema": SCHEMA, "once": True, "catalog": at(lake)} | more
+    where = space.root if isinstance(space, FabricatedSpace) else space
+    return TableJob(str(where), "flights", target(lake, to, name), to, **given)
+
+
+def read(lake: Path, to: str, name: str = "flights", dead: bool = False) -> list[dict[str, Any]]:
+    """As the format's own reader has them; DuckDB and Polars have as many."""
+    place = target(lake, to, name)
+    place += ("_dead_letters" if to == "iceberg" else "/_dead_letters") if dead else ""
+    if to == "parquet":
+        with duckdb.connect() as duck:
+            found = duck.sql(f"from read_parquet('{place}/*.parquet', union_by_name=true)").to_arrow_table()
+        lazy = polars.scan_parquet(f"{place}/*.parquet", missing_columns="insert", extra_columns="ignore")
+        assert lazy.collect().height == found.num_rows
+        assert dead or ds.dataset(place, format="parquet").count_rows() == found.num_rows
+    elif to == "delta":
+        found = pa.table(DeltaTable(place).to_pyarrow_dataset().to_table())
+        assert polars.scan_delta(place).collect().height == found.num_rows
+    else:
+        with catalog_named(at(lake)) as catalog:
+            found = catalog.load_table(place).scan().to_arrow()
+    rows: list[dict[str, Any]] = sorted(found.to_pylist(), key=lambda row: row["seq"])
+    return rows
+
+
+def once() -> Callable[[], bool]:
+    """It stops behind its first batch."""
+    return chain([False], repeat(True)).__next__
+
+
+def numbers(rows: list[dict[str, Any]]) -> list[int]:
+    return [row["seq"] for row in rows]
+
+
+@pytest.mark.parametrize("to", FORMATS)
+class TestEachFormat:
+    def test_rows_and_dead_letters(self, space: FabricatedSpace, lake: Path, to: str) -> None:
+        put(space, GOOD, {"carrier": "B6", "new": "field"}, correlation_id=b"1", headers={"k": "v"})
+        put(space, *BAD, after=2, priority=7)
+        done = run(job(space, lake, to))
+        assert (done.rows, done.dead_letters, done.batches, done.lag) == (2, len(BAD), 1, 0)
+        first, second = read(lake, to)
+        assert {name: first[name] for name in ("carrier", "delay", "body_day", "legs")} == {
+            "carrier": "UA",
+            "delay": -3,
+            "body_day": 14,
+            "legs": [{"to": "IAH", "miles": 1400}],
+        }
+        assert (first["message_id"], first["correlation_id"], dict(first["headers"])) == (f"{1:032x}", b"1", {"k": "v"})
+        assert (second["carrier"], second["delay"], second["queue"]) == ("B6", None, "flights")
+        letters = read(lake, to, dead=True)
+        assert [letter["body"] for letter in letters] == list(BAD)
+        assert [letter["priority"] for letter in letters] == [7] * len(BAD)
+        for letter, reason in zip(letters, BAD.values(), strict=True):
+            assert letter["reason"].startswith(reason)
+
+    def test_it_goes_on_where_the_table_is(self, space: FabricatedSpace, lake: Path, to: str) -> None:
+        put(space, *[{"n": n} for n in range(25)])
+        steps: list[str] = []
+        assert run(job(space, lake, to, schema=None, most_messages=10), step=steps.append).batches == 3
+        assert len([step for step in steps if step.startswith("committed")]) == 3
+        put(space, *[{"n": n} for n in range(25, 30)], after=25)
+        again = run(job(space, lake, to, schema=None))
+        assert (again.rows, again.repeated) == (5, 0)
+        rows = read(lake, to)
+        assert (numbers(rows), [row["n"] for row in rows]) == (list(range(1, 31)), list(range(30)))
+        assert run(job(space, lake, to, schema=None)).batches == 0
+
+    def test_a_schema_may_grow_and_not_change(self, space: FabricatedSpace, lake: Path, to: str) -> None:
+        put(space, {"n": 1, "m": 5})
+        run(job(space, lake, to, schema="n INT"))
+        put(space, {"n": 2, "m": 6}, after=1)
+        run(job(space, lake, to, schema="n INT, m BIGINT", keep_body=True))
+        assert [(row["n"], row["m"]) for row in read(lake, to)] == [(1, None), (2, 6)]
+        put(space, {"n": 3, "m": 7}, after=2)
+        run(job(space, lake, to, schema=None))
+        rows = read(lake, to)
+        assert [(row["n"], row["m"]) for row in rows] == [(1, None), (2, 6), (3, 7)]
+        assert rows[2]["body"] == b'{"n": 3, "m": 7}'
+        with pytest.raises(InvalidArgument, match=r"has column n as int32, not as string: columns may be added"):
+            run(job(space, lake, to, schema="n STRING"))
+
+    def test_a_run_that_ended_between_the_two_tables(self, space: FabricatedSpace, lake: Path, to: str) -> None:
+        class Killed(BaseException):
+            pass
+
+        def die(step: str) -> None:
+            if step.endswith("_dead_letters"):
+                raise Killed
+
+        put(space, {"delay": 1}, b"dead", {"delay": 2})
+        with pytest.raises(Killed):
+            run(job(space, lake, to), step=die)
+        assert numbers(read(lake, to, dead=True)) == [2]
+        put(space, b"dead as well", {"delay": 3}, after=3)
+        done = run(job(space, lake, to))
+        assert (done.rows, done.dead_letters) == (3, 1)
+        assert numbers(read(lake, to)) == [1, 3, 5]
+        assert numbers(read(lake, to, dead=True)) == [2, 4]
+
+    def test_an_older_copy_of_the_space_and_what_others_consumed(
+        self, space: FabricatedSpace, lake: Path, to: str
+    ) -> None:
+        put(space, {"delay": 1}, {"delay": 2})
+        run(job(space, lake, to))
+        space.publish("flights", 1)
+        with pytest.raises(SpaceError, match=r"up to message 2, and .* has published 1: this is an older copy"):
+            run(job(space, lake, to))
+        put(space, {"delay": 1}, {"delay": 2}, {"delay": 3}, after=2)
+        keep(space.root, "flights", "other#1", consumed=4)
+        with pytest.raises(OperationalError, match=r"consumed to 4 by stream other#1.* has it to 2"):
+            run(job(space, lake, to))
+        assert run(job(space, lake, to, fails_on_loss=False)).rows == 1
+        assert numbers(read(lake, to)) == [1, 2, 5]
+
+
+@pytest.mark.parametrize("to", ["delta", "iceberg"])
+def test_whoever_is_quicker_the_rows_are_there_once(space: FabricatedSpace, lake: Path, to: str) -> None:
+    """Another ingest commits behind this one's look at the table, and before its commit; so does a stranger."""
+    put(space, *[{"delay": n} for n in range(20)])
+    run(job(space, lake, to, most_messages=5), stopping=once())
+    assert numbers(read(lake, to)) == [1, 2, 3, 4, 5]
+
+    kind: Any = DeltaLake if to == "delta" else IcebergTable
+    original, others = kind.commit, list[int]()
+
+    def late(table: Any, rows: pa.Table, upto: int) -> bool:
+        if not others:
+            others.append(1)
+            assert run(job(space, lake, to, most_messages=8), stopping=once()).rows == 8
+        return bool(original(table, rows, upto))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(kind, "commit", late)
+        done = run(job(space, lake, to))
+    assert (done.rows, numbers(read(lake, to))) == (7, list(range(1, 21)))
+
+
+def test_two_queues_may_have_one_table(space: FabricatedSpace, lake: Path) -> None:
+    put(space, {"delay": 1}, {"delay": 2})
+    space.put("other", 1, b'{"delay":7}')
+    space.publish("other", 1)
+    for to in ("delta", "iceberg"):
+        run(job(space, lake, to))
+        run(replace(job(space, lake, to), queue="other"))
+        assert sorted((row["queue"], row["seq"]) for row in read(lake, to)) == [
+            ("flights", 1),
+            ("flights", 2),
+            ("other", 1),
+        ]
+    run(job(space, lake, "parquet"))
+    with pytest.raises(InvalidArgument, match=r"has the messages of xaqueue:.*:flights, not of xaqueue:.*:other"):
+        run(replace(job(space, lake, "parquet"), queue="other"))
+
+
+def test_a_table_of_ones_own(space: FabricatedSpace, lake: Path, catalog: Catalog) -> None:
+    """Its columns are filled, whichever it has, and its partitions are its own."""
+    put(space, GOOD, {"carrier": "B6", "delay": 3})
+    columns = [("delay", pa.int64()), ("carrier", pa.string()), ("message_id", pa.binary()), ("seq", pa.int64())]
+    catalog.create_namespace("shop")
+    made = catalog.create_table("shop.flights", pa.schema(columns))
+    with made.update_spec() as spec:
+        spec.add_identity("carrier")
+    DeltaTable.create(target(lake, "delta"), pa.schema(columns), partition_by=["carrier"])
+    for to in ("delta", "iceberg"):
+        run(job(space, lake, to, schema=None))
+        assert read(lake, to) == [
+            {"delay": -3, "carrier": "UA", "message_id": (1).to_bytes(16, "big"), "seq": 1},
+            {"delay": 3, "carrier": "B6", "message_id": (2).to_bytes(16, "big"), "seq": 2},
+        ]
+    assert sorted(path.name for path in Path(target(lake, "delta")).glob("carrier=*")) == ["carrier=B6", "carrier=UA"]
+
+
+def test_where_icebergs_snapshots_went(space: FabricatedSpace, lake: Path, catalog: Catalog) -> None:
+    """Expired, with others' commits since, the table says it; put back by a person, the rows come again."""
+    put(space, {"delay": 1}, {"delay": 2})
+    run(job(space, lake, "iceberg", most_messages=1))
+    table = catalog.load_table("shop.flights")
+    table.manage_snapshots().rollback_to_snapshot(table.snapshots()[0].snapshot_id).commit()
+    assert numbers(read(lake, "iceberg")) == [1]
+    assert run(job(space, lake, "iceberg")).rows == 1
+    table.refresh()
+    table.append(pa.table({"delay": pa.array([9], pa.int32())}, schema=table.schema().select("delay").as_arrow()))
+    kept = table.current_snapshot()
+    assert kept is not None
+    table.maintenance.expire_snapshots().by_ids([one.snapshot_id for one in table.snapshots() if one != kept]).commit()
+    assert run(job(space, lake, "iceberg")).batches == 0
+
+
+def test_what_is_consumed_is_in_the_table_before(tmp_path: Path, lake: Path) -> None:
+    """By the server's URL: delete, archive; another table, or a consumer, gets none of it."""
+    made = tmp_path / "owned"
+    create(made, any_queue=True)
+    with serving(made) as server, xaqueue.connect(server.url) as connection:
+        connection.enqueue_many("flights", [b'{"delay":%d}' % n for n in range(30)])
+        connection.commit()
+        steps: list[str] = []
+        for space in (server.url, str(made)):
+            done = run(
+                job(space, lake, "delta", consume="delete", most_messages=10, server=server.url), step=steps.append
+            )
+        assert done.batches == 0
+        assert steps[:1] == ["reserved"]
+        assert steps.count("consumed") == 3
+        with pytest.raises(QueueReserved):
+            connection.dequeue("flights")
+        connection.rollback()
+        connection.enqueue("flights", b'{"delay":30}')
+        connection.commit()
+        with pytest.raises(QueueReserved, match="reserved for stream ingest-delta-flights#"):
+            run(job(made, lake, "parquet", consume="delete"))
+        eventually(lambda: run(job(made, lake, "delta", consume="archive")).rows == 1)
+    assert numbers(read(lake, "delta")) == list(range(1, 32))
+
+
+def test_what_is_wrong_is_said(space: FabricatedSpace, lake: Path, tmp_path: Path) -> None:
+    put(space, GOOD)
+    known = tmp_path / "known"
+    create(known)
+    with pytest.raises(UnknownQueue, match="has no queue flights"):
+        run(job(known, lake, "delta"))
+    for to in ("parquet", "delta"):
+        foreign = lake / f"{to}-flights"
+        foreign.mkdir()
+        (foreign / "data.csv").write_text("x")
+        with pytest.raises(InvalidArgument, match=r"not empty .*data\.csv"):
+            run(job(space, lake, to))
+        assert [path.name for path in foreign.iterdir()] == ["data.csv"]
+        with pytest.raises(InvalidArgument, match="is no directory"):
+            run(replace(job(space, lake, to), target=str(foreign / "data.csv")))
+    with pytest.raises(InvalidArgument, match=r"namespace\.table"):
+        run(replace(job(space, lake, "iceberg"), target="flights"))
+    with pytest.raises(InvalidArgument, match=r"catalogue 'nope' is not known.*PYICEBERG_CATALOG__NOPE__URI"):
+        run(job(space, lake, "iceberg", catalog="nope"))
+    put(space, b"none")
+    with pytest.raises(InvalidArgument, match="no JSON object with a field was found"):
+        run(job(space, lake, "parquet", "new", schema=None))
+
+    def again() -> None:
+        run(job(space, lake, "parquet", "two"))
+
+    with pytest.raises(OperationalError, match="another process ingests"):
+        run(job(space, lake, "parquet", "two"), step=lambda _: again())
+
+
+def test_the_command(space: FabricatedSpace, lake: Path) -> None:
+    put(space, GOOD, b"dead")
+    words = [
+        "ingest",
+        "flights",
+        target(lake, "iceberg"),
+        "--to",
+        "iceberg",
+        "--once",
+        "--space",
+        str(space.root),
+        "--catalog",
+        at(lake),
+    ]
+    said = CliRunner().invoke(app, [*words, "--schema", SCHEMA])
+    assert (said.exit_code, said.stderr) == (0, "")
+    assert "1 in shop.flights_dead_letters" in said.stdout
+    told = CliRunner().invoke(app, [*words, "--json"])
+    assert json.loads(told.stdout)["rows"] == 0
+    refused = CliRunner().invoke(app, [*words, "--checkpoint", "x"])
+    assert isinstance(refused.exception, InvalidArgument) or "--checkpoint is Spark's" in refused.output
+
+
+class TestBodies:
+    @pytest.mark.parametrize(
+        ("ddl", "json_text", "value"),
+        [
+            ("STRING", '{"a": [1, 2.5, null]}', '{"a":[1,2.5,null]}'),
+            ("STRING", "true", "true"),
+            ("DOUBLE", "3", 3.0),
+            ("DOUBLE", '"NaN"', None),
+            ("BIGINT", "9223372036854775807", 2**63 - 1),
+            ("DECIMAL(6,2)", "1234.565", Decimal("1234.57")),
+            ("DECIMAL(6,2)", "12345.5", ValueError),
+            ("DECIMAL(6,2)", "NaN", ValueError),
+            ("DATE", '"2026-11-29"', "2026-11-29"),
+            ("DATE", "5", ValueError),
+            ("TIMESTAMP", '"2026-11-29T10:00:00+02:00"', "2026-11-29 08:00:00+00:00"),
+            ("TIMESTAMP", "86400", "1970-01-02 00:00:00+00:00"),
+            ("TIMESTAMP", "99999999999999", ValueError),
+            ("BINARY", '"aGk="', b"hi"),
+            ("BINARY", '"h"', ValueError),
+            ("MAP<STRING, INT>", '{"k":1,"n":null}', [("k", 1), ("n", None)]),
+            ("INT", "1.0", ValueError),
+            ("TINYINT", "128", ValueError),
+            ("BOOLEAN", "0", ValueError),
+        ],
+    )
+    def test_a_value(self, ddl: str, json_text: str, value: object) -> None:
+        bodies = ingest_bodies.Bodies(ingest_bodies.given(f"`a b` {ddl} NOT NULL COMMENT 'it\\'s', c INT"))
+        (reason,), columns = bodies.columns([b'{"a b":%s}' % json_text.encode()])
+        if value is ValueError:
+            assert reason == "does not fit the schema"
+            return
+        assert reason is None
+        (found,) = columns[0].to_pylist()
+        if value is None:
+            assert found != found
+        else:
+            assert (str(found) if ddl in ("DATE", "TIMESTAMP") else found) == value
+
+    @pytest.mark.parametrize(
+        ("ddl", "why"),
+        [
+            ("", "it has no columns"),
+            ("a", "it ends too early"),
+            ("a INTX", "INTX is no type"),
+            ("a INT b INT", "a comma is missing before 'b'"),
+            ("a ARRAY<INT", "> is missing"),
+            ("a INT, A STRING", "more than one column a"),
+            ("day INT, body_day INT", "more than one column body_day"),
+            ("a DECIMAL(50,2)", "is none"),
+            ("< INT", "'<' is no name"),
+            ("a MAP<INT,INT>", "keys of a JSON object are STRING"),
+            ("a INT NOT", "NULL is missing"),
+        ],
+    )
+    def test_a_schema_that_is_refused(self, ddl: str, why: str) -> None:
+        with pytest.raises(InvalidArgument, match=why):
+            ingest_bodies.given(ddl)
+
+    def test_a_schema_in_a_file(self, tmp_path: Path) -> None:
+        (tmp_path / "s.ddl").write_text("a: INT,\n b STRUCT<c: ARRAY<STRING>>\n")
+        assert ingest_bodies.given(str(tmp_path / "s.ddl")).names == ["a", "b"]
+
+    def test_a_sample(self) -> None:
+        bodies = [b'{"a":1,"b":[1,2.0],"c":null,"d":{}}', b"x", b'{"a":"s","d":{"q":true},"e":[{"f":1},{"g":2}]}']
+        found = ingest_bodies.sampled(bodies)
+        assert {one.name: str(one.type) for one in found} == {
+            "a": "string",
+            "b": "list<item: double>",
+            "c": "string",
+            "d": "struct<q: bool>",
+            "e": "list<item: struct<f: int64, g: int64>>",
+        }
+
+
+def test_a_progress_counts_both() -> None:
+    assert IngestProgress(rows=2, dead_letters=1).messages == 3

@@ -1,0 +1,23 @@
+"""An Iceberg catalogue, as a person names it: by PyIceberg's own configuration, or by its URI."""
+
+from __future__ import annotations
+
+from pyiceberg.catalog import Catalog, load_catalog
+
+from xaqueue.errors import InvalidArgument
+
+
+def catalog_named(text: str | None) -> Catalog:
+    """The one that PyIceberg knows by this name, or its default one; or ``URI,warehouse=...``, with more of PyIceberg's
+    properties. Raises InvalidArgument.
+    """
+    try:
+        if not text or "://" not in text:
+            return load_catalog(text)
+        uri, *more = text.split(",")
+        return load_catalog("default", uri=uri, **dict(one.split("=", 1) for one in more))
+    except ValueError as error:
+        raise InvalidArgument(
+            f"Iceberg catalogue {text or 'default'!r} is not known: {error}; give --catalog its name in "
+            ".pyiceberg.yaml, or URI,warehouse=..."
+        ) from None

@@ -1,0 +1,330 @@
+"""A body is a row or a dead letter: a row where it is one JSON object that fits the schema in every field.
+
+What fits which type is as Spark's parser has it, so that both ways of ``xaqueue ingest`` make the same rows; the syntax
+is checked strictly. A field that the schema does not name is passed over, one that is missing is null.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64decode
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, date, datetime, timedelta
+from decimal import ROUND_HALF_UP, Context, Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from xaqueue.errors import InvalidArgument
+
+KEPT = ("seq", "message_id", "enqueued_at", "correlation_id", "headers")
+"""What a row says of its message, beside its queue."""
+DEAD_KEPT = (*KEPT, "priority", "content_type")
+PARTITION = ("queue", "day")
+"""Of the table that Spark writes."""
+TAKEN = frozenset({*DEAD_KEPT, *PARTITION, "space", "batch", "body", "reason"})
+"""Names that a field of a body cannot have: it gets ``body_`` before its own."""
+
+_PLAIN = {
+    **dict.fromkeys(("BOOLEAN", "BOOL"), pa.bool_()),
+    **dict.fromkeys(("TINYINT", "BYTE"), pa.int8()),
+    **dict.fromkeys(("SMALLINT", "SHORT"), pa.int16()),
+    **dict.fromkeys(("INT", "INTEGER"), pa.int32()),
+    **dict.fromkeys(("BIGINT", "LONG"), pa.int64()),
+    **dict.fromkeys(("FLOAT", "REAL"), pa.float32()),
+    "DOUBLE": pa.float64(),
+    "STRING": pa.string(),
+    "BINARY": pa.binary(),
+    "DATE": pa.date32(),
+    **dict.fromkeys(("TIMESTAMP", "TIMESTAMP_LTZ"), pa.timestamp("us", tz="UTC")),
+    "TIMESTAMP_NTZ": pa.timestamp("us"),
+}
+_TOKEN = re.compile(r"\s*(`(?:[^`]|``)*`|'(?:[^'\\]|\\.)*'|\w+|[<>(),:]|\S)")
+_FORMS = "DDL such as 'carrier STRING, dep_delay INT, stops ARRAY<STRING>', or a file with that"
+_TEXT = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, default=float)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+Reader = Callable[[Any], Any]
+"""Of a value as JSON has it, other than null, the one of the column. Raises ValueError or TypeError."""
+
+
+def why_no_object(body: bytes) -> str | None:
+    """Why the bytes are no JSON object; None where they are one."""
+    return None if isinstance(found := _object(body), dict) else found
+
+
+def _object(body: bytes, loads: Callable[[str], Any] = json.loads) -> dict[str, Any] | str:
+    """The object, or why it is none."""
+    try:
+        found = loads(body.decode())
+    except UnicodeDecodeError as error:
+        return f"no UTF-8: {error.reason} at byte {error.start}"
+    except RecursionError:
+        return "no JSON: nested too deep"
+    except ValueError as error:
+        return f"no JSON: {error}"
+    return found if isinstance(found, dict) else "no JSON object"
+
+
+def column(field: str) -> str:
+    """The name that a body's field has as a column."""
+    return f"body_{field}" if field.lower() in TAKEN else field
+
+
+def field_of(column: str) -> str:
+    """The name in a body of what is in this column."""
+    name = column.removeprefix("body_")
+    return name if name.lower() in TAKEN else column
+
+
+def given(text: str) -> pa.Schema:
+    """The fields that a person gave: DDL, or the name of a file with DDL. Raises InvalidArgument."""
+    path = Path(text)
+    return _checked(_Words(path.read_text("utf-8") if len(text) < 4096 and path.is_file() else text).schema(), text)
+
+
+def sampled(bodies: Iterable[bytes]) -> pa.Schema:
+    """The fields of these bodies, as far as they are JSON objects. Raises InvalidArgument where none has a field."""
+    found = pa.struct([])
+    for body in bodies:
+        if isinstance(value := _object(body), dict):
+            found = _wider(found, _kind_of(value))
+    if not len(found):
+        raise InvalidArgument(
+            "no JSON object with a field was found among the first messages to take a schema from: "
+            f"give --schema, {_FORMS}"
+        )
+    return _checked(pa.schema([(field.name, _settled(field.type)) for field in found]), "of the sample")
+
+
+def _checked(found: pa.Schema, what: str) -> pa.Schema:
+    names = [column(name).lower() for name in found.names]
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidArgument(f"schema {what!r} is refused: there is more than one column {name}; give {_FORMS}")
+    return found
+
+
+class Bodies:
+    """Makes columns of bodies, by the fields that the schema has."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema
+        self._readers = [(field.name, _or_null(reader(field.type))) for field in schema]
+        exact = any("decimal" in str(field.type) for field in schema)
+        self._loads = json.JSONDecoder(parse_float=Decimal).decode if exact else json.loads
+
+    def columns(self, bodies: Sequence[bytes]) -> tuple[list[str | None], list[pa.Array]]:
+        """Why each is no row, and the columns of those that are."""
+        reasons: list[str | None] = []
+        rows = []
+        for body in bodies:
+            found = _object(body, self._loads)
+            if isinstance(found, dict):
+                try:
+                    rows.append([read(found.get(name)) for name, read in self._readers])
+                    reasons.append(None)
+                    continue
+                except (ValueError, TypeError, ArithmeticError):
+                    found = "does not fit the schema"
+            reasons.append(found)
+        return reasons, [pa.array([row[at] for row in rows], one.type) for at, one in enumerate(self.schema)]
+
+
+def reader(kind: pa.DataType) -> Reader:
+    """How a value becomes one of this type."""
+    types = pa.types
+    if types.is_list(kind) or types.is_large_list(kind):
+        of = _or_null(reader(kind.value_type))
+        return lambda value: [of(one) for one in _a(list, value)]
+    if types.is_map(kind):
+        key, of = reader(kind.key_type), _or_null(reader(kind.item_type))
+        return lambda value: [(key(name), of(one)) for name, one in _a(dict, value).items()]
+    if types.is_struct(kind):
+        fields = [(field.name, _or_null(reader(field.type))) for field in kind]
+        return lambda value: {name: of(value.get(name)) for name, of in fields} if _a(dict, value) is value else None
+    if types.is_integer(kind):
+        most = 1 << kind.bit_width - 1
+        return lambda value: value if -most <= _a(int, value) < most else _refuse(value)
+    if types.is_floating(kind):
+        return _float
+    if types.is_decimal(kind):
+        return lambda value: _decimal(value, kind.precision, kind.scale)
+    if types.is_timestamp(kind):
+        return _time if kind.tz else lambda value: datetime.fromisoformat(value).replace(tzinfo=None)
+    plain: list[tuple[Callable[[pa.DataType], bool], Reader]] = [
+        (types.is_boolean, lambda value: _a(bool, value)),
+        (types.is_date, lambda value: date.fromisoformat(value)),
+        (lambda one: types.is_binary(one) or types.is_large_binary(one), lambda value: b64decode(value, validate=True)),
+        (lambda one: types.is_string(one) or types.is_large_string(one), _text),
+    ]
+    for fits, read in plain:
+        if fits(kind):
+            return read
+    raise InvalidArgument(f"a JSON value cannot become {kind}: name a table whose columns have other types")
+
+
+def _or_null(read: Reader) -> Reader:
+    return lambda value: None if value is None else read(value)
+
+
+def _a(kind: type, value: Any) -> Any:
+    return value if type(value) is kind else _refuse(value)
+
+
+def _refuse(value: Any) -> Any:
+    raise ValueError(value)
+
+
+def _text(value: Any) -> str:
+    text = value if isinstance(value, str) else _TEXT.encode(value)
+    text.encode()  # half of a pair is no character
+    return text
+
+
+def _float(value: Any) -> float:
+    if isinstance(value, str):
+        return float(value) if value in ("NaN", "Infinity", "-Infinity") else _refuse(value)
+    return float(_refuse(value) if isinstance(value, bool) else value)
+
+
+def _decimal(value: Any, precision: int, scale: int) -> Decimal:
+    number = Decimal(_refuse(value) if isinstance(value, bool) else value)
+    exact = number if number.is_finite() else _refuse(value)
+    return exact.quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP, Context(precision))
+
+
+def _time(value: Any) -> datetime:
+    if type(value) is int:
+        return _EPOCH + timedelta(seconds=value)
+    found = datetime.fromisoformat(value)
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def _kind_of(value: Any) -> pa.DataType:
+    if isinstance(value, dict):
+        return pa.struct([(name, _kind_of(one)) for name, one in value.items()])
+    if isinstance(value, list):
+        found = pa.null()
+        for one in value:
+            found = _wider(found, _kind_of(one))
+        return pa.list_(found)
+    if type(value) is int:
+        return pa.int64() if -(1 << 63) <= value < 1 << 63 else pa.float64()
+    return {bool: pa.bool_(), float: pa.float64(), type(None): pa.null()}.get(type(value), pa.string())
+
+
+def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType:
+    """What both fit in."""
+    if one == other or pa.types.is_null(other):
+        return one
+    if pa.types.is_null(one):
+        return other
+    if pa.types.is_struct(one) and pa.types.is_struct(other):
+        found = {field.name: field.type for field in one}
+        for field in other:
+            found[field.name] = _wider(found.get(field.name, pa.null()), field.type)
+        return pa.struct(list(found.items()))
+    if pa.types.is_list(one) and pa.types.is_list(other):
+        return pa.list_(_wider(one.value_type, other.value_type))
+    return pa.float64() if {one, other} == {pa.int64(), pa.float64()} else pa.string()
+
+
+def _settled(kind: pa.DataType) -> pa.DataType:
+    """What was always null, or had no field, is text."""
+    if pa.types.is_struct(kind) and len(kind):
+        return pa.struct([(field.name, _settled(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(_settled(kind.value_type))
+    return pa.string() if pa.types.is_null(kind) or pa.types.is_struct(kind) else kind
+
+
+class _Words:
+    """Spark's DDL of a table's columns."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._words = _TOKEN.findall(text)
+        self._at = 0
+
+    def schema(self) -> pa.Schema:
+        found = self._fields("")
+        if not found:
+            raise self._refusal("it has no columns")
+        return pa.schema(found)
+
+    def _fields(self, end: str) -> list[pa.Field]:
+        found = []
+        while self._word != end:
+            name = self._next()
+            name = name[1:-1].replace("``", "`") if name[0] == "`" else name
+            if not re.fullmatch(r"\w+", name) and self._words[self._at - 1][0] != "`":
+                raise self._refusal(f"{name!r} is no name")
+            self._skip(":")
+            found.append(pa.field(name, self._kind()))
+            if self._skip("NOT") and not self._skip("NULL"):
+                raise self._refusal("NULL is missing behind NOT")
+            if self._skip("COMMENT"):
+                self._next()
+            if not self._skip(",") and self._word != end:
+                raise self._refusal(f"a comma is missing before {self._word!r}")
+        self._at += 1
+        return found
+
+    def _kind(self) -> pa.DataType:
+        name = self._next().upper()
+        if name in _PLAIN:
+            return _PLAIN[name]
+        if name in ("DECIMAL", "DEC", "NUMERIC"):
+            digits = [10, 0]
+            if self._skip("("):
+                digits = [self._number(), 0]
+                if self._skip(","):
+                    digits[1] = self._number()
+                self._wanted(")")
+            if not 0 <= digits[1] <= digits[0] <= 38 or not digits[0]:
+                raise self._refusal(f"DECIMAL({digits[0]},{digits[1]}) is none")
+            return pa.decimal128(*digits)
+        if name not in ("ARRAY", "MAP", "STRUCT"):
+            raise self._refusal(f"{name} is no type of a column")
+        self._wanted("<")
+        if name == "STRUCT":
+            return pa.struct(self._fields(">"))
+        of = [self._kind()]
+        if name == "MAP":
+            self._wanted(",")
+            if of[0] != pa.string():
+                raise self._refusal("the keys of a JSON object are STRING")
+            of.append(self._kind())
+        self._wanted(">")
+        return pa.map_(*of) if name == "MAP" else pa.list_(*of)
+
+    @property
+    def _word(self) -> str:
+        return self._words[self._at] if self._at < len(self._words) else ""
+
+    def _next(self) -> str:
+        if not self._word:
+            raise self._refusal("it ends too early")
+        self._at += 1
+        return str(self._words[self._at - 1])
+
+    def _skip(self, word: str) -> bool:
+        found = self._word.upper() == word
+        self._at += found
+        return found
+
+    def _wanted(self, word: str) -> None:
+        if not self._skip(word):
+            raise self._refusal(f"{word} is missing before {self._word!r}")
+
+    def _number(self) -> int:
+        word = self._next()
+        if not word.isdecimal():
+            raise self._refusal(f"{word!r} is no number")
+        return int(word)
+
+    def _refusal(self, why: str) -> InvalidArgument:
+        return InvalidArgument(f"schema {self._text!r} is refused: {why}; give {_FORMS}")
