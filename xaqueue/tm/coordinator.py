@@ -23,7 +23,7 @@ from xaqueue.tm.deciding import DecidingDatabases
 from xaqueue.tm.decisions import Decisions
 from xaqueue.tm.gtrid import COUNTED, ListedBranch
 from xaqueue.tm.last_resource import DecisionRow
-from xaqueue.tm.participant import ConnectionSource
+from xaqueue.tm.participant import ConnectionSource, Within
 from xaqueue.tm.records import Heuristic, InDoubtTransaction, OpenDecision, TransactionState, in_doubt_transactions
 from xaqueue.tm.voting import BY_ITSELF, ParticipantOutcome, Reply, recovery_action
 from xaqueue.xa import Outcome
@@ -121,6 +121,8 @@ class Coordinator:
         self.log = log
         self.loop = loop or AsyncLoop()
         self.sources = sources
+        self.within: Mapping[str, Within] = {}
+        """Who works in the transaction of a participant, by name."""
         self.step: OnStep = on_step or unwatched
         self.wake: Callable[[Iterable[str]], None] = lambda _: None
         """Tells recovery that these participants have something to finish."""

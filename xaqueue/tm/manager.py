@@ -31,7 +31,7 @@ from xaqueue.tm.decisions import Decisions
 from xaqueue.tm.driver import offers
 from xaqueue.tm.log import DecisionLog
 from xaqueue.tm.node import DatabaseNode
-from xaqueue.tm.participant import Opens, Participant, sources
+from xaqueue.tm.participant import Opens, Participant, Within, apart, sources
 from xaqueue.tm.records import Heuristic, InDoubtTransaction
 from xaqueue.tm.recovery import RecoveryResult, RecoveryThread
 from xaqueue.tm.slots import Slots, open_slot
@@ -57,8 +57,8 @@ class TransactionManager:
 
     def __init__(
         self,
-        log_dir: str | os.PathLike[str] | Mapping[str, Opens | Participant],
-        participants: Mapping[str, Opens | Participant] | None = None,
+        log_dir: str | os.PathLike[str] | Mapping[str, Opens | Participant | Within],
+        participants: Mapping[str, Opens | Participant | Within] | None = None,
         *,
         decides: str | None = None,
         last_resource: str | None = None,
@@ -101,16 +101,18 @@ class TransactionManager:
                     "give a directory and the participants, or the participants alone and, of several databases, "
                     "which one decides"
                 )
-            self._sources = sources(participants, last_resource, two_phase=two_phase, carry=carry, loop=loop)
-            self._log = own = open_slot(log_dir)
-            self._slots = Slots(log_dir, own, partial(_Heir, self), recovery_interval_s)
+            own, self._within = apart(participants)
+            self._sources = sources(own, last_resource, two_phase=two_phase, carry=carry, loop=loop)
+            self._log = slot = open_slot(log_dir)
+            self._slots = Slots(log_dir, slot, partial(_Heir, self), recovery_interval_s)
         else:
             if participants is not None or last_resource is not None or two_phase:
                 raise InvalidArgument(
                     "without a directory the database of decides= keeps the decisions: leave last_resource and "
                     "two_phase out, or give a directory"
                 )
-            self._sources = sources(log_dir, decides, carry=carry, loop=loop)
+            own, self._within = apart(log_dir)
+            self._sources = sources(own, decides, carry=carry, loop=loop)
             self._log = node = DatabaseNode(self._sources, decides)
             node.wake_all = lambda: self._wake(self._sources)
         self._prepare(loop)
@@ -125,6 +127,7 @@ class TransactionManager:
             name: RecoveryThread(self._coordinator, source, self._recovery_interval_s)
             for name, source in self._sources.items()
         }
+        self._coordinator.within = self._within
         self._coordinator.wake = self._wake
         if self._slots is not None:
             self._coordinator.hear = self._slots.hear
@@ -168,7 +171,7 @@ class TransactionManager:
         if self._closed or not self._is_running:
             self._check_open()
         for name in names:
-            if name not in self._sources:
+            if name not in self._sources and name not in self._within:
                 raise InvalidArgument(f"{name!r} is no participant: there are {sorted(self._sources)}")
         if timeout_s is not None and timeout_s <= 0:
             raise InvalidArgument("timeout_s is a number of seconds above 0")

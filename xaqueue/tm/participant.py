@@ -65,6 +65,17 @@ class Participant:
     idle: int = 4
 
 
+@dataclass(frozen=True, slots=True)
+class Within:
+    """What works in the transaction of another participant, which alone is begun, prepared and ended.
+
+    name: that one. lends: makes ``tx[name]`` of what the other one lends, at each use.
+    """
+
+    name: str
+    lends: Callable[[Any], Any]
+
+
 class ConnectionSource:
     """Connections of one participant. Safe for threads."""
 
@@ -226,6 +237,18 @@ def sources(
             name, participant, may_decide=not two_phase and last in (None, name), may_carry=carry, loop=loop
         )
     return made
+
+
+def apart(
+    given: Mapping[str, Opens | Participant | Within],
+) -> tuple[dict[str, Opens | Participant], dict[str, Within]]:
+    """Those that have a transaction of their own, and those that work within one. Raises InvalidArgument."""
+    within = {name: one for name, one in given.items() if isinstance(one, Within)}
+    own = {name: one for name, one in given.items() if not isinstance(one, Within)}
+    for name, one in within.items():
+        if one.name not in own:
+            raise InvalidArgument(f"{name!r} works within participant {one.name!r}, and there are {sorted(own)}")
+    return own, within
 
 
 def _opener(name: str, participant: Participant) -> Connect:

@@ -84,6 +84,8 @@ class Transaction(Ending):
         if time.monotonic() >= self._deadline:
             self._run_out(None)
         if known is None:
+            if (within := self._coordinator.within.get(name)) is not None:
+                return within.lends(self[within.name])
             known = self._enlist(name)
         else:
             known.check_begun()
