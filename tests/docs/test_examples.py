@@ -40,7 +40,7 @@ TESTED = {
     *("postgres/ledger.py", "postgres/worker.py", "postgres/zope_transaction.py"),
     *("postgres/embedded_postgres.py", "postgres/ledger_demo.py", "postgres/ledger_service.py"),  # see tests/interop
     *("fastapi_service.py", "fastapi_worker.py", "retries.py", "groups.py", "topics.py", "limits.py", "moving.py"),
-    *("requests.py", "worker_function.py", "leases.py", "once.py"),
+    *("requests.py", "worker_function.py", "leases.py", "once.py", "lake.py"),
     *("spark_copy.py", "spark_flights.py", "spark_join.py"),
     "tracing.py",
     "test_orders.py",  # see test_pytest_plugin
@@ -335,6 +335,16 @@ def test_a_transaction_of_zope(shop: Path) -> None:
         'rolled back: duplicate key value violates unique constraint "orders_pkey"',
         "rows: ['three pears', 'two apples']",
         "messages: ['three pears', 'two apples']",
+    ]
+
+
+def test_lake(tmp_path: Path) -> None:
+    pytest.importorskip("pyiceberg", reason="pyiceberg is not installed")
+    assert run("lake.py", str(tmp_path), directory=tmp_path).splitlines() == [
+        "failed: rows in the lake: 0",
+        "batches: 100 100 50",
+        "in SQL: 250 orders",
+        "in the lake: 250 rows; in the queue: 0",
     ]
 
 
