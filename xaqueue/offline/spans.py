@@ -74,7 +74,8 @@ def _unwanted(reader: QueueReader, seq: int, name: str, upto: int) -> bytes:
     """Of a block what is gone, and what is not of this span, which begins with ``seq``; nothing where that is all."""
     named = parse_any(name)
     assert named is not None
-    wanted = (2 << min(upto, named.last) - seq) - 1 << seq - named.first
+    count = max(min(upto, named.last) + 1 - seq, 0)  # none where a stream has consumed beyond it meanwhile
+    wanted = (1 << count) - 1 << seq - named.first
     if not (left := wanted & ~reader.gone(named)):
         return b""
     return ((1 << named.count) - 1 ^ left).to_bytes((named.count + 7) // 8, "little")

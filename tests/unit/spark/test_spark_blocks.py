@@ -140,6 +140,16 @@ def test_what_a_stream_has_consumed_is_not_read(root: Path) -> None:
     assert sorted(numbers(batch(root))) == [*range(FIRST + 5, 31)]
 
 
+def test_a_span_that_a_stream_consumes_beyond_meanwhile_has_nothing(root: Path) -> None:
+    put_block(root, FIRST, COUNT)
+    reader = QueueReader(root, "orders")
+    assert len(list(spans.files(reader, FIRST, FIRST + 2))) == 1
+    keep(root, "orders", "another", FIRST + 4)
+    for upto in range(FIRST, FIRST + 5):
+        assert list(spans.files(reader, FIRST, upto)) == []
+    assert len(list(spans.files(reader, FIRST, FIRST + 5))) == 1
+
+
 def test_damage_of_a_body_names_the_file_and_the_message(root: Path) -> None:
     made = put_block(root, FIRST, COUNT)
     made.harm_body(3)
