@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+from support.spark_cluster import SPECULATION
 from xaqueue.spark import QUICK_START, QUIET_LOGS, session
 
 
@@ -22,6 +23,9 @@ def main(master: str, sources: str, sinks: str, checkpoint: str, *options: str) 
         "spark.scheduler.minRegisteredResourcesRatio": 1.0,
         "spark.task.maxFailures": 20,
         "spark.excludeOnFailure.enabled": False,
+        "spark.eventLog.enabled": True,
+        "spark.eventLog.compress": False,
+        **SPECULATION,
         **given,
     }
     spark = session("far", cores=2, **config)

@@ -1,4 +1,14 @@
-"""A standalone cluster of processes that see none of the spaces' directories: an empty file system lies over them."""
+"""A standalone cluster of processes that see none of the spaces' directories: an empty file system lies over them.
+
+Whoever is at work there may be killed, or stopped for some seconds, at any moment:
+
+    driver, worker, executor    of Spark's
+    server                      of a space, which is started again
+    pair                        one of the two of a space that has two: the other one has it from then on
+    stall                       the same stopped, taken over from, and continued: it is fenced, and ends
+    straggler                   the Python processes of an executor are stopped: Spark makes a second attempt elsewhere
+    writing                     a driver, an executor or a server while a batch is being written
+"""
 
 from __future__ import annotations
 
@@ -6,11 +16,11 @@ import os
 import random
 import shlex
 import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pyspark
@@ -19,9 +29,12 @@ import pytest
 import xaqueue
 from support.certificates import Authority
 from support.disks import run
+from support.pair import TAKEOVER_S, free_ports
 from support.patience import eventually
+from xaqueue.errors import Error
 from xaqueue.features.opening import create
 from xaqueue.offline.spans import QueueFiles
+from xaqueue.rpc.client.manager import remote_manager
 from xaqueue.spark import QUICK_START
 from xaqueue.spark.java import java_home
 
@@ -30,18 +43,17 @@ TOKEN = "0123456789abcdef-of-the-cluster"
 WORKERS = ("127.0.0.2", "127.0.0.3")
 MEMORY_MB = 512
 START_S = 120.0
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+STRAGGLES_S = 1.0, 6.0
+WRITES_S = 60.0
+MORE = 5_000
+"""Messages."""
 
 
 class Far:
     """Served spaces, and a cluster that has nothing but their URLs."""
 
     def __init__(self, root: Path, sources: int, sinks: int) -> None:
+        """The first source and the first sink have two servers each."""
         if run("unshare", "-Urm", "true").returncode:
             pytest.skip("mounting is not permitted here, and namespaces are not either")
         self.root, self.hidden = root, root / "hidden"
@@ -54,38 +66,57 @@ class Far:
         self._ca = authority.ca
         self.sources = [f"source{number}" for number in range(sources)]
         self.sinks = [f"sink{number}" for number in range(sinks)]
-        self._ports = {name: free_port() for name in (*self.sources, *self.sinks)}
-        self._servers: dict[str, subprocess.Popen[bytes]] = {}
+        self.pairs = [self.sources[0], self.sinks[0]]
+        names = [*self.sources, *self.sinks]
+        self._ports = {name: free_ports(1 + (name in self.pairs)) for name in names}
+        self._servers: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
         self._cluster: list[subprocess.Popen[bytes]] = []
-        self.log = root / "log"
-        self.master = ""
-        for name in self._ports:
+        self._driver: subprocess.Popen[bytes] | None = None
+        self.log, self.events = root / "log", root / "events"
+        self.events.mkdir()
+        self.master, self.filled = "", 0
+        for name, ports in self._ports.items():
             create(self.hidden / name, any_queue=True)
-            self.serve(name)
+            for number in range(len(ports)):
+                self.serve(name, number)
 
     def url(self, name: str) -> str:
-        return f"xaqs://127.0.0.1:{self._ports[name]}?token_file={self.token}&ca={self._ca}"
+        places = ",".join(f"127.0.0.1:{port}" for port in self._ports[name])
+        return f"xaqs://{places}?token_file={self.token}&ca={self._ca}"
 
-    def serve(self, name: str) -> None:
+    def serve(self, name: str, number: int) -> None:
         """Once nobody has the port any more."""
-        place, made = f"127.0.0.1:{self._ports[name]}", self._certificate
-        words = ["--tls", place, "--cert", made.cert, "--key", made.key, "--token-file", self.token]
+        place, made = f"127.0.0.1:{self._ports[name][number]}", self._certificate
+        words: list[object] = ["--tls", place, "--cert", made.cert, "--key", made.key, "--token-file", self.token]
+        if name in self.pairs:
+            words += ["--standby", "--takeover-after", TAKEOVER_S]
         command = [sys.executable, "-m", "xaqueue", "serve", "--space", self.hidden / name, *words]
         with self.log.open("ab") as said:
-            self._servers[name] = subprocess.Popen([*map(str, command)], stdout=said, stderr=said)
+            self._servers[name, number] = subprocess.Popen([*map(str, command)], stdout=said, stderr=said)
 
-    def kill_server(self, name: str) -> None:
-        self._servers[name].kill()
-        self._servers[name].wait()
-        self.serve(name)
+    def kill_server(self, name: str, number: int, *, stalled: bool = False) -> None:
+        """stalled: it is stopped first, until the other one has the space, and goes on for a while."""
+        server = self._servers[name, number]
+        if stalled:
+            server.send_signal(signal.SIGSTOP)
+            time.sleep(2 * TAKEOVER_S)
+            server.send_signal(signal.SIGCONT)
+            time.sleep(TAKEOVER_S)
+        server.kill()
+        server.wait()
+        self.serve(name, number)
 
-    def fill(self, name: str, first: int, count: int) -> None:
+    def fill(self, name: str, count: int) -> None:
+        """With the numbers that come next."""
+        before = QueueFiles(self.hidden / name, "orders").watermark()
+        numbers = range(self.filled, self.filled + count)
         with xaqueue.connect(self.url(name)) as queues:
-            for begin in range(first, first + count, 500):
-                queues.enqueue_many("orders", [b"%d" % one for one in range(begin, min(begin + 500, first + count))])
+            for begin in numbers[::500]:
+                queues.enqueue_many("orders", [b"%d" % one for one in numbers[begin - self.filled :][:500]])
                 queues.commit()
+        self.filled += count
         files = QueueFiles(self.hidden / name, "orders")
-        eventually(lambda: sum(1 for _ in files.sizes(0, files.watermark())) == count)
+        eventually(lambda: sum(1 for _ in files.sizes(before, files.watermark())) == count)
 
     # The cluster
 
@@ -100,7 +131,7 @@ class Far:
 
     def start_cluster(self) -> None:
         spark = Path(pyspark.__file__).parent
-        port = free_port()
+        (port,) = free_ports(1)
         self.master = f"spark://127.0.0.1:{port}"
         quick = {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": QUICK_START, "SPARK_HOME": str(spark)}
         start = (spark / "bin" / "spark-class", "org.apache.spark.deploy.master.Master")
@@ -118,64 +149,101 @@ class Far:
         """A driver that copies all there is; options: of Spark's."""
         words = [",".join(map(self.url, self.sources)), ",".join(map(self.url, self.sinks))]
         return self._far(
-            sys.executable, HERE / "far_child.py", self.master, *words, self.root / "checkpoint", *options,
+            sys.executable, HERE / "far_child.py", self.master, *words, self.root / "checkpoint",
+            f"spark.eventLog.dir={self.events.as_uri()}", *options,
             SPARK_LOCAL_IP="127.0.0.1",
         )  # fmt: skip
 
-    def copy_all(self, kills: int, dice: random.Random, pause_s: tuple[float, float], *options: str) -> list[str]:
-        """Until all is copied, while somebody is killed now and then; returns who was."""
-        killed: list[str] = []
-        driver = self.drive(*options)
-        try:
-            while True:
-                try:
-                    if driver.wait(dice.uniform(*pause_s) if len(killed) < kills else START_S * 4) == 0:
-                        return killed
-                    killed.append("driver, which had failed")
-                    driver = self.drive(*options)
-                except subprocess.TimeoutExpired:
-                    who = dice.choice(("driver", "worker", "executor", "executor", "server", "server"))
-                    killed.append(who)
-                    if who == "driver":
-                        os.killpg(driver.pid, signal.SIGKILL)
-                        driver.wait()
-                        driver = self.drive(*options)
-                    elif who == "worker":
-                        number = dice.randrange(len(WORKERS))
-                        os.killpg(self._cluster[number + 1].pid, signal.SIGKILL)
-                        self._cluster[number + 1].wait()
-                        self._cluster[number + 1] = self._worker(WORKERS[number])
-                    elif who == "server":
-                        self.kill_server(dice.choice(list(self._servers)))
-                    else:
-                        for pid in dice.sample(found := self.executors(), min(1, len(found))):
-                            with suppress(ProcessLookupError):
-                                os.kill(pid, signal.SIGKILL)
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(driver.pid, signal.SIGKILL)
-            driver.wait()
+    def copy_all(self, strikes: Sequence[str], dice: random.Random, pause_s: tuple[float, float], *options: str) -> int:
+        """Until all is copied, while these are struck, one after the other; where that is before the last of them, more
+        is put in. Returns how many drivers had failed by themselves, and were started again."""
+        left, failed = list(strikes), 0
+        self._driver = self.drive(*options)
+        while True:
+            try:
+                code = self._driver.wait(dice.uniform(*pause_s) if left else START_S * 4)
+            except subprocess.TimeoutExpired:
+                assert left, "it never ends"
+                self.strike(left.pop(0), dice)
+                if self._driver.poll() != -signal.SIGKILL:
+                    continue
+            else:
+                if code == 0 and not left:
+                    return failed
+                if code == 0:
+                    self.fill(dice.choice(self.sources), MORE)
+                failed += code != 0
+                assert failed <= len(strikes), "drivers fail, see the log"
+            self._driver = self.drive(*options)
+
+    def strike(self, who: str, dice: random.Random) -> None:
+        if who in ("writing", "straggler"):
+            self._wait_for_a_write()
+        if who == "writing":
+            who = dice.choice(("driver", "executor", "server", "pair"))
+        if who == "driver" and self._driver is not None:
+            _kill_group(self._driver)
+        elif who == "worker":
+            number = dice.randrange(len(WORKERS))
+            _kill_group(self._cluster[number + 1])
+            self._cluster[number + 1] = self._worker(WORKERS[number])
+        elif who in ("executor", "straggler"):
+            find = self.executors if who == "executor" else self._tasks
+            eventually(find)
+            one = dice.choice(find())
+            if who == "executor":
+                _send(one, signal.SIGKILL)
+            else:
+                _stop_for(one, dice.uniform(*STRAGGLES_S))
+        elif who == "server":
+            self.kill_server(dice.choice([*self._ports]), 0)
+        else:
+            self.kill_server(dice.choice(self.pairs), dice.randrange(2), stalled=who == "stall")
+
+    def _wait_for_a_write(self) -> None:
+        """Some of a batch is with a server, and nothing is decided yet; or for as long as none begins."""
+        deadline = time.monotonic() + WRITES_S
+        while time.monotonic() < deadline:
+            for name in self.sinks:
+                with suppress(Error), closing(remote_manager(self.url(name), connect_s=1.0)) as asked:
+                    said = asked.call("drain")
+                    if said["active"] or said["in_doubt"]:
+                        return
+            time.sleep(0.01)
+
+    def speculated(self) -> int:
+        """How many second attempts Spark has made at a task, as far as killed drivers had written it down."""
+        logs = [path for path in self.events.rglob("*") if path.is_file()]
+        lines = [line for path in logs for line in path.read_text("utf-8", "replace").splitlines()]
+        return sum('"SparkListenerTaskStart"' in line and '"Speculative":true' in line for line in lines)
 
     def executors(self) -> list[int]:
+        return self._of_cluster("CoarseGrainedExecutorBackend")
+
+    def _tasks(self) -> list[int]:
+        """Groups of the Python processes that read and write for an executor."""
+        found = self._of_cluster("pyspark.daemon")
+        with suppress(ProcessLookupError):
+            return sorted({os.getpgid(pid) for pid in found} & {*found})
+        return []
+
+    def _of_cluster(self, words: str) -> list[int]:
         """Of this cluster alone: each works below the directory of its worker."""
         found = []
-        for pid in run("pgrep", "-f", "CoarseGrainedExecutorBackend").stdout.split():
+        for pid in run("pgrep", "-f", words).stdout.split():
             with suppress(OSError):
                 if os.readlink(f"/proc/{pid}/cwd").startswith(f"{self.root}/127"):  # noqa: PTH115
                     found.append(int(pid))
         return found
 
     def stop(self) -> None:
-        for process in (*self._cluster, *self._servers.values()):
-            with suppress(ProcessLookupError):
-                if process in self._cluster:
-                    os.killpg(process.pid, signal.SIGKILL)
-                else:
-                    process.kill()
-            process.wait()
+        for group in (*self._cluster, *filter(None, [self._driver])):
+            _kill_group(group)
+        for server in self._servers.values():
+            server.kill()
+            server.wait()
         for pid in self.executors():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            _send(pid, signal.SIGKILL)
 
     def copies(self) -> list[int]:
         found: list[int] = []
@@ -190,6 +258,24 @@ class Far:
             with xaqueue.connect(self.url(name)) as queues:
                 count += sum(1 for _ in queues.browse("orders"))
         return count
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _stop_for(group: int, seconds: float) -> None:
+    for number, pause_s in ((signal.SIGSTOP, seconds), (signal.SIGCONT, 0.0)):
+        with suppress(ProcessLookupError):
+            os.killpg(group, number)
+        time.sleep(pause_s)
 
 
 @contextmanager
