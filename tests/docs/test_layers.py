@@ -124,7 +124,7 @@ OWNED = {
     "typer": ("xaqueue.cli",),
     "click": ("xaqueue.cli",),
     "watchdog": ("xaqueue.core.owner.watches", "xaqueue.offline.queue_watch"),
-    "sqlalchemy": ("xaqueue.contrib",),
+    "sqlalchemy": ("xaqueue.contrib", "xaqueue.lake.orphans"),
     "opentelemetry": ("xaqueue.spans",),
     "prometheus_client": ("xaqueue.metrics", "xaqueue.web"),
     "starlette": ("xaqueue.web",),

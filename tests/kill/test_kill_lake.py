@@ -6,6 +6,7 @@ import os
 import random
 import signal
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
 
@@ -13,7 +14,8 @@ pytest.importorskip("pyiceberg", reason="pyiceberg is not installed")
 pytest.importorskip("sqlalchemy", reason="sqlalchemy is not installed")
 
 from support.lake_killer import Killer, killing
-from support.lake_scene import BATCH, CARRIED, EVERY, FIRST, NODE, PREPARED, TWO_PHASES, Lake
+from support.lake_scene import BATCH, CARRIED, EVERY, FIRST, NODE, ORDERS, PREPARED, TWO_PHASES, Lake
+from xaqueue.lake.orphans import orphans
 from xaqueue.tm.coordinator import TraceStep as Step
 
 FULL = os.environ.get("XAQUEUE_CRASH_FULL") == "1"
@@ -58,6 +60,10 @@ def test_killed_at_each_of_its_files(lake: Lake, killer: Killer) -> None:
         lake.settle()
         assert lake.judge() == []
     assert moments > 20
+    assert lake.judge() == FIRST
+    for path in lake.warehouse.rglob("*.*"):
+        os.utime(path, (0, 0))
+    assert orphans(lake.catalog, ORDERS, timedelta(days=1), remove=True)
     assert lake.judge() == FIRST
 
 

@@ -28,6 +28,7 @@ from xaqueue.cli import (
     serve,
     snapshots,
     spaces,
+    tables,
     tm,
     tokens,
     tools,
@@ -37,7 +38,7 @@ from xaqueue.cli import (
 from xaqueue.cli.exit_codes import EXIT_HELP, translated
 from xaqueue.cli.location import SPACE_VARIABLE
 
-DESTRUCTIVE = frozenset({"release", "salvage-journal", "restore", "clean", "promote"})
+DESTRUCTIVE = frozenset({"release", "salvage-journal", "restore", "clean", "clean-table", "promote"})
 """Never suggested to somebody who mistyped another verb."""
 
 
@@ -116,7 +117,7 @@ for verb in (
     *(moves.purge, moves.rm, moves.undefine, copies.show, copies.export),
     *(work.work, work.forward),
     *(serve.serve, serve.drain, checks.check, checks.verify, checks.salvage_journal, snapshots.restore, ingest.ingest),
-    *(repairs.reconstruct, repairs.clean, replicas.replica, replicas.promote),
+    *(repairs.reconstruct, repairs.clean, tables.clean_table, replicas.replica, replicas.promote),
     *(tools.demo, tools.bench, tools.iotest, tools.torture, manual.man),
 ):
     app.command()(verb)

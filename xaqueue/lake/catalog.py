@@ -9,13 +9,14 @@ from xaqueue.errors import InvalidArgument
 
 def catalog_named(text: str | None) -> Catalog:
     """The one that PyIceberg knows by this name, or its default one; or ``URI,warehouse=...``, with more of PyIceberg's
-    properties. Raises InvalidArgument.
+    properties, and its ``name``, which is part of the key of its rows in a database. Raises InvalidArgument.
     """
     try:
         if not text or "://" not in text:
             return load_catalog(text)
         uri, *more = text.split(",")
-        return load_catalog("default", uri=uri, **dict(one.split("=", 1) for one in more))
+        properties = dict(one.split("=", 1) for one in more)
+        return load_catalog(properties.pop("name", "default"), uri=uri, **properties)
     except ValueError as error:
         raise InvalidArgument(
             f"Iceberg catalogue {text or 'default'!r} is not known: {error}; give --catalog its name in "

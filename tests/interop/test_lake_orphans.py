@@ -1,0 +1,148 @@
+"""Files that no snapshot names are found and removed, and none that one names, or may come to name."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("pyiceberg", reason="pyiceberg is not installed")
+pytest.importorskip("sqlalchemy", reason="sqlalchemy is not installed")
+
+from support.lake_killer import killing
+from support.lake_scene import CARRIED, FIRST, ORDERS, PREPARED, SCHEMA, TWO_PHASES, Lake, rows_of
+from xaqueue.cli.main import app
+from xaqueue.errors import InvalidArgument, RetryLater
+from xaqueue.lake.orphans import orphans
+from xaqueue.tm.coordinator import TraceStep as Step
+
+HOUR = timedelta(hours=1)
+BOTH = [("sqlite", CARRIED), ("postgresql", PREPARED)]
+NAMES = ["-".join(how) for how in BOTH]
+
+
+def files(lake: Lake) -> set[Path]:
+    return {path for path in (lake.warehouse / "shop" / "orders").rglob("*") if path.is_file()}
+
+
+def grow_old(lake: Lake) -> None:
+    then = time.time() - 2 * HOUR.total_seconds()
+    for path in files(lake):
+        os.utime(path, (then, then))
+
+
+def fail(lake: Lake) -> set[Path]:
+    """What a rollback leaves."""
+    before = files(lake)
+    with lake.manager() as tm, tm.transaction() as tx:
+        lake.take(tx)
+        tx.rollback()
+    return files(lake) - before
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xaqueue.lake.orphans.PATIENCE_S", 0.1)
+
+
+@pytest.mark.parametrize("lake", BOTH, indirect=True, ids=NAMES)
+def test_what_a_rollback_leaves_is_removed_once_it_is_old(lake: Lake) -> None:
+    with lake.manager() as tm, tm.transaction() as tx:
+        lake.take(tx)
+    left = fail(lake)
+    assert {path.suffix for path in left} == {".parquet", ".avro", ".json"}
+    assert orphans(lake.catalog, ORDERS, HOUR) == []
+    grow_old(lake)
+    assert {Path(one.path) for one in orphans(lake.catalog, ORDERS, HOUR)} == left
+    assert left <= files(lake)
+    assert {Path(one.path) for one in orphans(lake.catalog, ORDERS, HOUR, remove=True)} == left
+    assert not left & files(lake)
+    assert orphans(lake.catalog, ORDERS, HOUR) == []
+    assert lake.judge() == FIRST
+    with lake.manager() as tm, tm.transaction() as tx:
+        lake.take(tx)
+    table = lake.catalog.load_table(ORDERS)
+    assert [table.scan(snapshot_id=one.snapshot_id).to_arrow().num_rows for one in table.snapshots()] == [4, 8]
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("lake", BOTH, indirect=True, ids=NAMES)
+def test_files_of_a_transaction_that_is_open_stay(lake: Lake) -> None:
+    """However old they are."""
+    other = Lake(lake.kind, lake.url + ("?timeout=0.1" if lake.kind == "sqlite" else ""), lake.place, lake.way)
+    with lake.manager() as tm, tm.transaction() as tx:
+        lake.take(tx)
+        grow_old(lake)
+        with pytest.raises(RetryLater, match="still open, or in doubt"):
+            orphans(other.catalog, ORDERS, HOUR, remove=True)
+    other.catalog.close()
+    assert orphans(lake.catalog, ORDERS, HOUR, remove=True) == []
+    assert lake.judge() == FIRST
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("lake", [("postgresql", TWO_PHASES)], indirect=True, ids=["postgresql"])
+@pytest.mark.parametrize("moment", [f"{Step.PREPARED} db", f"{Step.DECIDED} "])
+def test_files_of_a_transaction_in_doubt_stay(lake: Lake, moment: str) -> None:
+    with killing() as killer:
+        assert killer.kill(lake, moment) == signal.SIGKILL
+    grow_old(lake)
+    with pytest.raises(RetryLater, match="in doubt"):
+        orphans(lake.catalog, ORDERS, HOUR, remove=True)
+    lake.settle()
+    found = orphans(lake.catalog, ORDERS, HOUR, remove=True)
+    taken = lake.judge()
+    assert (taken, bool(found)) == ((FIRST, False) if moment.startswith(Step.DECIDED) else ([], True))
+
+
+@pytest.mark.parametrize("lake", BOTH, indirect=True, ids=NAMES)
+def test_a_renamed_table_keeps_its_files(lake: Lake) -> None:
+    """A new one under its former name has the same directory."""
+    with lake.manager() as tm, tm.transaction() as tx:
+        tx["lake"].load_table(ORDERS).append(rows_of([1, 2]))
+        tx["lake"].rename_table(ORDERS, "shop.former")
+        tx["lake"].create_table(ORDERS, schema=SCHEMA).append(rows_of([3]))
+    left = fail(lake)
+    grow_old(lake)
+    assert {Path(one.path) for one in orphans(lake.catalog, ORDERS, HOUR, remove=True)} == left
+    assert lake.table("shop.former") == [1, 2]
+    assert lake.table(ORDERS) == [3]
+
+
+@pytest.mark.parametrize("lake", BOTH[:1], indirect=True, ids=NAMES[:1])
+def test_what_is_refused(lake: Lake) -> None:
+    with pytest.raises(InvalidArgument, match="younger than an hour"):
+        orphans(lake.catalog, ORDERS, HOUR / 2)
+    with pytest.raises(InvalidArgument, match="nothing"):
+        orphans(lake.catalog, "shop.nothing", HOUR)
+    with lake.catalog.load_table(ORDERS).transaction() as own:
+        own.set_properties({"write.data.path": f"file://{lake.place}/data"})
+    with pytest.raises(InvalidArgument, match=r"write\.data\.path"):
+        orphans(lake.catalog, ORDERS, HOUR)
+
+
+@pytest.mark.parametrize("lake", BOTH[:1], indirect=True, ids=NAMES[:1])
+def test_the_command(lake: Lake) -> None:
+    words = ["clean-table", ORDERS, "--older-than", "1h", "--catalog", f"{lake.url},name=shop"]
+
+    def run(*more: str, code: int = 0) -> str:
+        done = CliRunner().invoke(app, [*words, *more])
+        assert done.exit_code == code, done.output
+        return done.output
+
+    left = fail(lake)
+    grow_old(lake)
+    listed = run("--dry-run").splitlines()
+    assert {Path(line.split()[-1]) for line in listed[:-1]} == left
+    assert listed[-1].startswith(f"{len(left)} files, ")
+    assert "nothing was removed" in run(code=1)
+    assert left <= files(lake)
+    removed = json.loads(run("--yes", "--json"))["removed"]
+    assert {Path(one["path"]) for one in removed} == left
+    assert run("--yes") == "0 files, 0 B, removed\n"

@@ -1,0 +1,49 @@
+"""What is left over in the directory of a table."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Annotated
+
+import typer
+
+from xaqueue.cli import output, parameters
+from xaqueue.cli.exit_codes import agreed, extra_there
+from xaqueue.cli.location import DryRunOption, JsonOption
+
+
+def clean_table(
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="A table of Iceberg: namespace.table.")],
+    older_than: Annotated[
+        str, typer.Option(metavar="AGE", help=f"What was written so long ago, {parameters.SPAN_HELP}.")
+    ],
+    catalog: Annotated[
+        str | None, typer.Option(metavar="NAME|URI", help="Of Iceberg, if not PyIceberg's default.")
+    ] = None,
+    dry_run: DryRunOption = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do it, and do not ask.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Remove files of an Iceberg table that no snapshot names, as rollbacks and killed writers leave them.
+
+    Refused while a transaction that has changed the table is open or in doubt. AGE is to be longer than any transaction
+    takes, and an hour at least.
+    """
+    with extra_there("lake"):
+        from xaqueue.lake.catalog import catalog_named
+        from xaqueue.lake.orphans import orphans
+    age = parameters.span(older_than) or timedelta()
+    opened = catalog_named(catalog)
+    found = orphans(opened, table, age)
+    if not json:
+        output.lines(f"{output.moment(one.modified_us)}  {output.size(one.size_bytes)}  {one.path}" for one in found)
+    if found and not dry_run:
+        if not yes:
+            agreed("" if json else "remove these for good?", "nothing was removed", ", and --dry-run shows what")
+        found = orphans(opened, table, age, remove=True)
+    if json:
+        output.as_json({"removed": [asdict(one) for one in found], "dry_run": dry_run})
+        return
+    size = output.size(sum(one.size_bytes for one in found))
+    output.lines([f"{output.counted(len(found), 'file')}, {size}, {'to remove' if dry_run else 'removed'}"])
