@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from xaqueue.cli import (
+    archive,
     checks,
     copies,
     glance,
@@ -117,7 +118,7 @@ for verb in (
     *(moves.purge, moves.rm, moves.undefine, copies.show, copies.export),
     *(work.work, work.forward),
     *(serve.serve, serve.drain, checks.check, checks.verify, checks.salvage_journal, snapshots.restore, ingest.ingest),
-    *(repairs.reconstruct, repairs.clean, tables.clean_table, replicas.replica, replicas.promote),
+    *(archive.archive, repairs.reconstruct, repairs.clean, tables.clean_table, replicas.replica, replicas.promote),
     *(tools.demo, tools.bench, tools.iotest, tools.torture, manual.man),
 ):
     app.command()(verb)

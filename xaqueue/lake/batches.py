@@ -107,4 +107,4 @@ def _add_block(rows: Rows, read: tuple[str, bytes, bytes], time_ns: int, *, unpa
 
 
 def _fresh(empty: Rows) -> Rows:
-    return Rows(empty.queue, empty.space, empty.number, empty.tries)
+    return Rows(empty.queue, empty.space, empty.number, empty.tries, empty.taken)

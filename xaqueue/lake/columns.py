@@ -29,6 +29,8 @@ class Rows:
     """Which of the stream's spaces it is: Kafka's partition."""
     tries: Mapping[int, int] = field(default_factory=dict)
     """By number, of those that had any: it stands beside the messages."""
+    taken: Mapping[int, tuple[int, str | None]] = field(default_factory=dict)
+    """By number, when in microseconds and by whom."""
     seqs: array[int] = field(default_factory=partial(array, "q"))
     ids: list[bytes] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
@@ -128,6 +130,15 @@ def _header_map(rows: Rows, kind: pa.DataType) -> pa.Array:
     return rows.spread([[*stored.get("headers", {}).items()] for stored in rows.stored], kind)
 
 
+def _taken(at: int) -> Builder:
+    def build(rows: Rows, kind: pa.DataType) -> pa.Array:
+        if not rows.taken:
+            return pa.nulls(rows.size, kind)
+        return pa.array([rows.taken.get(seq, (None, None))[at] for seq in rows.seqs], kind)
+
+    return build
+
+
 _TIME = pa.timestamp("us", tz="UTC")
 _HEADERS = pa.map_(pa.string(), pa.field("value", pa.string(), nullable=False))
 
@@ -158,6 +169,10 @@ MORE = {
     "origin": stored_column("origin", pa.string()),
 }
 """What may be named beside."""
+
+
+TAKEN = {"taken_at": Column(_TIME, _taken(0)), "taken_by": Column(pa.string(), _taken(1))}
+"""Of what has left the queue and is kept."""
 
 
 class Columns:
