@@ -42,9 +42,10 @@ from pyspark.errors import PySparkException  # noqa: E402
 from pyspark.sql import SparkSession  # noqa: E402
 
 from xaqueue.spark.java import java_home, worker_python  # noqa: E402
+from xaqueue.spark.last_line import say_last  # noqa: E402
 from xaqueue.spark.source.columns import decode, messages  # noqa: E402
 from xaqueue.spark.source.plan import MOST_ON_ALL_CORES, Tasks  # noqa: E402
-from xaqueue.spark.source.source import QueueSource  # noqa: E402
+from xaqueue.spark.source.source import SparksSource  # noqa: E402
 
 __all__ = ["decode", "messages", "register", "session"]
 
@@ -91,6 +92,7 @@ def register(spark: SparkSession) -> None:
 
     They are without it, where the package is installed; but Spark tells a source nothing of the cluster, and this does:
     by the cores that there are now, and a cluster may get more. The client of a server knows nothing of them.
+    Where xaqueue refuses a query, and nobody catches that, the last line that is printed says why.
     """
     try:
         context = spark.sparkContext
@@ -102,10 +104,11 @@ def register(spark: SparkSession) -> None:
             Tasks(context.defaultParallelism, MOST_ON_ALL_CORES) if is_local else Tasks(context.defaultParallelism)
         )
 
-    class SizedSource(QueueSource):
+    class SizedSource(SparksSource):
         tasks = by_default
 
     spark.dataSource.register(SizedSource)
+    say_last()
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 __all__ = ["DefaultSource"]
 
 try:
-    from xaqueue.spark.source.source import QueueSource as DefaultSource
+    from xaqueue.spark.source.source import SparksSource as DefaultSource
 except Exception as _error:  # whatever it is: see above
     _reason = str(_error) if isinstance(_error, ImportError) else f"{type(_error).__name__}: {_error}"
 

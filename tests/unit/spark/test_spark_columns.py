@@ -34,7 +34,7 @@ from xaqueue.spark.source import source as stream_room
 from xaqueue.spark.source.columns import MESSAGE, Columns, decode_array
 from xaqueue.spark.source.options import parse
 from xaqueue.spark.source.plan import EARLIEST, LATEST, parse_bounds
-from xaqueue.spark.source.source import QueueSource
+from xaqueue.spark.source.source import QueueSource, SparksSource
 
 COMMITTED = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
@@ -448,7 +448,7 @@ def test_decode_sees_damage(space: FabricatedSpace) -> None:
 
 
 def test_the_module_that_spark_looks_for_gives_the_source() -> None:
-    assert default_source.DefaultSource is QueueSource
+    assert default_source.DefaultSource is SparksSource
 
 
 class Broken:

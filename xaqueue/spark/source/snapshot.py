@@ -252,7 +252,12 @@ class Spaces:
     def _look_at(self, path: str, known: Iterable[str], only_known: bool) -> _Found:
         now, place, last = monotonic(), self.place(path), self._seen.get(path)
         marks = _marks_of(last.paths) if last is not None else []
-        space_id = place.id()
+        try:
+            space_id = place.id()
+        except SpaceError as failure:
+            if self._spaces_like(f"{glob.escape(path)}/*"):
+                raise SpaceError(f"{failure}. There are spaces in it: did you mean {path}/*?") from failure
+            raise
         if self._opened is not None and place.is_behind():
             self._opened(path)
         place.check()

@@ -22,7 +22,7 @@ import sys
 from collections.abc import Sequence
 from math import inf
 from time import monotonic
-from typing import Any
+from typing import Any, NoReturn
 from uuid import uuid4
 
 from pyspark.sql import datasource as spark
@@ -32,7 +32,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from xaqueue.core.model.layout import LAST_SEQ
-from xaqueue.errors import InvalidArgument, QueueReserved, SpaceError
+from xaqueue.errors import Error, InvalidArgument, QueueReserved, SpaceError
 from xaqueue.spark.checkpoint import check_of
 from xaqueue.spark.source import columns, plan, pushdown
 from xaqueue.spark.source.consumer import Consumer
@@ -386,3 +386,36 @@ class QueueSource(spark.DataSource):
         from xaqueue.spark import sink
 
         return sink.StreamWriter(self.options, schema, overwrite)
+
+
+class Refused(spark.DataSourceStreamReader, streaming.SupportsTriggerAvailableNow):
+    """Raises why there is no reader when it is asked for anything."""
+
+    def __init__(self, failure: Exception) -> None:
+        self._failure = failure
+
+    def latestOffset(self, start: Document, limit: ReadLimit) -> NoReturn:
+        raise self._failure
+
+    def partitions(self, start: Document, end: Document) -> NoReturn:
+        raise self._failure
+
+    def initialOffset(self) -> NoReturn:
+        raise self._failure
+
+    def read(self, partition: InputPartition) -> NoReturn:
+        raise self._failure
+
+    getDefaultReadLimit = prepareForTriggerAvailableNow = reportLatestOffset = initialOffset
+
+
+class SparksSource(QueueSource):
+    """As Spark is to have it: where a stream's reader cannot be made it fails once more over that, and an
+    UnboundLocalError comes behind what went wrong.
+    """
+
+    def streamReader(self, schema: StructType) -> spark.DataSourceStreamReader:  # type: ignore[override]
+        try:
+            return super().streamReader(schema)
+        except (Error, OSError) as failure:
+            return Refused(failure)
