@@ -17,6 +17,7 @@ pytest.importorskip("pyiceberg", reason="pyiceberg is not installed")
 pytest.importorskip("sqlalchemy", reason="sqlalchemy is not installed")
 
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.table import StaticTable
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
@@ -36,6 +37,7 @@ from support.lake_scene import (
 )
 from support.patience import eventually
 from xaqueue import TransactionManager
+from xaqueue.contrib.sqlalchemy import participant as of_engine
 from xaqueue.errors import InvalidArgument, ProtocolError
 from xaqueue.lake.iceberg import participant
 from xaqueue.tm.coordinator import TraceStep as Step
@@ -173,6 +175,34 @@ def test_two_transactions_at_one_table(lake: Lake) -> None:
         other.result()
     assert lake.table() == [1, 2]
     assert len(lake.catalog.load_table(ORDERS).snapshots()) == 2
+
+
+@over(("sqlite", CARRIED))
+def test_others_read_the_same(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    duckdb, polars = pytest.importorskip("duckdb"), pytest.importorskip("polars")
+    with lake.manager() as tm:
+        for is_kept in (True, False, True):
+            with tm.transaction() as tx:
+                lake.take(tx)
+                if not is_kept:
+                    tx.rollback()
+    table = lake.catalog.load_table(ORDERS)
+    monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")  # or it wants a package of its own
+    assert polars.scan_iceberg(table).sort("id").collect()["id"].to_list() == SECOND
+    assert sorted(StaticTable.from_metadata(table.metadata_location).scan().to_arrow()["id"].to_pylist()) == SECOND
+    files = [one["file_path"].removeprefix("file://") for one in table.inspect.files().to_pylist()]
+    assert duckdb.sql(f"select id from read_parquet({files}) order by id").fetchall() == [(n,) for n in SECOND]
+
+
+@over(("sqlite", CARRIED), ("postgresql", PREPARED))
+def test_within_a_session(lake: Lake) -> None:
+    own = of_engine(lake.catalog.engine, session=True)
+    with lake.manager(more={"db": own}) as tm, tm.transaction("lake") as tx:
+        lake.take(tx)
+        with tx["db"].begin_nested() as savepoint:
+            tx["lake"].load_table(ORDERS).append(rows_of([99]))
+            savepoint.rollback()
+    assert lake.judge() == FIRST
 
 
 @over(("sqlite", PREPARED), ("postgresql", CARRIED))

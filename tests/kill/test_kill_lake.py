@@ -15,6 +15,7 @@ pytest.importorskip("sqlalchemy", reason="sqlalchemy is not installed")
 
 from support.lake_killer import Killer, killing
 from support.lake_scene import BATCH, CARRIED, EVERY, FIRST, NODE, ORDERS, PREPARED, TWO_PHASES, Lake
+from support.patience import PATIENCE_S
 from xaqueue.lake.orphans import orphans
 from xaqueue.tm.coordinator import TraceStep as Step
 
@@ -74,9 +75,10 @@ def test_killed_at_any_moment(lake: Lake, killer: Killer) -> None:
     for _ in range(100 if FULL else 3):
         if len(lake.left()) < 2 * BATCH:
             lake.put(8 * BATCH)
-        assert killer.kill(lake, f"after {dice.uniform(0.02, 1.2):.3f}") in (signal.SIGALRM, 0)
+        assert killer.kill(lake, f"after {dice.uniform(0.001, 1.0):.3f}") in (signal.SIGALRM, 0)
         lake.settle()
         now = len(lake.judge())
         assert now >= taken
         taken = now
-    assert taken
+    assert killer.kill(lake, f"after {PATIENCE_S}") == 0
+    assert len(lake.judge()) == lake.orders

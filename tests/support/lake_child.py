@@ -2,7 +2,7 @@
 
 A line of standard input has, as JSON, kind, url, place, way and moment: a step and its participant, as
 ``commit-last db``; ``file N``: at the N-th time that a file is created, is closed, or has its name synced; ``after S``:
-so many seconds after it has begun, in which it goes on until the queue is empty. For each a child is forked, which
+so many seconds after it was ready, in which it goes on until the queue is empty. For each a child is forked, which
 costs less than another interpreter; the answer is a line with its wait status.
 """
 
@@ -13,12 +13,19 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from support.lake_scene import Lake
 from xaqueue.lake.iceberg import SyncedFiles, SyncedStream
+
+WARM = (
+    *("xaqueue.tm.manager", "xaqueue.contrib.sqlalchemy", "xaqueue.features.opening", "xaqueue.rpc.client.reach"),
+    *("xaqueue.core.owner.open", "sqlalchemy.dialects.sqlite", "sqlalchemy.dialects.postgresql.psycopg", "rich.table"),
+)
+"""What each child would load by itself."""
 
 
 def die() -> None:
@@ -60,6 +67,8 @@ def perform(kind: str, url: str, place: str, way: str, moment: str) -> None:
 
 
 if __name__ == "__main__":
+    for name in WARM:
+        import_module(name)
     for line in sys.stdin:
         child = os.fork()
         if not child:

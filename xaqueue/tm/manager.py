@@ -76,11 +76,11 @@ class TransactionManager:
 
         log_dir: belongs to processes with the same participants; each has a slot of it, a log with a node id of its
         own, and any that lives finishes what one has left that has ended. participants: by name, how each is
-        opened: a function, the path of a space or the URL of its server, or an Engine of SQLAlchemy; the names are part
-        of what is written down, so they stay. last_resource: the one among them whose commit
-        decides for all that have prepared, where it takes part; its database keeps the decision as a row of the table
-        xaqueue_decisions. Without it that is, in each transaction, its database without two-phase commit, or else its
-        only database. two_phase: there is none, and all prepare. carry: where one queue takes part beside
+        opened: a function, the path of a space or the URL of its server, or an Engine of SQLAlchemy, and what works
+        within one of them; the names are part of what is written down, so they stay. last_resource: the one among them
+        whose commit decides for all that have prepared, where it takes part; its database keeps the decision as a row
+        of the table xaqueue_decisions. Without it that is, in each transaction, its database without two-phase commit,
+        or else its only database. two_phase: there is none, and all prepare. carry: where one queue takes part beside
         that database, its space is open in this process and its messages are small, they are in that row as well: then
         the database's commit hardens both, and the queue does not prepare. timeout_s: a transaction that was not
         decided by then is rolled back. recovery_interval_s: each participant is asked so often what is in doubt.
