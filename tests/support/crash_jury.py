@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 
+from support.archived import archived, live
 from support.crash_level import Level, open_space, ready
 from support.crash_story import (
     FRESH,
@@ -33,6 +34,8 @@ from xaqueue.core.model import layout, records
 from xaqueue.features.pair.pair_fs import OWN
 from xaqueue.features.session import Session
 from xaqueue.xa import Flag
+
+OVER = frozenset({Became.DONE, Became.DECIDED_DONE})
 
 
 def expected(story: Story, became: Mapping[int, Became], start: Contents) -> Contents:
@@ -98,6 +101,7 @@ class Jury:
         for verb in ("commit", "rollback"):
             space = open_space(tree.open_for_good(), self.level)
             became = self.recovered(space, record, tries_kept=tries_kept)
+            self._check_kept(space, became, record)
             self._settle(space, became, verb)
             self._go_on(space, record)
             if Became.IN_DOUBT not in became.values():
@@ -164,6 +168,7 @@ class Jury:
         assert look(space, session).contents == wanted
         assert not any(wanted.values())
         space.log.settle()
+        kept = self._check_kept(space, final)
         own = space.fs.list(layout.ACTIVE) if self.level.paired else []
         assert len(own) == self.level.paired
         assert all(name.startswith(OWN) and space.fs.list(f"{layout.ACTIVE}/{name}") == [] for name in own)
@@ -175,6 +180,39 @@ class Jury:
             assert bodies == sorted(body_of(message) for name, message in wanted if name == queue)
         session.end(xid_of(-1))
         session.commit(xid_of(-1), Flag.ONEPHASE)
+        if self.level.keeps:
+            space.log.settle()
+            left = [name for name, _ in wanted if name in self.story.queues]
+            assert sum(len(archived(space.fs, queue)) for queue in self.story.queues) == kept + len(left)
+
+    def _check_kept(self, space: Space, became: Mapping[int, Became], record: Record | None = None) -> int:
+        """What was taken, and nothing else, is in the archive, and not in its queue; where it was acknowledged, with
+        who took it. Returns how many that are."""
+        count = 0
+        space.log.settle()
+        for queue in self.story.queues if self.level.keeps else ():
+            found, taken = archived(space.fs, queue), self._taken(became, queue)
+            assert not found.keys() & live(space.fs, queue), "it is there, and was taken"
+            bodies = sorted(body for body, positions in taken.items() for _ in positions)
+            assert sorted(left.body for left in found.values()) == bodies
+            for left in found.values():
+                by, positions = left.by, taken[left.body]
+                promised = [one for one in positions if record is not None and record.may_be[one] <= OVER]
+                assert by is not None or not promised, "nobody says who took it"
+                assert by is None or by.by in {str(self.story.xid(one)) for one in positions}
+            count += len(found)
+        return count
+
+    def _taken(self, became: Mapping[int, Became], queue: str) -> dict[bytes, list[int]]:
+        """By body which acts have taken it, and not moved it to another queue."""
+        taken: dict[bytes, list[int]] = {}
+        for position, what in became.items():
+            work = self.story.acts[position].work if what in OVER else ()
+            added = {one.message for one in work if isinstance(one, Put)}
+            for one in work:
+                if isinstance(one, Take) and one.queue == queue and one.message not in added:
+                    taken.setdefault(body_of(one.message), []).append(position)
+        return taken
 
     def _go_on(self, space: Space, record: Record) -> None:
         """A new message gets a number that no published message ever had."""

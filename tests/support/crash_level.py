@@ -57,6 +57,8 @@ class Level:
     """Its owner is one of a pair."""
     blocks: str = ONE
     """Whether messages of one call come in a block of many (MANY), or each in a file."""
+    keeps: bool = False
+    """Its queues have an archive."""
 
     def __str__(self) -> str:
         return self.name
@@ -116,6 +118,8 @@ def open_space(
     definitions = replace(definitions, journal_segment_bytes=level.segment_bytes)
     if level.blocks != ONE and definitions.default is not None:
         definitions = replace(definitions, default=replace(definitions.default, blocks=level.blocks))
+    if level.keeps and definitions.default is not None:
+        definitions = replace(definitions, default=replace(definitions.default, options={"archive": "parquet"}))
     port = _paired(fs, f"{epoch}-{fs.calls}", lost) if level.paired else fs
     with (
         mock.patch.object(journal_of, "SMALLEST_SEGMENT_BYTES", 1024),

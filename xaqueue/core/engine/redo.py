@@ -94,7 +94,7 @@ def _name(fs: FileSystem, call: Callable[[str, str], None], source: str, path: s
     """Gives a file this name; its directory may be missing."""
     try:
         call(source, path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         make_dirs(fs, path.rpartition("/")[0])
         call(source, path)
 
@@ -116,7 +116,7 @@ def _follow(fs: FileSystem, source: str, target: str, when_us: int) -> None:
         if when_us:
             fs.set_modified_ns(source, when_us * 1000)
         fs.rename(source, target)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         make_dirs(fs, target.rpartition("/")[0])
         if fs.exists(source):
             fs.rename(source, target)

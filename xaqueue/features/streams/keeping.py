@@ -11,7 +11,8 @@ What the branch adds to another queue under the same id has only moved: its file
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from xaqueue.core.engine import many
@@ -20,12 +21,12 @@ from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import ADDS
 from xaqueue.core.model.block_files import listed
-from xaqueue.core.model.branch import Branch
+from xaqueue.core.model.branch import Branch, Rider
 from xaqueue.core.model.change import DROP, MOVE, PUT, Change, Final, Moved, Op
 from xaqueue.core.model.entry import Entry, Run
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.model.record_kinds import Opening, RecordKind
-from xaqueue.core.storage.fs import FileSystem
+from xaqueue.core.storage.fs import FileSystem, discard
 from xaqueue.features.streams.taken import (
     BY_BRANCH,
     EXPIRED,
@@ -33,26 +34,37 @@ from xaqueue.features.streams.taken import (
     TAKEN,
     Taken,
     encode_taken,
+    parse_taken,
     spans_of,
     taken_directory,
     taken_path,
 )
+from xaqueue.message import MessageId
 
 PARQUET = f"{layout.ARCHIVE}/parquet"
 Beside = list[Sequence[Any]]
 
 
+@dataclass(slots=True)
+class _Before(Rider):
+    """What a branch has added that is rolled forward, also what has come already."""
+
+    acts = False
+    added: set[MessageId]
+
+
 def keep(space: Space, branch: Branch, ops: list[Op], removals: list[Op]) -> Beside:
     """See ``Features.keep``."""
     added = {one for written in branch.blocks if written.kind in ADDS for one in written.ids}
-    leaving: dict[str, list[tuple[Entry, bool]]] = {}
+    added.update(*(rider.added for rider in branch.riders if isinstance(rider, _Before)))
+    leaving: dict[str, list[Entry]] = {}
     for written in branch.blocks:
         entry = written.entry
         if written.kind not in ADDS and entry is not None and space.queues[written.queue].kept_in:
-            leaving.setdefault(written.queue, []).append((entry, entry.message_id not in added))
+            leaving.setdefault(written.queue, []).append(entry)
     beside: Beside = []
     for name, entries in leaving.items():
-        beside += _keep(space, space.queues[name], entries, (str(branch.xid), BY_BRANCH), ops, removals)
+        beside += _keep(space, space.queues[name], entries, added, (str(branch.xid), BY_BRANCH), ops, removals)
     return beside
 
 
@@ -64,28 +76,30 @@ def removal(space: Space, queue: Queue, entries: Sequence[Entry]) -> Change:
     files = {queue.path_of(entry) for entry in entries}
     ops, rest = list(change.ops), [op for op in change.rest if op[1] not in files]
     removals = [op for op in change.rest if op[1] in files]
-    beside = _keep(space, queue, [(entry, True) for entry in entries], ("", EXPIRED), ops, removals)
+    beside = _keep(space, queue, entries, (), ("", EXPIRED), ops, removals)
     return change._replace(ops=ops + removals, rest=rest, beside=beside)
 
 
 def _keep(
     space: Space,
     queue: Queue,
-    entries: Sequence[tuple[Entry, bool]],
+    entries: Iterable[Entry],
+    added: Collection[bytes],
     who: tuple[str, str],
     ops: list[Op],
     removals: list[Op],
 ) -> Beside:
-    """Of these messages of one queue, each with whether it is kept."""
+    """Of these messages of one queue. added: ids of what moves."""
     taken, moved, kept = list[int](), list[int](), dict[str, str]()
-    for entry, is_kept in entries:
-        is_single = queue.block_of(entry.seq) is None
-        if is_kept or not is_single:
-            count = len(entry.ids) if type(entry) is Run else 1
-            (taken if is_kept else moved).extend(range(entry.seq, entry.seq + count))
-        path = entry.path or queue.path_of(entry)
-        if is_kept and is_single and (space.log.is_atomic or space.fs.exists(path)):
-            kept[path] = queue.kept(path)
+    for entry in entries:
+        if queue.block_of(entry.seq) is not None:
+            for seq, one in enumerate(entry.ids if type(entry) is Run else (entry.message_id,), entry.seq):
+                (moved if one in added else taken).append(seq)
+        elif entry.message_id not in added:
+            taken.append(entry.seq)
+            path = entry.path or queue.path_of(entry)
+            if space.log.is_atomic or space.fs.exists(path):
+                kept[path] = queue.kept(path)
     removals[:] = [(MOVE, op[1], kept[op[1]], 0) if op[0] == DROP and op[1] in kept else op for op in removals]
     if not taken and not moved:
         return []
@@ -117,6 +131,20 @@ class TakenKind(RecordKind):
             for name in listed(fs, here):
                 if name in there and is_that(fs, f"{directory}/{name}", f"{directory}/{name}"):
                     fs.unlink(f"{here}/{name}")
+
+    def adopt(self, space: Any, branch: Branch, found: Any) -> None:
+        branch.riders = (*branch.riders, _Before({row.message_id for row in found.rows if row.kind in ADDS}))
+
+    def finish(self, opening: Opening) -> None:
+        """A step that never came to be may have said that it takes what is there."""
+        space = opening.space
+        for queue in space.queues.values() if space.read_only is None else ():
+            for name in listed(space.fs, taken_directory(queue.name)):
+                ends = parse_taken(name)
+                with space.lock:
+                    is_there = ends is not None and queue.index.numbered(ends[0]) is not None
+                if is_there:
+                    discard(space.fs, f"{taken_directory(queue.name)}/{name}")
 
     def places(self, space: Any) -> Iterable[str]:
         """A range that lost a name is synced behind these."""

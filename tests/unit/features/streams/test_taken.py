@@ -200,3 +200,47 @@ def test_what_another_one_writes_is_passed_over(bare: BareSpace) -> None:
     assert [one.spans for one in read_all(bare.fs, "q")] == [[(1, 1)]]
     assert read_all(bare.fs, "q", after=1) == []
     assert [one.spans for one in read_all(bare.fs, "q", 0, LAST_SEQ)] == [[(1, 1)]]
+
+
+@pytest.mark.parametrize("place", ["archive", "archive/queue=q", "archive/queue=q/.taken"])
+def test_what_is_in_the_way_is_set_aside(bare: BareSpace, place: str) -> None:
+    bare.put("q", b"one")
+    bare.space.log.settle()
+    above = Path(place).parent
+    (bare.root / above).mkdir(exist_ok=True, parents=True)
+    bare.fs.create(place, [b"foreign"])
+    connection = bare.connect()
+    connection.dequeue("q")
+    connection.commit()
+    assert list(kept(bare)) == [b"one"]
+    assert any(bare.fs.list("quarantine"))
+
+
+def test_what_a_crash_undid_is_said_no_more(bare: BareSpace) -> None:
+    """Where files are the record, a step says that it takes a message before that leaves."""
+    bare.put("q", b"one", b"two")
+    bare.space.log.settle()
+    connection = bare.connect()
+    connection.dequeue("q")
+    connection.commit()
+    bare.space.log.settle()
+    bare.fs.create(taken_path("q", 2, 2), encode_taken("q", Taken(2**60, "nobody", "taken", [(2, 2)]), 1))
+    bare.reopen()
+    assert [one.spans for one in read_all(bare.fs, "q")] == [[(1, 1)]]
+    assert live(bare.fs, "q") == {2}
+
+
+def test_what_is_in_both_places_is_taken(bare: BareSpace) -> None:
+    """A power loss may leave it so, between two syncs of a step that nobody was answered."""
+    bare.put("q", b"one")
+    bare.space.log.settle()
+    (name,) = bare.fs.list("committed/queue=q/range=0000000000000")
+    connection = bare.connect()
+    connection.dequeue("q")
+    connection.commit()
+    bare.space.log.settle()
+    bare.space.checkpoint()
+    bare.fs.link(f"archive/queue=q/range=0000000000000/{name}", f"committed/queue=q/range=0000000000000/{name}")
+    bare.reopen()
+    assert live(bare.fs, "q") == set()
+    assert list(kept(bare)) == [b"one"]
