@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
@@ -14,6 +15,10 @@ from xaqueue.errors import InvalidArgument, OperationalError
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from xaqueue.lake.ingest_tables import ParquetTable
 from xaqueue.spark.checkpoint import Checkpoint
 from xaqueue.spark.ingest_target import DEAD_LETTERS, IngestedBatch, Target, TargetRecord, check_checkpoint, open_target
 
@@ -174,6 +179,43 @@ def test_dead_letters_of_a_try_go_with_it(tmp_path: Path) -> None:
         attempt(place, "second", None, [1, 2], [])
         assert (seen(place / "target"), seen(place / "target" / DEAD_LETTERS)) == ([1, 2], [])
     assert seen_dead
+
+
+def ingest_files(root: Path, kill_after: int | None, unsynced: set[str]) -> None:
+    """One life of an ingest without Spark: four messages, in two commits of a directory of files."""
+    fs = DeadlyFileSystem(root, kill_after)
+    fs.unsynced_names = unsynced
+    schema = pa.schema([("seq", pa.int64())])
+    try:
+        table = ParquetTable(fs, root, "orders", "target")
+        if table.schema is None:
+            table.create(schema)
+        for upto in (2, 4):
+            assert not unsynced  # nothing is told to the queue before
+            if table.refresh() < upto:
+                table.commit(pa.table({"seq": [upto - 1, upto]}, schema), upto)
+    finally:
+        fs.close()
+
+
+def numbers_in(target: Path) -> list[int]:
+    files = sorted(target.glob("*.parquet"))
+    return [seq for path in files for seq in pq.read_table(path)["seq"].to_pylist()]
+
+
+def test_files_of_an_ingest_without_spark(tmp_path: Path) -> None:
+    """Killed at each call: a reader sees commits whole, each once, and the next life finds where they end."""
+    for calls in count():
+        place, unsynced, target = tmp_path / str(calls), set[str](), tmp_path / str(calls) / "target"
+        place.mkdir()
+        with suppress(Killed):
+            ingest_files(place, calls, unsynced)
+            break
+        assert numbers_in(target) in ([], [1, 2], [1, 2, 3, 4])
+        ingest_files(place, None, unsynced)
+        assert numbers_in(target) == [1, 2, 3, 4]
+        assert {path.suffix for path in target.iterdir()} == {".parquet"}
+    assert calls > 10
 
 
 def test_all_is_on_disk_when_spark_may_go_on(tmp_path: Path) -> None:

@@ -21,9 +21,12 @@ pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
 import pyarrow.dataset as ds
+from deltalake import DeltaTable
 from pyspark.sql.types import IntegerType, StructType
 
-from xaqueue.lake.ingest import IngestProgress
+from xaqueue.lake.catalog import catalog_named
+from xaqueue.lake.ingest import IngestProgress, TableJob
+from xaqueue.lake.ingest import run as run_table
 from xaqueue.lake.ingest_bodies import why_no_object
 from xaqueue.spark import ingest_schema
 from xaqueue.spark.ingest import IngestJob, lag_of, run, total, translation
@@ -49,6 +52,50 @@ BAD = {
     b'{"delay":1': "no JSON: Expecting",
     b"[" * 100_000: "no JSON: nested too deep",
 }
+
+
+VALUES: dict[str, tuple[str, list[bytes]]] = {
+    "s": ("STRING", [b'"x"', b"5", b"true", b'{"a": [1, null]}', b'""', b"null"]),
+    "i": ("INT", [b"2147483647", b"2147483648", b"-5", b"1.5", b"1.0", b'"5"', b"true", b"[]"]),
+    "t": ("TINYINT", [b"127", b'"1"']),
+    "l": ("BIGINT", [b"9223372036854775807", b"9223372036854775808"]),
+    "d": ("DOUBLE", [b"1", b"1.5e300", b'"Infinity"', b'"1.5"', b"true"]),
+    "f": ("FLOAT", [b"0.1", b"7"]),
+    "b": ("BOOLEAN", [b"true", b"0", b'"true"']),
+    "m": ("DECIMAL(6,2)", [b"12.5", b"7", b"-1234.56", b"12345.5", b"true"]),
+    "at": ("TIMESTAMP", [b'"2026-11-29T10:00:00+02:00"', b'"2026-11-29T10:00:00.123456Z"', b'"2026-11-29 10:00:00"']),
+    "on_day": ("DATE", [b'"2026-11-29"', b'"late"', b"true"]),
+    "x": ("BINARY", [b'"aGk="', b"5"]),
+    "some": ("ARRAY<INT>", [b"[1, null]", b"[]", b'["a"]', b"{}"]),
+    "map": ("MAP<STRING, INT>", [b'{"k": 1, "n": null}', b"{}", b'{"k": "v"}', b"[]"]),
+    "of": ("STRUCT<p: STRING, q: INT>", [b'{"p": "x"}', b'{"q": 1, "r": 2}', b'{"q": "one"}', b'"text"']),
+}
+"""Fields of the schema, with what a body may hold there. Of a TINYINT 128 Spark makes -128, and this a dead letter."""
+
+
+def rows_of(frame: Any) -> list[dict[str, Any]]:
+    """As they are in any table: without the partitions that Spark's own has."""
+    kept = [name for name in frame.columns if name not in ("batch", "day")]
+    rows: list[dict[str, Any]] = [
+        row.asDict(recursive=True) for row in frame.select(*sorted(kept)).orderBy("seq").collect()
+    ]
+    return rows
+
+
+def unlike(found: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> list[Any]:
+    """Number, field and the two values, where these are not the same."""
+    one, other = ({(row["seq"], name): row[name] for row in rows for name in row} for rows in (found, wanted))
+    return [(key, one.get(key), other.get(key)) for key in {*one, *other} if one.get(key) != other.get(key)]
+
+
+def files_of(to: str, target: str, dead: str, catalog: str) -> list[str]:
+    """The files that the table names."""
+    if to == "parquet":
+        return [str(path) for path in Path(target, dead).glob("*.parquet")]
+    if to == "delta":
+        return DeltaTable(f"{target}/{dead}").file_uris()
+    with catalog_named(catalog) as named:
+        return list(named.load_table(target + dead).inspect.files()["file_path"].to_pylist())
 
 
 @pytest.fixture
@@ -157,6 +204,24 @@ class TestWithSpark:
             assert (letter["correlation_id"], letter["priority"], letter["queue"]) == (b"x", 7, "flights")
         assert spark.read.parquet(str(target)).where("day = '2023-11-15'").count() == 2
         assert spark.read.parquet(str(target / "_dead_letters")).count() == len(BAD)
+
+    def test_without_spark_rows_and_dead_letters_are_the_same(
+        self, spark: SparkSession, ingest: Callable[[IngestJob], IngestProgress], space: FabricatedSpace, tmp_path: Path
+    ) -> None:
+        """Whatever a body holds; and Spark reads the files of each table as its own."""
+        ddl = ", ".join(f"{name} {kind}" for name, (kind, _) in VALUES.items())
+        bodies = [b'{"%s":%s}' % (name.encode(), value) for name, (_, values) in VALUES.items() for value in values]
+        for seq, body in enumerate([*bodies, *BAD, b"{}", b'{"s":"x","i":1,"new":[2]}'], 1):
+            put(space, "flights", seq, body, headers={"k": "v"}, correlation_id=b"x")
+        ingest(job(space, tmp_path / "out", schema=ddl))
+        catalog = f"sqlite:///{tmp_path}/catalog.db,warehouse=file://{tmp_path}/warehouse"
+        wanted = {name: rows_of(spark.read.parquet(str(tmp_path / "out" / name))) for name in ("", "_dead_letters")}
+        assert len(wanted[""]) > 30
+        for to, target in (("parquet", f"{tmp_path}/p"), ("delta", f"{tmp_path}/d"), ("iceberg", "shop.flights")):
+            run_table(TableJob(str(space.root), "flights", target, to, catalog, ddl, once=True))
+            for name, rows in wanted.items():
+                paths = files_of(to, target, name, catalog)
+                assert unlike(rows_of(spark.read.parquet(*paths)), rows) == [], (to, name)
 
     def test_a_restart_goes_on_and_repeats_nothing(
         self, ingest: Callable[[IngestJob], IngestProgress], space: FabricatedSpace, tmp_path: Path

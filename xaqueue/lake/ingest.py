@@ -40,7 +40,7 @@ COMMITS = 20
 LOOK_S = 0.2
 OF_FORMATS = ("deltalake", "_internal", "pyiceberg", "pyarrow", "sqlalchemy", "requests")
 """Packages whose errors say what is wrong with a table or its place."""
-MESSAGE = (*DEAD_KEPT, "queue", "body")
+MESSAGE = (*DEAD_KEPT, "space", "queue", "body")
 """Columns of a table that are the message's own; all others are fields of its body."""
 
 Step = Callable[[str], None]
@@ -172,7 +172,7 @@ class _Ingest:
         wanted = [pa.field(column(one.name), one.type) for one in fields]
         body = [_of_message("body")] if job.keep_body else []
         if found is None:
-            return pa.schema([*map(_of_message, (*KEPT, "queue")), *body, *wanted])
+            return pa.schema([*map(_of_message, (*KEPT, "space", "queue")), *body, *wanted])
         types = {one.name: one.type for one in found}
         for one in wanted:
             if one.name in types and _likeness(one.type) != _likeness(types[one.name]):

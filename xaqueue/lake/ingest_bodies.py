@@ -20,7 +20,7 @@ import pyarrow as pa
 from xaqueue.errors import InvalidArgument
 
 KEPT = ("seq", "message_id", "enqueued_at", "correlation_id", "headers")
-"""What a row says of its message, beside its queue."""
+"""What a row says of its message, beside its space and queue."""
 DEAD_KEPT = (*KEPT, "priority", "content_type")
 PARTITION = ("queue", "day")
 """Of the table that Spark writes."""

@@ -91,9 +91,9 @@ class ParquetTable:
         return self._upto
 
     def create(self, schema: pa.Schema) -> None:
-        if self._below and not self._fs.is_dir(self._below):
+        if not self._fs.is_dir(self._below):
             self._fs.make_dir(self._below)
-            self._fs.sync_dir("")
+        self._fs.sync_dir("")
         self.identity, self.schema = fresh_id().hex(), schema
         self.commit(schema.empty_table(), 0)
 
@@ -184,7 +184,6 @@ class IcebergTable:
 
     def refresh(self) -> int:
         from pyiceberg.exceptions import NoSuchTableError
-        from pyiceberg.table import TableProperties
 
         try:
             self._found = found = self._catalog.load_table(self.name)
@@ -193,7 +192,7 @@ class IcebergTable:
         self.schema, self.identity = found.schema().as_arrow(), str(found.metadata.table_uuid)
         upto = self._upto(found)
         # in memory alone: PyIceberg tries again by itself, on another's snapshot, without asking what that brought
-        found.metadata.properties[TableProperties.COMMIT_NUM_RETRIES] = "0"
+        found.metadata.properties["commit.retry.num-retries"] = "0"
         return upto
 
     def _upto(self, found: Iceberg) -> int:
