@@ -32,7 +32,7 @@ import pyarrow.dataset as ds
 from deltalake import DeltaTable
 from pyiceberg.catalog import Catalog
 
-from xaqueue.lake import ingest_bodies
+from xaqueue.lake import iceberg, ingest_bodies
 from xaqueue.lake.catalog import catalog_named
 from xaqueue.lake.ingest import IngestProgress, TableJob, run
 from xaqueue.lake.ingest_tables import DeltaLake, IcebergTable
@@ -260,6 +260,21 @@ def test_a_table_of_ones_own(space: FabricatedSpace, lake: Path, catalog: Catalo
             {"delay": 3, "carrier": "B6", "message_id": (2).to_bytes(16, "big"), "seq": 2},
         ]
     assert sorted(path.name for path in Path(target(lake, "delta")).glob("carrier=*")) == ["carrier=B6", "carrier=UA"]
+
+
+def test_icebergs_files_are_synced_before_they_are_named(space: FabricatedSpace, lake: Path) -> None:
+    put(space, {"delay": 1})
+    synced: set[str] = set()
+
+    class Noted(iceberg.SyncedStream):
+        def __init__(self, path: Path, *more: Any) -> None:
+            synced.add(path.suffix)
+            super().__init__(path, *more)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(iceberg, "SyncedStream", Noted)
+        run(job(space, lake, "iceberg"))
+    assert synced == {".avro", ".json", ".parquet"}
 
 
 def test_where_icebergs_snapshots_went(space: FabricatedSpace, lake: Path, catalog: Catalog) -> None:

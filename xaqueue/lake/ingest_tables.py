@@ -249,7 +249,11 @@ def open_table(to: str, target: str, source: str, catalog: str | None, held: Exi
 
         if "." not in target.strip("."):
             raise InvalidArgument(f"{target} is no name of an Iceberg table: namespace.table is wanted")
-        return IcebergTable(catalog_named(catalog), target, source)
+        found = catalog_named(catalog)
+        said = found.properties
+        if not said.get("uri", "").startswith("http") and _path_of(said.get("warehouse", "")) is not None:
+            said.setdefault("py-io-impl", "xaqueue.lake.iceberg.SyncedFiles")
+        return IcebergTable(found, target, source)
     root = Path(target).resolve()
     _check_empty(root, _is_ours)
     root.mkdir(parents=True, exist_ok=True)
@@ -279,10 +283,16 @@ def _is_ours(name: str) -> bool:
     return name in (LOCK, DEAD_LETTERS) or _FILE.fullmatch(name.removesuffix(_TEMPORARY)) is not None
 
 
+def _path_of(location: str) -> str | None:
+    """None for what is in no directory of this machine."""
+    path = location.removeprefix("file://")
+    return None if "://" in path else path
+
+
 def _harden(location: str) -> None:
     """What was committed in a directory of this machine is on disk: the formats' own writers sync nothing."""
-    path = location.removeprefix("file://")
-    if "://" not in path:
+    path = _path_of(location)
+    if path is not None:
         fs = DirectoryFileSystem(path, keep_unsynced=False)
         try:
             fs.sync_all()
