@@ -18,6 +18,8 @@ from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.features.opening import create
 from xaqueue.features.session import attach
 
+STREAM = "query#1"
+
 
 class Space:
     """A space whose queue q keeps what leaves it; it knows which body each number has, and who took it."""
@@ -46,6 +48,13 @@ class Space:
         self.connection.commit()
         number = {body: seq for seq, body in self.bodies.items()}
         self.taken |= {number[message.body]: "" for message in taken}
+
+    def consume(self, upto: int, *, stream: str = STREAM, archives: bool = False) -> None:
+        """By a stream, from the front; of what is not archived the queue knows nothing more."""
+        consumed = self.session.reserve("q", stream, 0, 0).consumed
+        self.session.consume("q", stream, upto, archives)
+        numbers = range(consumed + 1, upto + 1)
+        self.taken |= {seq: stream for seq in numbers if seq in self.bodies and seq not in self.taken}
 
     def settle(self) -> None:
         """The directories are as far as the journal is."""
@@ -77,6 +86,8 @@ def check(space: Space) -> None:
     assert [row["seq"] for row in found] == list(space.bodies)
     assert {row["seq"]: row["body"] for row in found} == space.bodies
     assert {row["seq"] for row in found if row["taken_at"] is not None} == space.taken.keys()
+    by = {row["seq"]: row["taken_by"] for row in found if row["taken_at"] is not None}
+    assert by | {seq: who for seq, who in space.taken.items() if who} == by
 
 
 class Killed(BaseException):

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
 from support.archive_space import Space, check, in_parquet
+from xaqueue.features.streams import cleanup
 from xaqueue.lake.archive import archive
 
 LEVELS = ["JOURNAL", "FDATASYNC;DSYNC", "NONE"]
@@ -43,3 +44,28 @@ def test_what_was_taken_is_parquet_and_the_queue_one_table(space: Space) -> None
     assert in_parquet(space.root) == list(space.bodies)
     assert [path.name for path in (space.root / "archive/queue=q/.taken").iterdir()] == []
     assert archive(space.root).messages == 0
+
+
+def test_what_a_stream_consumes_is_kept_and_told(space: Space) -> None:
+    """It ends within a block of which somebody else had taken two before; another one goes on."""
+    space.put(*(b"%d" % at for at in range(20)), many=True)
+    space.put(b"a", b"b", b"c")
+    space.take(2)
+    for upto in (3, 8, 12):
+        space.consume(upto)
+        space.settle()
+        check(space)
+    archive(space.root)
+    check(space)
+    space.session.release("q")
+    check(space)
+    assert archive(space.root).messages == 10, "each has a file of its own"
+    check(space)
+    space.take(2)
+    space.consume(21, stream="query#2")
+    assert cleanup.clear(space.session.space)
+    space.settle()
+    check(space)
+    archive(space.root)
+    check(space)
+    assert in_parquet(space.root) == list(range(1, 22))

@@ -161,8 +161,10 @@ class KeptFiles:
         return 0
 
     def _told(self, after: int, upto: int) -> Told:
+        """A stream says through which number it has consumed, and so of what others had taken before, too."""
         told: Told = {}
-        for one in sorted(read_all(self._fs, self.queue, after, upto), key=lambda one: one.at_us):
+        records = read_all(self._fs, self.queue, after, upto)
+        for one in sorted(records, key=lambda one: (one.how != CONSUMED, one.at_us)):
             for spans, has_moved in ((one.spans, False), (one.moved, True)):
                 for first, last in spans:
                     for seq in range(max(first, after + 1), min(last, upto) + 1):
@@ -183,16 +185,13 @@ def _is_consumed(record: StreamRecord | None, seq: int) -> bool:
 
 
 def _staying(named: Named, gone: int, record: StreamRecord | None, told: Told) -> int:
-    """Of a block in ``committed/`` what is not kept, or not gone yet."""
-    bits = 0
+    """Of a block in ``committed/`` what is not kept, or not gone yet. The bitmap may have been cleared for a stream."""
+    bits, consumed = 0, record.consumed if record is not None else 0
     for index in range(named.count):
-        seq = named.first + index
-        if gone >> index & 1:
-            one, has_moved = told.get(seq, (None, True))
-            is_kept = not has_moved and one is not None and one.how != CONSUMED
-        else:
-            is_kept = _is_consumed(record, seq)
-        bits |= (not is_kept) << index
+        seq, is_gone = named.first + index, gone >> index & 1
+        one, has_moved = told.get(seq, (None, False))
+        is_taken = (is_gone or seq <= consumed) and one is not None and one.how != CONSUMED and not has_moved
+        bits |= (not (is_taken or (not is_gone and _is_consumed(record, seq)))) << index
     return bits
 
 

@@ -293,6 +293,13 @@ def _keep_some(space: Space, block: Block, indexes: Sequence[int], path: str) ->
     space.sync_all()
 
 
+def make_place(space: Space, directory: str) -> None:
+    """A directory of the archive is there, whatever stood in its way. Raises ResourceFailed."""
+    if not space.fs.is_dir(directory):
+        with _making, space.fencing(f"to make {directory}"):
+            make_dirs(space.fs, directory)
+
+
 def _archive(space: Space, fs: FileSystem, directory: str, names: Sequence[str]) -> None:
     """One step: nobody syncs the range, and so loses its names, before the archive has them on disk."""
     target = archived_path(directory)

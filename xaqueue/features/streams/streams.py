@@ -20,12 +20,14 @@ from xaqueue.access import CONSUME, NOTHING, RESOLVE
 from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
+from xaqueue.core.model.change import PUT, Change, Op
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.model.records import encode_record
 from xaqueue.core.storage.group_commit import nothing
 from xaqueue.errors import InvalidArgument, QueueReserved
 from xaqueue.features.streams import cleanup
 from xaqueue.features.streams.record import StreamRecord, StreamStep, record_of, stream_path
+from xaqueue.features.streams.taken import CONSUMED, Taken, encode_taken, taken_directory, taken_path
 from xaqueue.message import Properties, check_queue_name
 from xaqueue.reservation import Reservation, check_stream
 from xaqueue.rpc.verb import verb
@@ -75,7 +77,8 @@ def reserve(self: Session, queue: str, stream: str, after: int, upto: int) -> Re
 
 @verb(CONSUME, "call_with_retry")
 def consume(self: Session, queue: str, stream: str, upto: int, archive: bool = False) -> Reservation:
-    """Everything up to this number is consumed: removed, or moved to the archive. Cumulative and idempotent."""
+    """Everything up to this number is consumed: removed, or moved to the archive, as it always is where the queue has
+    one. Cumulative and idempotent."""
     space = _opened(self)
     check_stream(stream)
     check_number(upto)
@@ -87,11 +90,13 @@ def consume(self: Session, queue: str, stream: str, upto: int, archive: bool = F
             return _reservation_of(kept)
         with space.lock:
             _check_consumable(kept, upto)
+            archive = archive or bool(kept.kept_in)
         if record.archived_after is not None and not archive:
             _harden_cleared(space, kept)  # what was to be kept is in its place
         after = record.consumed if record.archived_after is None else record.archived_after
         further = replace(record, consumed=upto, archived_after=after if archive else None)
-        _write(space, further, lambda: kept.consume(further))
+        taken = Taken(space.now_us(), stream, CONSUMED, [(record.consumed + 1, upto)])
+        _write(space, further, lambda: kept.consume(further), taken if archive else None)
         space.has_consumed()
         with space.lock:
             return _reservation_of(kept)
@@ -270,11 +275,22 @@ def _reservation_of(queue: Queue) -> Reservation:
     )
 
 
-def _write(space: Space, record: StreamRecord, publish: Callable[[], None] = nothing) -> None:
-    """Replaces the queue's record durably: that is the commit point. RetryLater where nothing was done."""
-    head, body = encode_stream(record, space.epoch)
-    path = stream_path(record.queue)
-    space.put(StreamStep.STREAM, path.rpartition("/")[2], path, head, body, publish)
+def _write(
+    space: Space, record: StreamRecord, publish: Callable[[], None] = nothing, taken: Taken | None = None
+) -> None:
+    """Replaces the queue's record durably: that is the commit point. taken: what is kept for it, which is said before.
+    RetryLater where nothing was done."""
+    path, content = stream_path(record.queue), encode_stream(record, space.epoch)
+    said = [(taken_path(record.queue, *taken.ends), *encode_taken(record.queue, taken, space.epoch))] if taken else []
+    space.stage(path, *content)
+    ops: list[Op] = [(PUT, path, *content, 0)]
+    change = Change(StreamStep.STREAM, path.rpartition("/")[2], ops)
+    if said and space.log.is_atomic:
+        cleanup.make_place(space, taken_directory(record.queue))
+        ops[:0] = [(PUT, *one, 0) for one in said]
+    else:
+        change = change._replace(beside=said)
+    space.log.perform(change, publish)
 
 
 def encode_stream(record: StreamRecord, epoch: int) -> tuple[bytes, bytes]:

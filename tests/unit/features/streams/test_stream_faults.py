@@ -194,6 +194,7 @@ def test_an_archive_without_room_keeps_nobody_from_making_some(bare: BareSpace) 
     for queue, archive in (("orders", True), ("removed", False)):
         session.reserve(queue, STREAM, 0, 2)
         session.consume(queue, STREAM, 2, archive)
+    bare.space.log.settle()  # what is recorded is where it belongs
     bare.fs.faults = {("rename", layout.ARCHIVE): errno.ENOSPC}
     with pytest.raises(RetryLater, match="no room to clear"):
         cleanup.clear(bare.space)
