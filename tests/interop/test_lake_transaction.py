@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -39,7 +40,7 @@ from support.patience import eventually
 from xaqueue import TransactionManager
 from xaqueue.contrib.sqlalchemy import participant as of_engine
 from xaqueue.errors import InvalidArgument, ProtocolError
-from xaqueue.lake.iceberg import participant
+from xaqueue.lake.iceberg import SyncedFiles, participant
 from xaqueue.tm.coordinator import TraceStep as Step
 
 
@@ -87,6 +88,28 @@ def test_its_files_are_on_the_disk_before_the_row(lake: Lake, monkeypatch: pytes
     assert {one.parent for one in synced if one.is_file() and lake.warehouse in one.parents} <= synced
     assert lake.warehouse in synced
     assert len([one for one in synced if one.suffix == ".parquet"]) == len((ORDERS, AUDIT))
+
+
+def test_a_directory_is_synced_with_those_above_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And again where it was removed; within the warehouse also where it was there already."""
+    warehouse, elsewhere = tmp_path / "lake", tmp_path / "elsewhere"
+    (there := warehouse / "shop" / "orders").mkdir(parents=True)
+    synced: list[Path] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(Path(f"/proc/self/fd/{descriptor}").readlink()))
+
+    def synced_by(directory: Path) -> list[Path]:
+        synced.clear()
+        SyncedFiles({"warehouse": f"file://{warehouse}"}).new_output(f"file://{directory}/file").create(
+            overwrite=True
+        ).close()
+        assert synced[0] == directory / "file"
+        return synced[1:]
+
+    all_above = [there, there.parent, warehouse]
+    assert [synced_by(there), synced_by(there)] == [all_above, [there]]
+    shutil.rmtree(there)
+    assert synced_by(there) == all_above
+    assert synced_by(elsewhere / "a" / "b") == [elsewhere / "a" / "b", elsewhere / "a", elsewhere, tmp_path]
 
 
 @over(("sqlite", CARRIED))

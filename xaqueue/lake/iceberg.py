@@ -19,12 +19,11 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from io import BufferedWriter, FileIO
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 try:
     from pyiceberg.catalog.sql import SqlCatalog
@@ -84,10 +83,9 @@ def _database(url: Any) -> str:
 class SyncedFiles(PyArrowFileIO):
     """PyArrow's, as a transaction needs it: see the head of this module."""
 
-    def __init__(self, properties: Mapping[str, Any] = MappingProxyType({})) -> None:
-        super().__init__(dict(properties))
-        self._safe: set[Path] = set()
-        """Directories whose names are on the disk."""
+    _safe: ClassVar[set[tuple[Path, int]]] = set()
+    """Directories whose names are on the disk, as far as this process has seen to it, with their inodes' numbers: one
+    that was removed, and made again by somebody else, is another one."""
 
     def new_output(self, location: str) -> PyArrowFile:
         scheme, _, path = self.parse_location(location, self.properties)
@@ -100,7 +98,8 @@ class SyncedFiles(PyArrowFileIO):
 
     def create(self, path: Path) -> BufferedWriter:
         directory = path.parent
-        chain = [directory] if directory in self._safe else self._chain(directory)
+        is_safe = directory.is_dir() and (directory, directory.stat().st_ino) in self._safe
+        chain = [directory] if is_safe else self._chain(directory)
         directory.mkdir(parents=True, exist_ok=True)
         return BufferedWriter(SyncedStream(path, partial(self.sync, chain)))
 
@@ -120,7 +119,7 @@ class SyncedFiles(PyArrowFileIO):
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
-        self._safe.update(chain)
+        self._safe.add((chain[0], chain[0].stat().st_ino))
 
 
 class _SyncedFile(PyArrowFile):
