@@ -38,6 +38,7 @@ from xaqueue.features.snapshots.chores import PruneJournal, TakeSnapshots
 from xaqueue.features.snapshots.manifest import KEPT_JOURNAL, MANIFEST
 from xaqueue.features.snapshots.options import policy_of
 from xaqueue.features.streams import keeping
+from xaqueue.features.streams.archiving import Archive
 from xaqueue.features.streams.cleanup import Clear
 from xaqueue.features.topics import blocks, format
 from xaqueue.features.topics.hollow import Hollow
@@ -85,6 +86,8 @@ class Whole(Features):
             yield Sweep(space)
         if lasting and policy_of(space.definitions).interval_min:
             yield TakeSnapshots(space)
+        if lasting and isinstance(space.definer, QueuesFile):
+            yield Archive(space, space.definer.root)
         if lasting and DAYS.of(space.definitions):
             yield Scrub(space)
 

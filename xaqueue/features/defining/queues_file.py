@@ -92,7 +92,7 @@ class QueuesFile(Definer):
     """What a space is defined by."""
 
     def __init__(self, root: Path, space: Space) -> None:
-        self._root = root
+        self.root = root
         self._space = space
 
     def define(self, name: str, settings: Mapping[str, object], table: str) -> None:
@@ -101,9 +101,9 @@ class QueuesFile(Definer):
         space.check_owner()
         try:
             with space.defining:
-                space.redefine(define(self._root, name, settings, table, space.hardening))
+                space.redefine(define(self.root, name, settings, table, space.hardening))
                 with suppress(InvalidArgument):  # somebody edits it just now
-                    keep_good(self._root)
+                    keep_good(self.root)
         except (OSError, UnicodeDecodeError) as error:
             raise RetryLater(f"queues.toml cannot be changed ({error}): nothing was defined") from error
         space.has_consumed()  # a new limit may be one that some messages have reached
@@ -114,11 +114,11 @@ class QueuesFile(Definer):
         space = self._space
         space.check_owner()
         try:
-            with space.defining, editing(self._root):
-                changed, before = edits.without_queue(_read(self._root), queue), space.definitions
+            with space.defining, editing(self.root):
+                changed, before = edits.without_queue(_read(self.root), queue), space.definitions
                 space.redefine(definitions.parse(changed), partial(check_empty, space, queue))
                 try:
-                    write_definitions(self._root, changed)
+                    write_definitions(self.root, changed)
                 except BaseException:
                     space.redefine(before)
                     raise
