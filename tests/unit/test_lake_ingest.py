@@ -165,6 +165,7 @@ class TestEachFormat:
         assert [(row["n"], row["m"]) for row in read(lake, to)] == [(1, None), (2, 6)]
         put(space, {"n": 3, "m": 7}, after=2)
         run(job(space, lake, to, schema=None))
+        run(job(space, lake, to, schema="n INT, m BIGINT"))
         rows = read(lake, to)
         assert [(row["n"], row["m"]) for row in rows] == [(1, None), (2, 6), (3, 7)]
         assert rows[2]["body"] == b'{"n": 3, "m": 7}'
@@ -184,6 +185,8 @@ class TestEachFormat:
             run(job(space, lake, to), step=die)
         assert numbers(read(lake, to, dead=True)) == [2]
         put(space, b"dead as well", {"delay": 3}, after=3)
+        with pytest.raises(InvalidArgument, match="run it once without a new --schema"):
+            run(job(space, lake, to, schema=f"{SCHEMA}, more INT"))
         done = run(job(space, lake, to))
         assert (done.rows, done.dead_letters) == (3, 1)
         assert numbers(read(lake, to)) == [1, 3, 5]

@@ -134,13 +134,10 @@ class _Ingest:
         self._columns = chosen(MESSAGE)
         self._progress = IngestProgress()
         self._done = table.refresh()
+        self._dead = table.dead_letters()
         self._schema = self._settled()
-        if table.schema is None:
-            table.create(self._schema)
-            self._done = table.refresh()
         fields = [one for one in self._schema if one.name not in MESSAGE]
         self._bodies = Bodies(pa.schema([(field_of(one.name), one.type) for one in fields]))
-        self._dead = table.dead_letters()
         name = re.sub(r"[^\w.-]", "_", table.name.rpartition("/")[2])[:80]
         self._stream = f"ingest-{name}#{table.identity}"
         self._begin()
@@ -162,7 +159,26 @@ class _Ingest:
         return progress
 
     def _settled(self) -> pa.Schema:
-        """The columns of what is written: the table's own, and what a new schema adds. Raises InvalidArgument."""
+        """The table's columns, with what a new schema adds: they say what is a dead letter, and so come before any.
+
+        Raises InvalidArgument.
+        """
+        table = self._table
+        found, wanted = table.schema, self._wanted()
+        if found is None:
+            table.create(wanted)
+        elif wanted.names != found.names:
+            if self._dead.refresh() > self._done:
+                raise InvalidArgument(
+                    f"{table.name}: the last run ended before all of its last batch was in: run it once without a new "
+                    "--schema, and then with it"
+                )
+            table.grow(wanted)
+        self._done = table.refresh()
+        assert table.schema is not None
+        return table.schema.remove_metadata()
+
+    def _wanted(self) -> pa.Schema:
         job, found = self._job, self._table.schema
         fields: Iterable[pa.Field] = ()
         if job.schema is not None:
@@ -180,7 +196,7 @@ class _Ingest:
                     f"{self._table.name} has column {one.name} as {types[one.name]}, not as {one.type}: columns may be "
                     "added, and not changed. Leave out --schema to go on with those it has, or name another table"
                 )
-        return pa.schema([*found, *(one for one in (*body, *wanted) if one.name not in types)]).remove_metadata()
+        return pa.schema([*found, *(one for one in (*body, *wanted) if one.name not in types)])
 
     def _sample(self) -> Iterator[bytes]:
         for batch in self._read_batches(self._reader.position().seen):
@@ -246,6 +262,8 @@ class _Ingest:
         rows = _fitting(schema, messages, iter(others))
         for _ in range(COMMITS):
             left = rows.filter(pc.greater(messages["seq"], table.refresh()))
+            if table.schema is None or table.schema.names != schema.names:
+                raise OperationalError(f"{table.name} has other columns meanwhile: run it again to go on")
             if not left.num_rows:
                 self._progress.repeated += 1
                 return 0
@@ -281,15 +299,6 @@ def _fitting(schema: pa.Schema, messages: pa.Table, others: Iterator[pa.Array]) 
     return pa.table(columns, schema=schema)
 
 
-def _likeness(kind: pa.DataType) -> object:
+def _likeness(kind: pa.DataType) -> str:
     """The same for types that a format takes for the same."""
-    types = pa.types
-    if types.is_list(kind) or types.is_large_list(kind):
-        return "list", _likeness(kind.value_type)
-    if types.is_map(kind):
-        return "map", _likeness(kind.item_type)
-    if types.is_struct(kind):
-        return tuple((one.name, _likeness(one.type)) for one in kind)
-    if types.is_integer(kind) and kind.bit_width < 32:
-        return "int32"
-    return str(kind).removeprefix("large_")
+    return re.sub(r"\bint(8|16)\b", "int32", re.sub(r"large_| not null|(?<=list<)\w+", "", str(kind)))

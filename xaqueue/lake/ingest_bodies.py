@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from base64 import b64decode
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import ROUND_HALF_UP, Context, Decimal
@@ -87,16 +88,33 @@ def given(text: str) -> pa.Schema:
 
 def sampled(bodies: Iterable[bytes]) -> pa.Schema:
     """The fields of these bodies, as far as they are JSON objects. Raises InvalidArgument where none has a field."""
-    found = pa.struct([])
-    for body in bodies:
-        if isinstance(value := _object(body), dict):
-            found = _wider(found, _kind_of(value))
-    if not len(found):
+    found = [value for body in bodies if isinstance(value := _object(body), dict)]
+    names = dict.fromkeys(name for value in found for name in value)
+    if not names:
         raise InvalidArgument(
             "no JSON object with a field was found among the first messages to take a schema from: "
             f"give --schema, {_FORMS}"
         )
-    return _checked(pa.schema([(field.name, _settled(field.type)) for field in found]), "of the sample")
+    return _checked(
+        pa.schema([(name, _kind_of([value.get(name) for value in found])) for name in names]), "of the sample"
+    )
+
+
+def _kind_of(values: list[Any]) -> pa.DataType:
+    """In which all of them fit: text, as JSON has it, where they are of several."""
+    try:
+        return _settled(pa.array(values).type)
+    except (pa.ArrowException, OverflowError, ValueError):
+        return pa.string()
+
+
+def _settled(kind: pa.DataType) -> pa.DataType:
+    """What was always null, or had no field, is text."""
+    if pa.types.is_struct(kind) and len(kind):
+        return pa.struct([(field.name, _settled(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(_settled(kind.value_type))
+    return pa.string() if pa.types.is_null(kind) or pa.types.is_struct(kind) else kind
 
 
 def _checked(found: pa.Schema, what: str) -> pa.Schema:
@@ -203,128 +221,79 @@ def _time(value: Any) -> datetime:
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
-def _kind_of(value: Any) -> pa.DataType:
-    if isinstance(value, dict):
-        return pa.struct([(name, _kind_of(one)) for name, one in value.items()])
-    if isinstance(value, list):
-        found = pa.null()
-        for one in value:
-            found = _wider(found, _kind_of(one))
-        return pa.list_(found)
-    if type(value) is int:
-        return pa.int64() if -(1 << 63) <= value < 1 << 63 else pa.float64()
-    return {bool: pa.bool_(), float: pa.float64(), type(None): pa.null()}.get(type(value), pa.string())
-
-
-def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType:
-    """What both fit in."""
-    if one == other or pa.types.is_null(other):
-        return one
-    if pa.types.is_null(one):
-        return other
-    if pa.types.is_struct(one) and pa.types.is_struct(other):
-        found = {field.name: field.type for field in one}
-        for field in other:
-            found[field.name] = _wider(found.get(field.name, pa.null()), field.type)
-        return pa.struct(list(found.items()))
-    if pa.types.is_list(one) and pa.types.is_list(other):
-        return pa.list_(_wider(one.value_type, other.value_type))
-    return pa.float64() if {one, other} == {pa.int64(), pa.float64()} else pa.string()
-
-
-def _settled(kind: pa.DataType) -> pa.DataType:
-    """What was always null, or had no field, is text."""
-    if pa.types.is_struct(kind) and len(kind):
-        return pa.struct([(field.name, _settled(field.type)) for field in kind])
-    if pa.types.is_list(kind):
-        return pa.list_(_settled(kind.value_type))
-    return pa.string() if pa.types.is_null(kind) or pa.types.is_struct(kind) else kind
-
-
 class _Words:
     """Spark's DDL of a table's columns."""
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._words = _TOKEN.findall(text)
-        self._at = 0
+        self._left = deque(_TOKEN.findall(text))
 
     def schema(self) -> pa.Schema:
         found = self._fields("")
-        if not found:
-            raise self._refusal("it has no columns")
-        return pa.schema(found)
+        return pa.schema(found) if found else self._refuse("it has no columns")
 
     def _fields(self, end: str) -> list[pa.Field]:
-        found = []
-        while self._word != end:
-            name = self._next()
-            name = name[1:-1].replace("``", "`") if name[0] == "`" else name
-            if not re.fullmatch(r"\w+", name) and self._words[self._at - 1][0] != "`":
-                raise self._refusal(f"{name!r} is no name")
+        found: list[pa.Field] = []
+        while not self._skip(end):
+            if found and not self._skip(","):
+                self._refuse(f"a comma is missing before {self._next!r}")
+            name = self._word()
+            if name[0] != "`" and not re.fullmatch(r"\w+", name):
+                self._refuse(f"{name!r} is no name")
             self._skip(":")
-            found.append(pa.field(name, self._kind()))
-            if self._skip("NOT") and not self._skip("NULL"):
-                raise self._refusal("NULL is missing behind NOT")
+            found.append(pa.field(name.strip("`").replace("``", "`"), self._kind()))
+            if self._skip("NOT"):
+                self._want("NULL")
             if self._skip("COMMENT"):
-                self._next()
-            if not self._skip(",") and self._word != end:
-                raise self._refusal(f"a comma is missing before {self._word!r}")
-        self._at += 1
+                self._word()
         return found
 
     def _kind(self) -> pa.DataType:
-        name = self._next().upper()
+        name = self._word().upper()
         if name in _PLAIN:
             return _PLAIN[name]
         if name in ("DECIMAL", "DEC", "NUMERIC"):
             digits = [10, 0]
             if self._skip("("):
-                digits = [self._number(), 0]
-                if self._skip(","):
-                    digits[1] = self._number()
-                self._wanted(")")
-            if not 0 <= digits[1] <= digits[0] <= 38 or not digits[0]:
-                raise self._refusal(f"DECIMAL({digits[0]},{digits[1]}) is none")
-            return pa.decimal128(*digits)
+                digits = [self._number(), self._number() if self._skip(",") else 0]
+                self._want(")")
+            is_one = 0 <= digits[1] <= digits[0] <= 38 and digits[0]
+            return pa.decimal128(*digits) if is_one else self._refuse(f"DECIMAL({digits[0]},{digits[1]}) is none")
         if name not in ("ARRAY", "MAP", "STRUCT"):
-            raise self._refusal(f"{name} is no type of a column")
-        self._wanted("<")
+            self._refuse(f"{name} is no type of a column")
+        self._want("<")
         if name == "STRUCT":
             return pa.struct(self._fields(">"))
         of = [self._kind()]
         if name == "MAP":
-            self._wanted(",")
-            if of[0] != pa.string():
-                raise self._refusal("the keys of a JSON object are STRING")
+            self._want(",")
             of.append(self._kind())
-        self._wanted(">")
+            if of[0] != pa.string():
+                self._refuse("the keys of a JSON object are STRING")
+        self._want(">")
         return pa.map_(*of) if name == "MAP" else pa.list_(*of)
 
     @property
-    def _word(self) -> str:
-        return self._words[self._at] if self._at < len(self._words) else ""
-
     def _next(self) -> str:
-        if not self._word:
-            raise self._refusal("it ends too early")
-        self._at += 1
-        return str(self._words[self._at - 1])
+        return self._left[0] if self._left else ""
 
-    def _skip(self, word: str) -> bool:
-        found = self._word.upper() == word
-        self._at += found
-        return found
-
-    def _wanted(self, word: str) -> None:
-        if not self._skip(word):
-            raise self._refusal(f"{word} is missing before {self._word!r}")
+    def _word(self) -> str:
+        return self._left.popleft() if self._left else str(self._refuse("it ends too early"))
 
     def _number(self) -> int:
-        word = self._next()
-        if not word.isdecimal():
-            raise self._refusal(f"{word!r} is no number")
-        return int(word)
+        word = self._word()
+        return int(word) if word.isdecimal() else self._refuse(f"{word!r} is no number")
 
-    def _refusal(self, why: str) -> InvalidArgument:
-        return InvalidArgument(f"schema {self._text!r} is refused: {why}; give {_FORMS}")
+    def _skip(self, word: str) -> bool:
+        if self._next.upper() != word:
+            return False
+        if word:
+            self._left.popleft()
+        return True
+
+    def _want(self, word: str) -> None:
+        if not self._skip(word):
+            self._refuse(f"{word} is missing before {self._next!r}")
+
+    def _refuse(self, why: str) -> Any:
+        raise InvalidArgument(f"schema {self._text!r} is refused: {why}; give {_FORMS}")

@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -54,9 +54,12 @@ class Table(Protocol):
     def create(self, schema: pa.Schema) -> None:
         """Made, empty, unless somebody else was quicker."""
 
+    def grow(self, schema: pa.Schema) -> None:
+        """More columns."""
+
     def commit(self, rows: pa.Table, upto: int) -> bool:
-        """Adds these rows and the number, of which the schema may have grown. False where somebody else has added
-        something since the last look, and nothing was done."""
+        """Adds these rows and the number. False where somebody else has added something since the last look, and
+        nothing was done."""
 
     def dead_letters(self) -> Table: ...
 
@@ -94,8 +97,11 @@ class ParquetTable:
         if not self._fs.is_dir(self._below):
             self._fs.make_dir(self._below)
         self._fs.sync_dir("")
-        self.identity, self.schema = fresh_id().hex(), schema
-        self.commit(schema.empty_table(), 0)
+        self.identity = fresh_id().hex()
+        self.grow(schema)
+
+    def grow(self, schema: pa.Schema) -> None:
+        self.commit(schema.empty_table(), self._upto)
 
     def commit(self, rows: pa.Table, upto: int) -> bool:
         said = json.dumps({"id": self.identity, "source": self._source})
@@ -154,16 +160,19 @@ class DeltaLake:
                 raise
         self.refresh()
 
+    def grow(self, schema: pa.Schema) -> None:
+        from deltalake import write_deltalake
+
+        write_deltalake(self.name, schema.empty_table(), mode="append", schema_mode="merge")
+
     def commit(self, rows: pa.Table, upto: int) -> bool:
         from deltalake import CommitProperties, Transaction, write_deltalake
         from deltalake.exceptions import CommitFailedError
 
         assert self._found is not None
-        assert self.schema is not None
         properties = CommitProperties(app_transactions=[Transaction(self._source, upto)])
-        grown: Literal["merge"] | None = None if rows.schema.names == self.schema.names else "merge"
         try:
-            write_deltalake(self._found, rows, mode="append", schema_mode=grown, commit_properties=properties)
+            write_deltalake(self._found, rows, mode="append", commit_properties=properties)
         except CommitFailedError:
             return False
         _harden(self.name)
@@ -215,17 +224,17 @@ class IcebergTable:
             self._catalog.create_table(self.name, schema=schema)
         self.refresh()
 
+    def grow(self, schema: pa.Schema) -> None:
+        with self._catalog.load_table(self.name).update_schema() as columns:
+            columns.union_by_name(schema)
+
     def commit(self, rows: pa.Table, upto: int) -> bool:
         from pyiceberg.exceptions import CommitFailedException
 
         assert self._found is not None
-        assert self.schema is not None
         said = {self._source: str(upto)}
         try:
             with self._found.transaction() as transaction:
-                if rows.schema.names != self.schema.names:
-                    with transaction.update_schema() as schema:
-                        schema.union_by_name(rows.schema)
                 transaction.append(rows, snapshot_properties=said)
                 transaction.set_properties(said)
         except CommitFailedException:
