@@ -10,6 +10,7 @@ import re
 import sys
 from functools import cache
 from types import TracebackType
+from typing import Any
 
 from pyspark.errors import PySparkException
 
@@ -33,3 +34,13 @@ def say_last() -> None:
             sys.stderr.write(f"\nxaqueue: {text}\n")
 
     sys.excepthook = hook
+    shell: Any = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if shell is not None and not shell.custom_exceptions:  # a notebook that shows errors in its own way goes on to
+        shell.set_custom_exc((PySparkException,), _show)
+
+
+def _show(shell: Any, kind: type[BaseException], error: BaseException, trace: object, tb_offset: object = None) -> None:
+    """What a notebook does with an error, and the last line."""
+    shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
+    if text := said(error):
+        sys.stderr.write(f"\nxaqueue: {text}\n")

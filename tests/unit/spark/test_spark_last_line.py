@@ -12,6 +12,7 @@ pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
 from pathlib import Path
+from types import SimpleNamespace
 
 from pyspark.errors import PySparkException
 from pyspark.sql.streaming.datasource import ReadAllAvailable
@@ -49,6 +50,24 @@ def test_what_was_refused_comes_last_and_once(hooked: None, capsys: pytest.Captu
     *before, last = capsys.readouterr().err.splitlines()
     assert last == "xaqueue: /data/shop is gone: bring it back"
     assert before[-2:] == ["Current State: ACTIVE", ""]
+
+
+@pytest.mark.parametrize("shown", [(), (OSError,)])
+def test_in_a_notebook_it_comes_last_unless_that_shows_errors_itself(
+    shown: tuple[type[Exception], ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As IPython has it."""
+    shell = SimpleNamespace(custom_exceptions=shown, showtraceback=lambda told, tb_offset: sys.stderr.write("shown"))
+    shell.set_custom_exc = lambda kinds, handler: setattr(shell, "handler", partial(handler, shell))
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    last_line.say_last.cache_clear()
+    last_line.say_last()
+    last_line.say_last.cache_clear()
+    assert hasattr(shell, "handler") is not bool(shown)
+    if not shown:
+        shell.handler(PySparkException, PySparkException(OF_SPARK), None, tb_offset=1)
+        assert capsys.readouterr().err == "shown\nxaqueue: /data/shop is gone: bring it back\n"
 
 
 @pytest.mark.parametrize("error", [PySparkException("[TABLE_NOT_FOUND] orders"), ValueError(OF_SPARK)], ids=type)
