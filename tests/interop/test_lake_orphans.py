@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,10 +16,13 @@ from typer.testing import CliRunner
 pytest.importorskip("pyiceberg", reason="pyiceberg is not installed")
 pytest.importorskip("sqlalchemy", reason="sqlalchemy is not installed")
 
+from pyiceberg.catalog import Catalog
+
 from support.lake_killer import killing
 from support.lake_scene import CARRIED, FIRST, ORDERS, PREPARED, SCHEMA, TWO_PHASES, Lake, rows_of
 from xaqueue.cli.main import app
 from xaqueue.errors import InvalidArgument, RetryLater
+from xaqueue.lake import orphans as lake_orphans
 from xaqueue.lake.orphans import orphans
 from xaqueue.tm.coordinator import TraceStep as Step
 
@@ -113,6 +117,25 @@ def test_a_renamed_table_keeps_its_files(lake: Lake) -> None:
     assert {Path(one.path) for one in orphans(lake.catalog, ORDERS, HOUR, remove=True)} == left
     assert lake.table("shop.former") == [1, 2]
     assert lake.table(ORDERS) == [3]
+
+
+@pytest.mark.parametrize("lake", BOTH, indirect=True, ids=NAMES)
+def test_a_table_that_is_renamed_meanwhile(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And another one made under its name, between the first look and the lock."""
+    with lake.manager() as tm, tm.transaction() as tx:
+        tx["lake"].load_table(ORDERS).append(rows_of([1, 2]))
+    grow_old(lake)
+    still = lake_orphans._still
+
+    def rename(catalog: Catalog, names: list[tuple[str, ...]]) -> AbstractContextManager[Catalog]:
+        catalog.rename_table(ORDERS, "shop.former")
+        catalog.create_table(ORDERS, schema=SCHEMA)
+        return still(catalog, names)
+
+    monkeypatch.setattr(lake_orphans, "_still", rename)
+    with pytest.raises(RetryLater, match="renamed"):
+        orphans(lake.catalog, ORDERS, HOUR, remove=True)
+    assert lake.table("shop.former") == [1, 2]
 
 
 @pytest.mark.parametrize("lake", BOTH[:1], indirect=True, ids=NAMES[:1])

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -61,14 +61,16 @@ def orphans(catalog: Catalog, name: str, older_than: timedelta, *, remove: bool 
         for one in fs.get_file_info(FileSelector(f"{root}/{folder}", allow_not_found=True, recursive=True))
         if one.is_file and one.mtime is not None and one.mtime < before
     ]
-    others = [one for one in _tables(catalog) if one != table.name() and _overlap(table, _load(catalog, one))]
-    named: set[str] = set()
-    with _still(catalog, [table.name(), *others]) as steady:
-        for one in (table.name(), *others):
-            named.update(path.rpartition("/")[2] for path in _named(_load(steady, one)))
+    there = {key: one.metadata.table_uuid for key, one in _sharing(catalog, table.name(), root).items()}
+    with _still(catalog, list(there)) as steady:
+        tables = _sharing(steady, table.name(), root)
+        if {key: one.metadata.table_uuid for key, one in tables.items()} != there:
+            raise RetryLater(f"a table was made, renamed or dropped meanwhile where {name} has its files: try again")
+        named = {path.rpartition("/")[2] for one in tables.values() for path in _named(one)}
     found = [one for one in listed if one.base_name not in named]
     for one in found if remove else ():
-        fs.delete_file(one.path)
+        with suppress(FileNotFoundError):  # somebody else is at it, too
+            fs.delete_file(one.path)
     return [Orphan(one.path, one.size, round(one.mtime.timestamp() * 1e6)) for one in found]
 
 
@@ -92,10 +94,14 @@ def _tables(catalog: Catalog, namespace: tuple[str, ...] = ()) -> Iterator[tuple
         yield from _tables(catalog, inner)
 
 
-def _overlap(one: Table, other: Table) -> bool:
-    """As after a rename, and a new table under the old name: both have the directory of that name."""
-    here, there = (f"{_place_of(table)[1]}/" for table in (one, other))
-    return here.startswith(there) or there.startswith(here)
+def _sharing(catalog: Catalog, own: tuple[str, ...], root: str) -> dict[tuple[str, ...], Table]:
+    """That table, and all that may have files there: after a rename, and a new table under the former name, both do."""
+    found = {name: _load(catalog, name) for name in {own, *_tables(catalog)}}
+    return {name: one for name, one in found.items() if name == own or _overlap(root, _place_of(one)[1])}
+
+
+def _overlap(here: str, there: str) -> bool:
+    return f"{here}/".startswith(f"{there}/") or f"{there}/".startswith(f"{here}/")
 
 
 @contextmanager
