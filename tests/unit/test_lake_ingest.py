@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from decimal import Decimal
-from itertools import chain, repeat
+from itertools import chain, count, repeat
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +171,20 @@ class TestEachFormat:
         assert rows[2]["body"] == b'{"n": 3, "m": 7}'
         with pytest.raises(InvalidArgument, match=r"has column n as int32, not as string: columns may be added"):
             run(job(space, lake, to, schema="n STRING"))
+
+    def test_it_ends_behind_each_step(self, space: FabricatedSpace, lake: Path, to: str) -> None:
+        for last in count(1):
+            steps = iter(range(1, last))
+            put(space, {"delay": 1}, b"dead", {"delay": 2}, after=3 * (last - 1))
+            try:
+                run(job(space, lake, to), step=lambda _, steps=steps: next(steps))  # type: ignore[misc]
+            except StopIteration:
+                continue
+            break
+        assert last == 4
+        rows, dead = numbers(read(lake, to)), numbers(read(lake, to, dead=True))
+        assert rows == [seq for seq in range(1, 3 * last + 1) if seq % 3 != 2]
+        assert dead == list(range(2, 3 * last, 3))
 
     def test_a_run_that_ended_between_the_two_tables(self, space: FabricatedSpace, lake: Path, to: str) -> None:
         class Killed(BaseException):
