@@ -2,8 +2,9 @@
 
 A file may be named by what is not committed yet: by a transaction that is open, or one that is prepared, and in doubt
 for days. So those files are listed that are old; then the table's row is locked, which nobody gets as long as somebody
-else has changed it and not ended; then the table is read. An old file that it does not name nobody will name, but for a
-transaction that has written it so long ago and not changed the row yet: the age is to be above what those take.
+else has changed it and not ended; with it the table's metadata is read, from which all that it names follows. An old
+file that is not named then never will be, but by a transaction that has written it so long ago and not changed the row
+yet: the age is to be above what those take.
 
 Files are told from one another by their last name, which every writer makes unique: whatever a path looks like
 elsewhere, by a link or another scheme, no file goes whose name stands anywhere in the table's metadata.
@@ -64,9 +65,9 @@ def orphans(catalog: Catalog, name: str, older_than: timedelta, *, remove: bool 
     there = {key: one.metadata.table_uuid for key, one in _sharing(catalog, table.name(), root).items()}
     with _still(catalog, list(there)) as steady:
         tables = _sharing(steady, table.name(), root)
-        if {key: one.metadata.table_uuid for key, one in tables.items()} != there:
-            raise RetryLater(f"a table was made, renamed or dropped meanwhile where {name} has its files: try again")
-        named = {path.rpartition("/")[2] for one in tables.values() for path in _named(one)}
+    if {key: one.metadata.table_uuid for key, one in tables.items()} != there:
+        raise RetryLater(f"a table was made, renamed or dropped meanwhile where {name} has its files: try again")
+    named = {path.rpartition("/")[2] for one in tables.values() for path in _named(one)}
     found = [one for one in listed if one.base_name not in named]
     for one in found if remove else ():
         with suppress(FileNotFoundError):  # somebody else is at it, too
