@@ -57,7 +57,7 @@ def test_killed_at_each_of_its_files(lake: Lake, killer: Killer) -> None:
     """Nobody sees what is left of them."""
     moments = 0
     while killer.kill(lake, f"file {moments + 1}") == signal.SIGKILL:
-        moments += 1 if FULL else 7
+        moments += 1 if FULL else 13
         lake.settle()
         assert lake.judge() == []
     assert moments > 20
