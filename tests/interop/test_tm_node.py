@@ -379,7 +379,7 @@ def test_a_forked_child_takes_a_name_of_its_own(dsn: str, space: Path, make: Mak
 def test_one_over_queues_alone_that_is_late_says_so(dsn: str, space: Path) -> None:
     """And not that its database could not join."""
     with TransactionManager({"db": partial(psycopg.connect, dsn), "a": space, "b": space}) as manager:
-        with manager.transaction(timeout_s=0.2) as tx:
+        with manager.transaction(timeout_s=1.0) as tx:
             tx["a"].enqueue("q", b"1")
             tx["b"].enqueue("q", b"2")
             eventually(tx._is_expired)
