@@ -42,7 +42,7 @@ RINGS = ("spark", "kill", "sim", "process", "docs", "interop", "power", "crash",
 
 SAMPLED = {
     **{"unit": (1, 4), "contract": (1, 4), "docs": (1, 3), "crash": (1, 16), "process": (2, 4)},
-    **{"kill": (3, 8), "power": (2, 2), "spark": (2, 8), "interop": (2, 4)},
+    **{"kill": (3, 12), "power": (2, 2), "spark": (2, 8), "interop": (2, 4), "model": (1, 2), "sim": (1, 2)},
 }
 """Where ``pytest`` has no path: of a ring one test in so many is played, and of its parameters one in so many, at least
 one. With ``pytest tests`` all are."""
