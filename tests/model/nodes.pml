@@ -9,6 +9,7 @@
 
    What must hold:
      all or none    a queue and the database never end a transaction differently          (agree, at each end)
+     told           a node tells its caller what the database did                         (said)
      no doubt       when all processes are over and all can be reached, one more sweep leaves no branch prepared  (Last)
 
    What else may happen, each by -D:
@@ -112,6 +113,9 @@ inline agree(b) {
   assert(!(at[b] == ROLLED_BACK && rows[OF(b)] == COMMITTED))
 }
 
+/* A node tells its caller how the transaction has ended. */
+#define said(outcome) assert((rows[t] == COMMITTED) == (outcome == COMMITTED))
+
 /* Step 8: a row that says rollback goes in, unless there is one; who holds the key is waited for. */
 #define FORCE(t) atomic { !HELD(t) -> if :: word[t] == NOTHING -> word[t] = ROLLED_BACK :: else fi }
 
@@ -122,16 +126,22 @@ inline agree(b) {
 #endif
 #define CARRY_OUT(b) atomic { if :: SAYS_COMMIT(OF(b)) -> committing[b] = true :: else -> undoing[b] = true fi }
 
-/* Step 12, its end: this queue is struck from what the row was read to owe; who strikes the last one deletes the row. */
+/* Step 12, its end: this queue is struck from what the row was read to owe; who strikes the last one deletes the row,
+   unless the node may decide: as long as that lives it may have no answer yet, and look for the row. */
+#ifdef M_LIVING
+#define MAY_LOOK(t) false
+#else
+#define MAY_LOOK(t) node[t]
+#endif
 inline strike(b) {
   atomic {
     if
-    :: word[OF(b)] == COMMITTED && owed[b] ->
+    :: word[OF(b)] == COMMITTED ->
        owed[b] = false;
 #ifdef M_LAST                         /* the row goes with the first one */
        word[OF(b)] = NOTHING
 #else
-       if :: ALL(IS_STRUCK, OF(b)) -> word[OF(b)] = NOTHING :: else fi
+       if :: ALL(IS_STRUCK, OF(b)) && !MAY_LOOK(OF(b)) -> word[OF(b)] = NOTHING :: else fi
 #endif
     :: else
     fi
@@ -236,9 +246,22 @@ active [NODES] proctype Node() {
     atomic { if :: session[t] == OPEN -> session[t] = SENT :: else fi };
     if
     :: session[t] == OVER && rows[t] == COMMITTED -> skip       /* answered */
-    :: FORCE(t);                                                /* 6: not answered */
-       if :: word[t] == COMMITTED -> skip :: else -> goto undo fi
+#ifdef M_FORCED_LATE
+    :: FORCE(t);
+#else
+    :: atomic { !HELD(t) -> if :: node[t] && word[t] == NOTHING -> word[t] = ROLLED_BACK :: else fi };
+#endif                                                          /* 6: not answered; who is ended forces nothing ... */
+       if
+       :: word[t] == COMMITTED
+#ifdef M_MISSING
+       :: word[t] != COMMITTED -> said(ROLLED_BACK); goto undo
+#else
+       :: word[t] == ROLLED_BACK -> said(ROLLED_BACK); goto undo
+       :: word[t] == NOTHING -> goto close                      /* ... and learns nothing from a row that is not there */
+#endif
+       fi
     fi;
+    said(COMMITTED);
 #ifdef CARRIED
     atomic { if :: life == 0 -> EACH(SET_COMMITTED, t); EACH(agree, t) :: else fi };    /* in this process's memory */
 #else
@@ -250,10 +273,11 @@ active [NODES] proctype Node() {
        d_step { EACH(HARDEN, t) };
 #endif
 #ifdef M_LIFE
-       EACH(strike, t)
+       EACH(strike, t);
 #else
-       if :: life == lived -> EACH(strike, t) :: else fi
+       if :: life == lived -> EACH(strike, t) :: else fi;
 #endif
+       atomic { if :: word[t] == COMMITTED && ALL(IS_STRUCK, t) -> word[t] = NOTHING :: else fi }
     :: skip
     fi;
     goto close;
@@ -297,7 +321,7 @@ inline end_node(t) {
 
 /* Steps 11 and 12, at one branch's queue: each line is a question of its own. */
 inline sweep(b, t) {
-  decided = (word[t] == COMMITTED && owed[b]);
+  decided = (word[t] == COMMITTED);
   lived = life;
 #ifdef M_HARDENED_BEFORE
   HARDEN(b);
@@ -308,15 +332,20 @@ inline sweep(b, t) {
      :: word[t] == COMMITTED -> committing[b] = true            /* carried out by anybody, though its node lives */
      :: node[t]                                                 /* lives */
      :: !node[t] && !(tombstone[t] && known[t])                 /* not known here: left, and said */
-     :: !node[t] && tombstone[t] && known[t] ->
+     :: word[t] != COMMITTED && !node[t] && tombstone[t] && known[t] ->
 #ifdef NO_FORCE
 #ifdef M_STALE                                                  /* a lagging copy of the database has no decision yet */
         if :: CARRY_OUT(b) :: undoing[b] = true fi
 #else
         CARRY_OUT(b)
 #endif
-#else
+#elif defined(M_LISTED_ONCE)
         FORCE(t); CARRY_OUT(b)
+#else
+        if
+        :: at[b] == PREPARED -> FORCE(t); CARRY_OUT(b)          /* 11: it is listed once more */
+        :: at[b] != PREPARED                                    /* finished meanwhile, and its row may be gone */
+        fi
 #endif
      fi
 #ifdef M_UNASKED

@@ -322,7 +322,7 @@ class NodeTables(DecisionRows):
     def state_of(self, connection: Any, gtrid: bytes) -> BranchState:
         """What is known of this transaction, at one moment."""
         key = last_resource.checked(gtrid)
-        node = key[_NODE_AT - 1 : _NODE_AT - 1 + _NODE_LENGTH]
+        node = _node_of(key)
         decided = f"(SELECT decision FROM {self.schema}xaqueue_decisions WHERE gtrid = '{key}')"
         if (
             self.is_whole
@@ -383,7 +383,7 @@ class NodeTables(DecisionRows):
         not, LifeOver.
         """
         key = last_resource.checked(row.gtrid)
-        node, names = key[_NODE_AT - 1 : _NODE_AT - 1 + _NODE_LENGTH], names_of(row.participants, row.spaces)
+        node, names = _node_of(key), names_of(row.participants, row.spaces)
         if len(names) > NAMES_LENGTH:  # without all of them nobody else could finish it
             raise InvalidArgument(
                 f"{len(row.participants)} participants are too many for one transaction: their names and ids have "
@@ -462,7 +462,7 @@ class NodeTables(DecisionRows):
         key = last_resource.checked(gtrid)
         row = f"'{key}', 'rollback', ''"
         lock = {Dialect.POSTGRESQL: " FOR KEY SHARE", Dialect.MYSQL: " LOCK IN SHARE MODE"}.get(self.dialect, "")
-        node = key[_NODE_AT - 1 : _NODE_AT - 1 + _NODE_LENGTH]
+        node = _node_of(key)
         living = f"SELECT {row} FROM {self.schema}xaqueue_nodes WHERE node = '{node}'{lock}"
         try:
             with durable(connection, self.dialect):
@@ -500,7 +500,8 @@ class NodeTables(DecisionRows):
         return []
 
     def of_ended(self, connection: Any, identity: str) -> list[Standing]:
-        """Decisions to commit of nodes that are ended, which this participant has to have carried out."""
+        """Decisions to commit of nodes that are ended, which this participant has to have carried out, and those that
+        all have."""
         found = run(
             connection,
             f"SELECT d.gtrid, d.participants, d.carried FROM {self.table} d JOIN {self.schema}xaqueue_ended e "
@@ -509,10 +510,11 @@ class NodeTables(DecisionRows):
         )
         connection.rollback()
         standing = [Standing(str(key), str(names), bytes(data or b"")) for key, names, data in found]
-        return [one for one in standing if identity in one.names()]
+        return [one for one in standing if identity in (names := one.names()) or not names]
 
     def strike(self, connection: Any, standing: Standing, identity: str) -> None:
-        """That participant has carried the decision out, as durably as it does: the last one takes the row along."""
+        """That participant has carried the decision out, as durably as it does: the last one takes the row along, but
+        not as long as its node may decide, which may have no answer yet, and look for the row."""
         if standing.carried:
             change = decode(standing.carried)
             gone = change.life.space, change.carrier, change.number
@@ -521,10 +523,10 @@ class NodeTables(DecisionRows):
         left = standing.without(identity)
         where = f"WHERE gtrid = '{standing.key}' AND participants = '{standing.participants}'"
         table = f"{self.schema}xaqueue_decisions"
-        self._lazily(
-            connection,
-            f"UPDATE {table} SET participants = '{left}' {where}" if left else f"DELETE FROM {table} {where}",
-        )
+        lives = f"EXISTS (SELECT 1 FROM {self.schema}xaqueue_nodes WHERE node = '{_node_of(standing.key)}')"
+        with durable(connection, self.dialect, LAZY):  # a crash may undo it
+            if left or not run(connection, f"DELETE FROM {table} {where} AND NOT {lives}"):
+                run(connection, f"UPDATE {table} SET participants = '{left}' {where}")
 
     def delete(
         self,
@@ -553,7 +555,8 @@ class NodeTables(DecisionRows):
         left, node = standing.without(identity), standing.key
         where = f"WHERE node = '{node}' AND participants = '{standing.participants}'"
         if left:
-            self._lazily(connection, f"UPDATE {self.schema}xaqueue_ended SET participants = '{left}' {where}")
+            with durable(connection, self.dialect, LAZY):
+                run(connection, f"UPDATE {self.schema}xaqueue_ended SET participants = '{left}' {where}")
             return
         with durable(connection, self.dialect):
             if run(connection, f"DELETE FROM {self.schema}xaqueue_ended {where}"):
@@ -567,11 +570,6 @@ class NodeTables(DecisionRows):
     def _now_us(self) -> str:
         return NOW_US[self.dialect]
 
-    def _lazily(self, connection: Any, statement: str) -> None:
-        """A crash may undo it."""
-        with durable(connection, self.dialect, LAZY):
-            run(connection, statement)
-
     def _select(self, connection: Any, where: str, *, locked: bool) -> list[DecisionRow]:
         lock = {Dialect.POSTGRESQL: " FOR SHARE", Dialect.MYSQL: " LOCK IN SHARE MODE"}.get(self.dialect, "")
         return last_resource.select_rows(connection, where + lock * locked, f"{self.schema}{last_resource.TABLE}")
@@ -583,6 +581,10 @@ def _whose(connection: Any, dialect: Dialect, schema: str) -> tuple[str, str]:
     if is_same(place, place_of(connection, dialect)):
         return database, ""
     return database, "it is a copy of the database that it says it is: see `xaqueue tm claim` and `xaqueue tm new-id`"
+
+
+def _node_of(key: str) -> str:
+    return key[_NODE_AT - 1 : _NODE_AT - 1 + _NODE_LENGTH]
 
 
 def _made(connection: Any, dialect: Dialect, schema: str) -> Found:

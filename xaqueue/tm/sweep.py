@@ -134,6 +134,8 @@ class Sweep:
     def _is_over(self, one: Standing) -> bool:
         """It may be prepared yet though its list was without it, where the participant can tell; and a change that the
         row carries is in no list."""
+        if not one.participants:
+            return True
         if one.carried:
             change = decode(one.carried)
             noted = self._carriers.get(change.carrier)

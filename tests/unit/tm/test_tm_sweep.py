@@ -132,6 +132,19 @@ def test_what_another_one_has_carried_out_and_struck_is_not_undone(scene: Scene)
     assert [swept.outcome for swept in sweep.words(listed)] == [Outcome.ROLLED_BACK]
 
 
+def test_a_row_stays_as_long_as_its_node_may_look_for_it(scene: Scene) -> None:
+    """Another one was faster at the only participant, and the node has no answer yet of its commit."""
+    scene.decide()
+    (standing,) = scene.tables.decided(scene.own)
+    scene.tables.strike(scene.own, standing, SPACE)
+    assert scene.tables.is_struck(scene.own, scene.gtrid, SPACE)
+    assert scene.tables.resolve_own(scene.own, scene.gtrid).outcome is Outcome.COMMITTED
+    assert scene.tables.end(scene.own, NODE)
+    scene.queue.memory = Outcome.COMMITTED
+    scene.sweep(nothing, nothing)
+    assert not scene.stands[0]
+
+
 def test_a_row_by_hand_holds_up_no_other(scene: Scene) -> None:
     scene.decide()
     by_hand = f"{scene.gtrid.decode()[:36]}of mine"
