@@ -25,7 +25,8 @@ from xaqueue.features.session import Session
 from xaqueue.tm.branch import EnlistedBranch
 from xaqueue.tm.manager import TransactionManager
 from xaqueue.tm.node import DatabaseNode, Timing
-from xaqueue.tm.node_tables import NodeEnded, NodeTables
+from xaqueue.tm.node_decisions import NodeEnded
+from xaqueue.tm.node_tables import NodeTables
 from xaqueue.tm.records import Heuristic
 from xaqueue.tm.voting import ParticipantOutcome
 from xaqueue.xa import Code, Outcome

@@ -17,8 +17,9 @@ from xaqueue.tm import driver, guard
 from xaqueue.tm.driver import run
 from xaqueue.tm.gtrid import Gtrid
 from xaqueue.tm.last_resource import DecisionRow, RowGone
+from xaqueue.tm.node_decisions import IDLE_S, NodeEnded
 from xaqueue.tm.node_schema import statements
-from xaqueue.tm.node_tables import IDLE_S, BranchState, NodeEnded, NodeTables
+from xaqueue.tm.node_tables import BranchState, NodeTables
 from xaqueue.tm.records import Heuristic
 from xaqueue.tm.voting import ParticipantOutcome
 from xaqueue.xa import Outcome
@@ -270,7 +271,7 @@ def test_a_node_that_was_ended_learns_nothing_from_a_row_that_is_not_there(scene
 
 
 def test_who_forces_waits_for_a_commit_and_not_for_ever(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xaqueue.tm.node_tables.LOCK_S", 1)
+    monkeypatch.setattr("xaqueue.tm.node_decisions.LOCK_S", 1)
     deciding = scene.begun()
     assert scene.decide(deciding, 1, queue=SPACE)
     with pytest.raises(Exception, match=r"(?i)lock"):

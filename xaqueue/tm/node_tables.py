@@ -4,7 +4,7 @@
     xaqueue_nodes(node)                         who may decide: a decision locks its row
     xaqueue_signs(node, n, at, participants)    its signs of life, and all participants that it has prepared at
     xaqueue_ended(node, at, participants)       tombstones: who may decide no more
-    xaqueue_decisions                           see ``last_resource``
+    xaqueue_decisions                           see ``node_decisions``
     xaqueue_heuristics(gtrid, participant, ...) what a participant did by itself, until a person forgets it
 
 Participants stand there by what they say of themselves, a space's id, since two services may have one name for two.
@@ -15,21 +15,18 @@ literals of our own making go into the statements: drivers do not agree on how p
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
-from xaqueue.carried import Life, Pruned, decode
-from xaqueue.errors import InvalidArgument, OperationalError, RolledBack
+from xaqueue.carried import decode
+from xaqueue.errors import OperationalError
 from xaqueue.tm import driver, last_resource
 from xaqueue.tm.driver import Adapter, Dialect, run
-from xaqueue.tm.guard import IS_MARKED, is_marked
-from xaqueue.tm.last_resource import NAMES_LENGTH, SYNCED, DecisionRow, DecisionRows, RowGone, names_of
+from xaqueue.tm.last_resource import SYNCED
+from xaqueue.tm.node_decisions import LIMIT, NODE_AT, NODE_LENGTH, NodeDecisions, node_of
 from xaqueue.tm.node_schema import (
     LAZY,
-    LOCK_S,
     NOW_US,
     Found,
     check_dialect,
@@ -43,32 +40,10 @@ from xaqueue.tm.node_schema import (
 )
 from xaqueue.tm.records import Heuristic
 from xaqueue.tm.voting import ParticipantOutcome
-from xaqueue.xa import Code, Outcome
+from xaqueue.xa import Outcome
 
-IDLE_S = 60
-"""So long a session may stand still between its decision and its commit, where the database can tell."""
-_LIMITED = (
-    "set_config('idle_in_transaction_session_timeout', CASE WHEN "
-    f"current_setting('idle_in_transaction_session_timeout')::interval BETWEEN '1ms' AND '{IDLE_S}s' THEN "
-    f"current_setting('idle_in_transaction_session_timeout') ELSE '{IDLE_S}s' END, true)"
-)
-_LIMIT = "idle_write_transaction_timeout"
-_LIMIT_MARIADB = f"SET SESSION {_LIMIT} = IF(@@{_LIMIT} BETWEEN 1 AND {IDLE_S}, @@{_LIMIT}, {IDLE_S})"
 _WORDS = last_resource.OUTCOMES | {one.value: one for one in (Outcome.COMMITTED, Outcome.ROLLED_BACK)}
 """Of a row, and of what was noted of one who did otherwise."""
-_NODE_AT, _NODE_LENGTH = 21, 16
-"""Where in a gtrid its node is, counted as databases do."""
-
-
-class NodeEnded(RolledBack):
-    """Others took this process for dead; the transaction may be done again, under a new name."""
-
-    def __init__(self, node: str) -> None:
-        super().__init__(
-            f"this process was silent for so long that it may not decide any more as node {node}: it goes on under a "
-            "new name, so do the transaction again",
-            Code.XA_RBTRANSIENT,
-        )
 
 
 class BranchState(NamedTuple):
@@ -115,20 +90,8 @@ class Standing(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class NodeTables(DecisionRows):
-    """Those of one database. Raises what the driver raises, whatever it is asked."""
-
-    dialect: Dialect
-    database: str
-    """Its id, 16 hex digits."""
-    schema: str
-    """Of the tables, as their names are to be qualified, whatever a session's search path says."""
-    is_whole: bool = True
-    """Whether there is one for heuristics, as an earlier version had none."""
-    has_limit: bool = False
-    """Whether it is a MariaDB, which can end a session that stands still in a transaction that has written."""
-    trouble: str = ""
-    """Why nothing of others may be touched: it is a copy."""
+class NodeTables(NodeDecisions):
+    """All of one database."""
 
     @classmethod
     def find(cls, connection: Any, *, make: bool = False) -> NodeTables | None:
@@ -148,7 +111,7 @@ class NodeTables(DecisionRows):
             return None
         schema = found.schema
         database, trouble = _whose(connection, dialect, schema)
-        has_limit = dialect is Dialect.MYSQL and bool(run(connection, f"SHOW VARIABLES LIKE '{_LIMIT}'"))
+        has_limit = dialect is Dialect.MYSQL and bool(run(connection, f"SHOW VARIABLES LIKE '{LIMIT}'"))
         connection.rollback()
         return cls(dialect, database, schema, found.is_whole, has_limit, trouble)
 
@@ -217,7 +180,7 @@ class NodeTables(DecisionRows):
 
     def all(self, connection: Any) -> list[NodeRow]:
         """Those that may decide, by their names, and behind them those that are ended, in the order of their ends."""
-        node = f"substr(d.gtrid, {_NODE_AT}, {_NODE_LENGTH})"
+        node = f"substr(d.gtrid, {NODE_AT}, {NODE_LENGTH})"
         counted = (
             f"(SELECT COUNT(*) FROM {self.schema}xaqueue_decisions d WHERE d.gtrid LIKE 'XAQ2{self.database}%' "
             f"AND d.decision = 'commit' AND {node} = n.node)"
@@ -322,7 +285,7 @@ class NodeTables(DecisionRows):
     def state_of(self, connection: Any, gtrid: bytes) -> BranchState:
         """What is known of this transaction, at one moment."""
         key = last_resource.checked(gtrid)
-        node = _node_of(key)
+        node = node_of(key)
         decided = f"(SELECT decision FROM {self.schema}xaqueue_decisions WHERE gtrid = '{key}')"
         if (
             self.is_whole
@@ -374,130 +337,7 @@ class NodeTables(DecisionRows):
         with durable(connection, self.dialect):
             run(connection, f"DELETE FROM {self.schema}xaqueue_heuristics WHERE gtrid = '{key}'")
 
-    # Decisions
-
-    def insert(self, connection: Any, row: DecisionRow, dialect: Dialect, life: Life | None = None) -> bool:
-        """As ``DecisionRows.insert``, as long as its node may decide, which nobody ends then before the commit.
-
-        life: of the space whose change the row carries, as in ``insert_carried``. Raises NodeEnded where the node may
-        not, LifeOver.
-        """
-        key = last_resource.checked(row.gtrid)
-        node, names = _node_of(key), names_of(row.participants, row.spaces)
-        if len(names) > NAMES_LENGTH:  # without all of them nobody else could finish it
-            raise InvalidArgument(
-                f"{len(row.participants)} participants are too many for one transaction: their names and ids have "
-                f"{len(names):,} characters, and at most {NAMES_LENGTH:,} may be kept. Take fewer, or shorter names"
-            )
-        into = f"INSERT INTO {self.schema}xaqueue_decisions (gtrid, decision, participants) SELECT"
-        nodes = f"SELECT 1 FROM {self.schema}xaqueue_nodes WHERE node ="
-        if life is not None:
-            return self._insert_carried(connection, row, life, (key, names, row.carried, node))
-        if dialect is Dialect.POSTGRESQL:
-            added = run(
-                connection,
-                f"{into} %s, 'commit', %s FROM (SELECT {SYNCED}, {_LIMITED}) AS s, "
-                f"({nodes} %s FOR KEY SHARE) AS l WHERE {IS_MARKED}",
-                (key, names, node),
-            )
-        elif not is_marked(connection):
-            return False
-        else:
-            if self.has_limit:
-                run(connection, _LIMIT_MARIADB)
-            lock = " LOCK IN SHARE MODE" if dialect is Dialect.MYSQL else ""
-            added = run(
-                connection,
-                f"{into} '{key}', 'commit', '{names}' FROM {self.schema}xaqueue_nodes WHERE node = '{node}'{lock}",
-            )
-            if not added:
-                raise NodeEnded(node)
-        if not added and is_marked(connection):
-            raise NodeEnded(node)
-        return bool(added)
-
-    def insert_carried(self, connection: Any, row: DecisionRow, life: Life, dialect: Dialect) -> bool:
-        return self.insert(connection, row, dialect, life)
-
-    def _insert_carried(self, connection: Any, row: DecisionRow, life: Life, values: tuple[Any, ...]) -> bool:
-        node = f"{self.schema}xaqueue_nodes WHERE node ="
-        if self.dialect is Dialect.POSTGRESQL:
-            statement = (
-                f"INSERT INTO {self.table} (gtrid, decision, participants, carried) SELECT %s, 'commit', %s, %s "
-                f"FROM (SELECT {SYNCED}, {_LIMITED}) AS s, (SELECT 1 FROM {node} %s FOR KEY SHARE) AS l, "
-                f"(SELECT 1 FROM {self.table} WHERE gtrid = %s AND participants = %s FOR SHARE) AS o WHERE {IS_MARKED}"
-            )
-        else:
-            statement = (
-                f"INSERT INTO {self.table} (gtrid, decision, participants, carried) SELECT ?, 'commit', ?, ? "
-                f"FROM (SELECT 1 FROM {node} ?), (SELECT 1 FROM {self.table} WHERE gtrid = ? AND participants = ?)"
-            )
-        if run(connection, statement, (*values, *last_resource.life_row(life))):
-            return True
-        if is_marked(connection):
-            if not run(connection, f"SELECT 1 FROM {node} '{values[-1]}'"):
-                raise NodeEnded(values[-1])
-            raise last_resource.life_over(row)
-        return False
-
-    @property
-    def table(self) -> str:
-        """Of decisions."""
-        return f"{self.schema}{last_resource.TABLE}"
-
-    def begin_life(self, connection: Any, life: Life) -> None:
-        last_resource.begin_life(connection, life, self.table)
-
-    def read_carried(self, connection: Any, node: str, space: str, carrier: str) -> tuple[list[bytes], Pruned]:
-        """Of all nodes: a space has one carrier here for all processes."""
-        return last_resource.read_carried(connection, f"XAQ2{self.database}", space, carrier, self.table)
-
-    def resolve_own(self, connection: Any, gtrid: bytes) -> DecisionRow:
-        """As ``resolve``, as long as its node may decide: of one that is ended what says commit goes, once all have."""
-        return self.resolve(connection, gtrid, is_own=True)
-
-    def resolve(self, connection: Any, gtrid: bytes, *, is_own: bool = False) -> DecisionRow:
-        """What stands there from now on: a row that says rollback, where there was none. Raises what the driver
-        raises, also where somebody is about to write the row: try again then."""
-        key = last_resource.checked(gtrid)
-        row = f"'{key}', 'rollback', ''"
-        lock = {Dialect.POSTGRESQL: " FOR KEY SHARE", Dialect.MYSQL: " LOCK IN SHARE MODE"}.get(self.dialect, "")
-        node = _node_of(key)
-        living = f"SELECT {row} FROM {self.schema}xaqueue_nodes WHERE node = '{node}'{lock}"
-        try:
-            with durable(connection, self.dialect):
-                if self.dialect is Dialect.MYSQL:
-                    run(connection, f"SET SESSION innodb_lock_wait_timeout = {LOCK_S}")
-                added = run(
-                    connection,
-                    f"INSERT INTO {self.schema}xaqueue_decisions (gtrid, decision, participants) "
-                    + (living if is_own else f"VALUES ({row})"),
-                )
-        except Exception as error:
-            if not driver.is_a(error, "IntegrityError"):
-                raise
-            found = self._select(connection, f"gtrid = '{key}'", locked=True)
-            if not found:
-                raise OperationalError(f"the row of {key} went while it was read: look again") from error
-            return found[0]
-        if is_own and not added:
-            found = self._select(connection, f"gtrid = '{key}'", locked=True)
-            if not found:
-                raise RowGone(f"the node of {key} was ended, and nothing stands there of it: others see to it, or did")
-            return found[0]
-        return DecisionRow(gtrid, Outcome.ROLLED_BACK)
-
-    def is_struck(self, connection: Any, gtrid: bytes, identity: str) -> bool:
-        """Whether that participant has carried out a decision to commit which was there."""
-        found = self._select(connection, f"gtrid = '{last_resource.checked(gtrid)}'", locked=True)
-        return not found or (found[0].outcome is Outcome.COMMITTED and identity not in found[0].spaces.values())
-
-    def make_ready(self, connection: Any, node: str, *, is_known: bool) -> None:
-        """They were made before the node had its name."""
-
-    def read(self, connection: Any, node: str, epoch: int) -> list[DecisionRow]:
-        """None: what earlier nodes have left is swept."""
-        return []
+    # What ended nodes have left
 
     def of_ended(self, connection: Any, identity: str) -> list[Standing]:
         """Decisions to commit of nodes that are ended, which this participant has to have carried out, and those that
@@ -505,7 +345,7 @@ class NodeTables(DecisionRows):
         found = run(
             connection,
             f"SELECT d.gtrid, d.participants, d.carried FROM {self.table} d JOIN {self.schema}xaqueue_ended e "
-            f"ON e.node = substr(d.gtrid, {_NODE_AT}, {_NODE_LENGTH}) "
+            f"ON e.node = substr(d.gtrid, {NODE_AT}, {NODE_LENGTH}) "
             f"WHERE d.gtrid LIKE 'XAQ2{self.database}%' AND d.decision = 'commit'",
         )
         connection.rollback()
@@ -523,20 +363,10 @@ class NodeTables(DecisionRows):
         left = standing.without(identity)
         where = f"WHERE gtrid = '{standing.key}' AND participants = '{standing.participants}'"
         table = f"{self.schema}xaqueue_decisions"
-        lives = f"EXISTS (SELECT 1 FROM {self.schema}xaqueue_nodes WHERE node = '{_node_of(standing.key)}')"
+        lives = f"EXISTS (SELECT 1 FROM {self.schema}xaqueue_nodes WHERE node = '{node_of(standing.key)}')"
         with durable(connection, self.dialect, LAZY):  # a crash may undo it
             if left or not run(connection, f"DELETE FROM {table} {where} AND NOT {lives}"):
                 run(connection, f"UPDATE {table} SET participants = '{left}' {where}")
-
-    def delete(
-        self,
-        connection: Any,
-        gtrids: Iterable[bytes],
-        carried: Mapping[bytes, tuple[str, str, int]] = last_resource.NOTHING,
-    ) -> None:
-        """Decisions that all have carried out."""
-        lazily = partial(durable, dialect=self.dialect, commit=LAZY)
-        last_resource.delete_rows(connection, gtrids, carried, self.table, lazily)
 
     def tombstones(self, connection: Any, age_s: float) -> list[Standing]:
         """Of nodes that were ended so long ago, and have no decision to commit any more."""
@@ -544,7 +374,7 @@ class NodeTables(DecisionRows):
             connection,
             f"SELECT node, participants FROM {self.schema}xaqueue_ended e WHERE at < {self._now_us} - "
             f"{int(age_s * 1e6)} AND NOT EXISTS (SELECT 1 FROM {self.schema}xaqueue_decisions d WHERE decision = "
-            f"'commit' AND substr(d.gtrid, {_NODE_AT}, {_NODE_LENGTH}) = e.node AND d.gtrid LIKE "
+            f"'commit' AND substr(d.gtrid, {NODE_AT}, {NODE_LENGTH}) = e.node AND d.gtrid LIKE "
             f"'XAQ2{self.database}%')",
         )
         connection.rollback()
@@ -570,10 +400,6 @@ class NodeTables(DecisionRows):
     def _now_us(self) -> str:
         return NOW_US[self.dialect]
 
-    def _select(self, connection: Any, where: str, *, locked: bool) -> list[DecisionRow]:
-        lock = {Dialect.POSTGRESQL: " FOR SHARE", Dialect.MYSQL: " LOCK IN SHARE MODE"}.get(self.dialect, "")
-        return last_resource.select_rows(connection, where + lock * locked, f"{self.schema}{last_resource.TABLE}")
-
 
 def _whose(connection: Any, dialect: Dialect, schema: str) -> tuple[str, str]:
     """The database's id, and why nothing of others may be touched in it."""
@@ -581,10 +407,6 @@ def _whose(connection: Any, dialect: Dialect, schema: str) -> tuple[str, str]:
     if is_same(place, place_of(connection, dialect)):
         return database, ""
     return database, "it is a copy of the database that it says it is: see `xaqueue tm claim` and `xaqueue tm new-id`"
-
-
-def _node_of(key: str) -> str:
-    return key[_NODE_AT - 1 : _NODE_AT - 1 + _NODE_LENGTH]
 
 
 def _made(connection: Any, dialect: Dialect, schema: str) -> Found:
