@@ -454,7 +454,7 @@ def test_a_fence_needs_no_room_for_its_list(tmp_path: Path, serve: Serve, monkey
     _tell(found, "xaq://elsewhere")
     source._thread.join(60)
     with pytest.raises(SpaceError, match="was replaced by its replica"):
-        xaqueue.connect(source.root)
+        xaqueue.connect(source.root, server_s=1)
 
 
 def test_it_catches_up_over_several_opens(tmp_path: Path, serve: Serve, follow: Follow) -> None:
