@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 import xaqueue
+from support.iceberg_rest import rest_catalog
 from support.patience import eventually
 from support.served import serving
 from support.spark_space import FabricatedSpace, keep
@@ -292,6 +293,26 @@ def test_icebergs_files_are_synced_before_they_are_named(space: FabricatedSpace,
         patched.setattr(iceberg, "SyncedStream", Noted)
         run(job(space, lake, "iceberg"))
     assert synced == {".avro", ".json", ".parquet"}
+
+
+@pytest.mark.parametrize("lost", [0, 500, 409])
+def test_a_rest_catalogue_whose_answer_is_lost(space: FabricatedSpace, lake: Path, lost: int) -> None:
+    """The commit went in: nobody said so, or somebody between said of its second try that another was quicker."""
+    put(space, {"delay": 1}, {"delay": 2}, b"dead")
+    with rest_catalog(lake) as server:
+        asked = job(space, lake, "iceberg", catalog=server.url)
+        run(replace(asked, most_messages=1), stopping=once())
+        server.lost = [lost]
+        if lost == 409:
+            assert run(asked).messages == 2
+        else:
+            with pytest.raises(OperationalError, match="run it again to go on"):
+                run(asked)
+        run(asked)
+        with catalog_named(server.url) as catalog:
+            for name, wanted in (("shop.flights", [1, 2]), ("shop.flights_dead_letters", [3])):
+                table = catalog.load_table(name).scan().to_arrow()
+                assert sorted(table["seq"].to_pylist()) == wanted
 
 
 def test_where_icebergs_snapshots_went(space: FabricatedSpace, lake: Path, catalog: Catalog) -> None:

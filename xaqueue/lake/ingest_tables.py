@@ -199,10 +199,7 @@ class IcebergTable:
         except NoSuchTableError:
             return 0
         self.schema, self.identity = found.schema().as_arrow(), str(found.metadata.table_uuid)
-        upto = self._upto(found)
-        # in memory alone: PyIceberg tries again by itself, on another's snapshot, without asking what that brought
-        found.metadata.properties["commit.retry.num-retries"] = "0"
-        return upto
+        return self._upto(found)
 
     def _upto(self, found: Iceberg) -> int:
         """Of the snapshot that readers see, which a person may have put back to an earlier one."""
@@ -231,10 +228,12 @@ class IcebergTable:
     def commit(self, rows: pa.Table, upto: int) -> bool:
         from pyiceberg.exceptions import CommitFailedException
 
+        from xaqueue.lake.catalog import OneSnapshot
+
         assert self._found is not None
         said = {self._source: str(upto)}
         try:
-            with self._found.transaction() as transaction:
+            with OneSnapshot(self._found) as transaction:
                 transaction.append(rows, snapshot_properties=said)
                 transaction.set_properties(said)
         except CommitFailedException:
