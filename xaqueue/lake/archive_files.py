@@ -58,6 +58,29 @@ class KeptRange(NamedTuple):
         return {seq: (one.at_us, one.by or None) for seq, (one, _) in self.told.items()}
 
 
+class _Directories:
+    """Those that were read from are open."""
+
+    def __init__(self, space: Path) -> None:
+        self._space = space
+        self._open: dict[str, int] = {}
+
+    def __enter__(self) -> _Directories:
+        return self
+
+    def read(self, directory: str, name: str) -> tuple[bytes, int] | None:
+        try:
+            if directory not in self._open:
+                self._open[directory] = os.open(self._space / directory, os.O_RDONLY | os.O_DIRECTORY)
+            return read_message(self._open[directory], name)
+        except FileNotFoundError:
+            return None
+
+    def __exit__(self, *_: object) -> None:
+        for fd in self._open.values():
+            os.close(fd)
+
+
 class KeptFiles:
     """Of one queue."""
 
@@ -104,38 +127,35 @@ class KeptFiles:
 
     def found(self, of: KeptRange) -> Iterator[Found]:
         """What these files hold, ascending; each number once, and what has moved on meanwhile not at all."""
-        group: list[KeptFile] = []
-        for one in of.files:
-            if group and one.first > max(other.named.last for other in group):
-                yield from self._together(group)
-                group = []
-            group.append(one)
-        yield from self._together(group)
+        group, last = list[KeptFile](), 0
+        with _Directories(self._space) as directories:
+            for one in of.files:
+                if group and one.first > last:
+                    yield from self._together(directories, group)
+                    group = []
+                group.append(one)
+                last = max(last, one.named.last)
+            yield from self._together(directories, group)
 
-    def read(self, one: KeptFile) -> Found | None:
+    def _read(self, directories: _Directories, one: KeptFile) -> Found | None:
         """None where it has moved on."""
-        directory = layout.range_path(self.queue, one.named.first)
-        for place in (directory, archived_path(directory)) if one.is_leaving else (archived_path(directory),):
-            with suppress(FileNotFoundError):
-                fd = os.open(self._space / place, os.O_RDONLY | os.O_DIRECTORY)
-                try:
-                    read = read_message(fd, one.name)
-                finally:
-                    os.close(fd)
-                if read is not None:
-                    size = (one.named.count + 7) // 8
-                    unwanted = one.unwanted.to_bytes(size, "little") if one.named.is_block else None
-                    return one.first, one.name, read[1], read[0], unwanted
-        return None
+        place = layout.range_path(self.queue, one.named.first)
+        read = directories.read(place, one.name) if one.is_leaving else None
+        read = read or directories.read(archived_path(place), one.name)
+        if read is None:
+            return None
+        size = (one.named.count + 7) // 8
+        unwanted = one.unwanted.to_bytes(size, "little") if one.named.is_block else None
+        return one.first, one.name, read[1], read[0], unwanted
 
-    def _together(self, group: list[KeptFile]) -> Iterator[Found]:
+    def _together(self, directories: _Directories, group: list[KeptFile]) -> Iterator[Found]:
         """Of a block that was cut, messages have files of their own, too: then each is taken by itself."""
         if len(group) < 2:
-            yield from (read for one in group if (read := self.read(one)) is not None)
+            yield from (read for one in group if (read := self._read(directories, one)) is not None)
             return
         single: dict[int, Found] = {}
         for one in group:
-            if (read := self.read(one)) is None:
+            if (read := self._read(directories, one)) is None:
                 continue
             if read[4] is None:
                 single[one.first] = read
