@@ -158,6 +158,17 @@ class TestEachFormat:
         assert (numbers(rows), [row["n"] for row in rows]) == (list(range(1, 31)), list(range(30)))
         assert run(job(space, lake, to, schema=None)).batches == 0
 
+    def test_it_runs_until_it_is_stopped(self, space: FabricatedSpace, lake: Path, to: str) -> None:
+        put(space, {"delay": 1})
+        seen: list[int] = []
+
+        def more(progress: IngestProgress) -> None:
+            seen.append(progress.rows)
+            put(space, {"delay": 1}, after=len(seen))
+
+        done = run(job(space, lake, to, once=False, every_s=0.01), more, lambda: len(seen) == 3)
+        assert (done.rows, done.stopped, seen, numbers(read(lake, to))) == (3, True, [1, 2, 3], [1, 2, 3])
+
     def test_a_schema_may_grow_and_not_change(self, space: FabricatedSpace, lake: Path, to: str) -> None:
         put(space, {"n": 1, "m": 5})
         run(job(space, lake, to, schema="n INT"))
