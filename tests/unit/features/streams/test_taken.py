@@ -244,3 +244,11 @@ def test_what_is_in_both_places_is_taken(bare: BareSpace) -> None:
     bare.reopen()
     assert live(bare.fs, "q") == set()
     assert list(kept(bare)) == [b"one"]
+
+
+def test_a_delivery_that_is_acknowledged_is_kept(bare: BareSpace) -> None:
+    bare.put("q", b"one", b"two")
+    one, two = bare.connect().receive("q", 2)
+    one.ack()
+    two.nack()
+    assert list(kept(bare)) == [b"one"]
