@@ -9,9 +9,12 @@ import pytest
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
+import pyarrow.parquet as pq
+
 from support.archive_space import Space, check, in_parquet
 from xaqueue.features.streams import cleanup
 from xaqueue.lake.archive import archive
+from xaqueue.lake.archive_check import check_archive
 
 LEVELS = ["JOURNAL", "FDATASYNC;DSYNC", "NONE"]
 
@@ -69,3 +72,53 @@ def test_what_a_stream_consumes_is_kept_and_told(space: Space) -> None:
     archive(space.root)
     check(space)
     assert in_parquet(space.root) == list(range(1, 22))
+
+
+def _in_body(path: Path) -> int:
+    """A byte of the column of bodies."""
+    column = pq.ParquetFile(path).metadata.row_group(0).column(3)
+    assert column.path_in_schema == "body"
+    begin = column.dictionary_page_offset or column.data_page_offset
+    return int(begin + column.total_compressed_size - 2)
+
+
+def test_verify_reads_all_of_it(space: Space) -> None:
+    space.put(b"a" * 99, b"b" * 99, b"c")
+    space.put(*(b"%d" % at for at in range(20)), many=True)
+    space.take(2)
+    space.settle()
+    archive(space.root)
+    space.take(21)
+    space.settle()
+    assert list(check_archive(str(space.root))) == []
+    places = [*space.root.glob("archive/parquet/queue=q/day=*/*"), *space.root.glob("archive/queue=q/range=*/*")]
+    assert len(places) == 3
+    for path in places:
+        whole = path.read_bytes()
+        middle = _in_body(path) if path.suffix == ".parquet" else len(whole) // 2
+        path.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
+        (found,) = check_archive(str(space.root))
+        assert str(space.root / found.path) == str(path)
+        path.write_bytes(whole)
+    wrong = places[0].rename(places[0].with_name(places[0].name.replace("0000-", "0001-")))
+    (found,) = check_archive(str(space.root))
+    assert "comes behind" in found.problem
+    wrong.rename(places[0])
+    assert list(check_archive(str(space.root))) == []
+
+
+def test_what_is_damaged_stays_and_is_told(space: Space) -> None:
+    space.put(b"a", b"b", b"c")
+    space.put(*(b"%d" % at for at in range(20)), many=True)
+    space.take(23)
+    space.settle()
+    files = sorted(space.root.glob("archive/queue=q/range=*/*"))
+    for path in (files[1], files[3]):  # a message, and the body of one in a block
+        whole = path.read_bytes()
+        at = len(whole) - 1 if path is files[1] else whole.rfind(b"1718")
+        path.write_bytes(whole[:at] + b"?" + whole[at + 1 :])
+    for messages in (21, 0):
+        done = archive(space.root)
+        assert (done.messages, len(done.wrong)) == (messages, 2)
+        assert sorted(space.root.glob("archive/queue=q/range=*/*")) == [files[1], files[3]]
+        assert in_parquet(space.root) == [seq for seq in range(1, 24) if seq not in (2, 21)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -23,7 +23,7 @@ from xaqueue.cli.location import (
     reached,
 )
 from xaqueue.core.engine import session as core
-from xaqueue.core.model.layout import parse_xid
+from xaqueue.core.model.layout import ARCHIVE, parse_xid
 from xaqueue.core.owner.open import is_owned
 from xaqueue.core.owner.record import in_use, read_owner
 from xaqueue.errors import InvalidArgument
@@ -122,7 +122,8 @@ def verify(
     """Check every block of many spaces, and all of them against each other.
 
     As `check`, for several spaces (a,b) or a pattern ('/data/spaces/*'), in parallel. A message id that stands in two
-    queues or spaces is told, too. It only reads; a space may be in use. Exit 1 where something is wrong.
+    queues or spaces is told, too, and what left queues and is kept is read. It only reads; a space may be in use.
+    Exit 1 where something is wrong.
     """
     spaces = many_spaces.spaces_of(paths_of(space))
     processes = cores or os.cpu_count() or 1
@@ -133,6 +134,7 @@ def verify(
     else:
         with output.progress_bar("checking") as bar:
             summary, _ = many_spaces.verify(spaces, processes, bar)
+    summary.add(list(_archived(spaces)))
     if json:
         first = [_fields(finding, "space", "severity", "path", "problem") for finding in summary.first]
         output.as_json(asdict(summary) | {"wrong": summary.wrong, "first": first})
@@ -140,6 +142,15 @@ def verify(
         _print_summary(summary, report)
     if summary.wrong:
         raise typer.Exit(ExitCode.NOTHING)
+
+
+def _archived(spaces: list[str]) -> Iterator[Finding]:
+    """Of what left their queues and is kept, where some of that is Parquet."""
+    for space in spaces:
+        if (Path(space) / ARCHIVE / "parquet").is_dir():
+            with extra_there("lake"):
+                from xaqueue.lake.archive_check import check_archive
+            yield from check_archive(space)
 
 
 def _by_spark(spaces: list[str], cores: int, report: Path | None, *, quiet: bool) -> Summary:

@@ -128,7 +128,7 @@ class _Day:
         self.directory = directory
         fs.create(self.temporary, [])
         self._file = pa.OSFile(f"{root}/{self.temporary}", "wb")
-        self._writer = pq.ParquetWriter(self._file, schema, compression="zstd")
+        self._writer = pq.ParquetWriter(self._file, schema, compression="zstd", write_page_checksum=True)
         self._held: list[pa.Table] = []
         self.first = self.last = 0
         self.rows = self._held_rows = self._held_bytes = 0

@@ -9,7 +9,6 @@ only together. Nothing here writes.
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing, suppress
@@ -72,6 +71,14 @@ class Summary:
     """Findings by severity."""
     first: list[Finding] = field(default_factory=list)
     """The worst of them, for people."""
+
+    def add(self, findings: Sequence[Finding]) -> None:
+        """More of them; the worst are shown."""
+        for finding in findings:
+            self.counts[finding.severity.value] = self.counts.get(finding.severity.value, 0) + 1
+        order = list(Severity)
+        found = [*self.first, *findings]
+        self.first = sorted(found, key=lambda one: (order.index(one.severity), one.space, one.path))[:FIRST]
 
     @property
     def wrong(self) -> int:
@@ -186,9 +193,7 @@ def verify(
     for message_id, found_at in places.items():
         if len(found_at) > 1:
             findings += duplicates(message_id, found_at)
-    summary.counts = dict(Counter(finding.severity.value for finding in findings))
-    order = list(Severity)
-    summary.first = sorted(findings, key=lambda one: (order.index(one.severity), one.space, one.path))[:FIRST]
+    summary.add(findings)
     return summary, findings
 
 
