@@ -11,12 +11,13 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Iterator
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from xaqueue.core.model.format import check_recovered, read_format, why_behind
 from xaqueue.core.model.layout import COMMITTED, watermark_path
 from xaqueue.core.owner.definitions_file import read_definitions
-from xaqueue.errors import AccessDenied, ConnectionLost, SpaceError
+from xaqueue.errors import AccessDenied, ConnectionLost, ResourceFailed, SpaceError
 from xaqueue.offline.reader import queues
 from xaqueue.offline.spans import Found, Position, QueueFiles
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 CONNECT_S = 30.0
 """For how long a server that does not answer is tried again."""
+POLL_S = 0.1
 
 
 class QueueScan(Protocol):
@@ -140,12 +142,21 @@ class Served:
 
     def ask(self, method: str, *params: Any) -> Any:
         """Raises SpaceError where it cannot be reached, or is another space, and what the server raises."""
+        deadline = monotonic() + CONNECT_S
         with self._lock:
-            session = self._reached()
-            try:
-                answer = session.call_with_retry(method, *params)
-            except (ConnectionLost, AccessDenied) as error:
-                raise SpaceError(f"{self._url}: {error}") from error
+            while True:
+                session = self._reached()
+                try:
+                    answer = session.call_with_retry(method, *params)
+                    break
+                except (ConnectionLost, AccessDenied) as error:
+                    raise SpaceError(f"{self._url}: {error}") from error
+                except ResourceFailed:  # it is fenced, and ends: whoever has the space then is asked
+                    if monotonic() >= deadline:
+                        raise
+                    session.close()
+                    self._session = None
+                    sleep(POLL_S)
             if self._space_id and session.space_id != self._space_id:
                 raise SpaceError(
                     f"{self._url} serves another space, {session.space_id[:8]}, than the driver has planned, "
