@@ -2,7 +2,7 @@
 
 Two of the spaces have a pair of servers each, and Spark makes a second attempt at what takes long. ``FAR_STRIKES`` says
 who is struck, one after the other, as ``far_cluster`` names them. ``XAQUEUE_CRASH_FULL=1`` takes 200,000 messages of
-four spaces, and strikes fifty times.
+four spaces, or ``FAR_MESSAGES``, and strikes fifty times.
 """
 
 from __future__ import annotations
@@ -19,10 +19,15 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
 from support.far_cluster import far
 
-pytestmark = [pytest.mark.crash, pytest.mark.spark, pytest.mark.xdist_group("spark-kill")]
+pytestmark = [
+    *(pytest.mark.crash, pytest.mark.spark, pytest.mark.xdist_group("spark-kill")),
+    pytest.mark.timeout(7_200),
+]
 
 FULL = os.environ.get("XAQUEUE_CRASH_FULL") == "1"
-MESSAGES, SOURCES, SINKS, MOST = (200_000, 4, 2, 2_500) if FULL else (3_000, 2, 2, 500)
+MESSAGES, SOURCES, SINKS, MOST = (
+    (int(os.environ.get("FAR_MESSAGES", "200_000")), 4, 2, 2_500) if FULL else (3_000, 2, 2, 500)
+)
 ALL = ("driver", "worker", "executor", "server", "pair", "stall", "straggler", "writing", "writing", "straggler")
 STRIKES = ALL * 5 if FULL else ("straggler", "pair", "writing")
 PAUSE_S = (2.0, 8.0)

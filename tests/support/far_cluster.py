@@ -19,7 +19,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
@@ -42,9 +42,8 @@ HERE = Path(__file__).parent
 TOKEN = "0123456789abcdef-of-the-cluster"
 WORKERS = ("127.0.0.2", "127.0.0.3")
 MEMORY_MB = 512
-START_S = 120.0
+START_S = 240.0
 STRAGGLES_S = 1.0, 6.0
-WRITES_S = 60.0
 MORE = 5_000
 """Messages."""
 
@@ -161,10 +160,11 @@ class Far:
         self._driver = self.drive(*options)
         while True:
             try:
-                code = self._driver.wait(dice.uniform(*pause_s) if left else START_S * 4)
+                code = self._driver.wait(dice.uniform(*pause_s) if left else 4 * START_S)
             except subprocess.TimeoutExpired:
                 assert left, "it never ends"
-                self.strike(left.pop(0), dice)
+                if self.strike(left[0], dice):
+                    left.pop(0)
                 if self._driver.poll() != -signal.SIGKILL:
                     continue
             else:
@@ -176,9 +176,10 @@ class Far:
                 assert failed <= len(strikes), "drivers fail, see the log"
             self._driver = self.drive(*options)
 
-    def strike(self, who: str, dice: random.Random) -> None:
-        if who in ("writing", "straggler"):
-            self._wait_for_a_write()
+    def strike(self, who: str, dice: random.Random) -> bool:
+        """Whether somebody of that kind was there."""
+        if who in ("writing", "straggler") and not self._is_there(self._writes):
+            return False
         if who == "writing":
             who = dice.choice(("driver", "executor", "server", "pair"))
         if who == "driver" and self._driver is not None:
@@ -187,29 +188,37 @@ class Far:
             number = dice.randrange(len(WORKERS))
             _kill_group(self._cluster[number + 1])
             self._cluster[number + 1] = self._worker(WORKERS[number])
-        elif who in ("executor", "straggler"):
-            find = self.executors if who == "executor" else self._tasks
-            eventually(find)
-            one = dice.choice(find())
-            if who == "executor":
-                _send(one, signal.SIGKILL)
-            else:
-                _stop_for(one, dice.uniform(*STRAGGLES_S))
+        elif who == "executor":
+            if not (found := self._is_there(self.executors)):
+                return False
+            _send(dice.choice(found), signal.SIGKILL)
+        elif who == "straggler":
+            if not (found := self._is_there(self._tasks)):
+                return False
+            _stop_for(dice.choice(found), dice.uniform(*STRAGGLES_S))
         elif who == "server":
             self.kill_server(dice.choice([*self._ports]), 0)
         else:
             self.kill_server(dice.choice(self.pairs), dice.randrange(2), stalled=who == "stall")
+        return True
 
-    def _wait_for_a_write(self) -> None:
-        """Some of a batch is with a server, and nothing is decided yet; or for as long as none begins."""
-        deadline = time.monotonic() + WRITES_S
-        while time.monotonic() < deadline:
-            for name in self.sinks:
-                with suppress(Error), closing(remote_manager(self.url(name), connect_s=1.0)) as asked:
-                    said = asked.call("drain")
-                    if said["active"] or said["in_doubt"]:
-                        return
+    def _is_there(self, look: Callable[[], list[int]]) -> list[int]:
+        """What it finds at last; nothing where the driver has ended meanwhile."""
+        deadline = time.monotonic() + START_S
+        while not (found := look()) and time.monotonic() < deadline:
+            if self._driver is None or self._driver.poll() is not None:
+                break
             time.sleep(0.01)
+        return found
+
+    def _writes(self) -> list[int]:
+        """How many branches a batch has with each server of a sink, being written or prepared, and not decided."""
+        found = []
+        for name in self.sinks:
+            with suppress(Error), closing(remote_manager(self.url(name), connect_s=1.0)) as asked:
+                said = asked.call("drain")
+                found.append(said["active"] + said["in_doubt"])
+        return [*filter(None, found)]
 
     def speculated(self) -> int:
         """How many second attempts Spark has made at a task, as far as killed drivers had written it down."""
