@@ -7,10 +7,11 @@ below it. PySpark's types are Any here: it is imported in ``xaqueue/spark`` only
 
 from __future__ import annotations
 
+import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +44,8 @@ class Run:
     """Of each batch that had rows."""
     checkpoint_bytes: int = 0
     memory: Memory = field(default_factory=Memory)
+    cpu_s: float = 0.0
+    """Of the JVM and all processes below it."""
 
     @property
     def per_s(self) -> float:
@@ -59,6 +62,7 @@ class Run:
             "checkpoint_kb": self.checkpoint_bytes / 1024,
             "jvm_mb": self.memory.jvm_mb,
             "python_mb": self.memory.python_mb,
+            "cpu_us_a_row": self.cpu_s / max(self.rows, 1) * 1e6,
         }
 
 
@@ -66,22 +70,46 @@ def timed(spark: Any, stream: Any, scratch: Path) -> Run:
     """A query that reads all there is. Raises what the query raises."""
     checkpoint = Path(tempfile.mkdtemp(prefix="checkpoint-", dir=scratch))
     writer = stream.writeStream.format("noop").option("checkpointLocation", str(checkpoint))
-    begun = time.perf_counter()
-    with watched(spark) as memory:
+    jvm = _jvm(spark)
+    before, begun = _cpu_s(jvm), time.perf_counter()
+    with watched(jvm) as memory:
         query = writer.trigger(availableNow=True).start()
         query.awaitTermination()
-    took_s = time.perf_counter() - begun
+    took_s, cpu_s = time.perf_counter() - begun, _cpu_s(jvm) - before
     told = [progress for progress in query.recentProgress if progress["numInputRows"]]
     planning = [float(sum(each["durationMs"].get(name, 0) for name in PLANNING)) for each in told]
     size = sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file())
-    return Run(sum(int(each["numInputRows"]) for each in told), took_s, planning, size, memory)
+    return Run(sum(int(each["numInputRows"]) for each in told), took_s, planning, size, memory, cpu_s)
+
+
+def _jvm(spark: Any) -> int:
+    return int(spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid())
+
+
+def _cpu_s(jvm: int) -> float:
+    """Of the JVM, of all processes below it, and of those that they have waited for."""
+    ticks, parents = {}, {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        pid = int(stat.parent.name)
+        parents[pid], ticks[pid] = int(fields[1]), sum(map(int, fields[11:15]))
+    return sum(ticks[pid] for pid in ticks if pid == jvm or _is_below(pid, jvm, parents)) / os.sysconf("SC_CLK_TCK")
+
+
+def _is_below(pid: int, root: int, parents: Mapping[int, int]) -> bool:
+    above = parents[pid]
+    while above not in (0, root):
+        above = parents.get(above, 0)
+    return above == root
 
 
 @contextmanager
-def watched(spark: Any) -> Iterator[Memory]:
+def watched(jvm: int) -> Iterator[Memory]:
     """Looks at Spark's processes until the block ends."""
     memory, stop = Memory(), threading.Event()
-    jvm = int(spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid())
 
     def look() -> None:
         while True:
@@ -109,10 +137,5 @@ def _resident_kb(jvm: int) -> tuple[int, int]:
         pid = int(status.parent.name)
         parents[pid] = int(lines["PPid"])
         sizes[pid] = int(lines.get("VmRSS", "0 kB").split()[0])
-    below = 0
-    for pid in sizes:
-        above = parents[pid]
-        while above not in (0, jvm):
-            above = parents.get(above, 0)
-        below += sizes[pid] if above == jvm else 0
+    below = sum(sizes[pid] for pid in sizes if _is_below(pid, jvm, parents))
     return sizes.get(jvm, 0), below

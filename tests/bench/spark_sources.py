@@ -29,12 +29,14 @@ TUNED = ("binary_file_tuned", "binary_file_delete")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """``name``: as in the result; ``per_trigger``: messages or files a batch, all in one without it."""
+    """``name``: as in the result; ``per_trigger``: messages or files a batch, all in one without it; ``url``: of the
+    server that reads for it. Parquet's ``space`` is the directory of its files."""
 
     name: str
     space: Path
     queue: str
     per_trigger: int | None = None
+    url: str = ""
 
 
 Measure = Callable[[Source, Path], Run]
@@ -79,8 +81,14 @@ def session() -> Any:
 
 
 def _stream(spark: Any, source: Source) -> Any:
-    if source.name == "xaqueue":
-        return spark_scale.stream(spark, str(source.space), source.queue, "keep", source.per_trigger)
+    if source.name.startswith("xaqueue"):
+        place = source.url or str(source.space)
+        return spark_scale.stream(spark, place, source.queue, "keep", source.per_trigger)
+    if source.name == "parquet":
+        return spark.readStream.schema(spark.read.parquet(str(source.space)).schema).parquet(str(source.space))
+    if source.name == "rate":
+        rate = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", source.per_trigger)
+        return rate.option("numPartitions", CORES).load()
     reader = spark.readStream.format("binaryFile").schema(FILE_COLUMNS)
     if source.per_trigger is not None:
         reader = reader.option("maxFilesPerTrigger", source.per_trigger)
