@@ -165,8 +165,11 @@ def test_killed_at_random(scene: Scene) -> None:
     chance = random.Random(SEED)
     scene.put()
     _, seconds = scene.ingest()
-    killed = sum(_killed(scene, after_s=chance.uniform(0, seconds)) for _ in range(KILLS))
-    assert killed > KILLS // 3, SEED
+    killed = tries = 0
+    while killed < KILLS:
+        tries += 1
+        killed += _killed(scene, after_s=chance.uniform(0, seconds))
+        assert tries < 5 * KILLS + 20, SEED
     scene.check()
 
 

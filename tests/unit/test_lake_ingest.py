@@ -273,6 +273,18 @@ def test_two_queues_may_have_one_table(space: FabricatedSpace, lake: Path) -> No
         run(replace(job(space, lake, "parquet"), queue="other"))
 
 
+def test_a_delta_table_is_compacted(space: FabricatedSpace, lake: Path) -> None:
+    put(space, {"delay": 1}, {"delay": 2})
+    run(job(space, lake, "delta", most_messages=1))
+    table = DeltaTable(target(lake, "delta"))
+    table.optimize.compact()
+    table.create_checkpoint()
+    table.cleanup_metadata()
+    put(space, {"delay": 3}, after=2)
+    assert run(job(space, lake, "delta")).rows == 1
+    assert numbers(read(lake, "delta")) == [1, 2, 3]
+
+
 def test_a_table_of_ones_own(space: FabricatedSpace, lake: Path, catalog: Catalog) -> None:
     """Its columns are filled, whichever it has, and its partitions are its own."""
     put(space, GOOD, {"carrier": "B6", "delay": 3})
