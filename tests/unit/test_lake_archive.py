@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,11 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
 import pyarrow.parquet as pq
 
-from support.archive_space import Space, check, in_parquet
+from support.archive_space import Space, check, in_parquet, rows, spread
 from xaqueue.features.streams import cleanup
 from xaqueue.lake.archive import archive
 from xaqueue.lake.archive_check import check_archive
+from xaqueue.offline import aside
 
 LEVELS = ["JOURNAL", "FDATASYNC;DSYNC", "NONE"]
 
@@ -122,3 +124,20 @@ def test_what_is_damaged_stays_and_is_told(space: Space) -> None:
         assert (done.messages, len(done.wrong)) == (messages, 2)
         assert sorted(space.root.glob("archive/queue=q/range=*/*")) == [files[1], files[3]]
         assert in_parquet(space.root) == [seq for seq in range(1, 24) if seq not in (2, 21)]
+
+
+def test_days_that_ended_long_ago_can_be_removed(space: Space) -> None:
+    space.put(b"a", b"b", b"c")
+    space.take(3)
+    space.settle()
+    spread(space.root)
+    archive(space.root)
+    before = sorted(path.name for path in space.root.glob("archive/parquet/queue=q/*"))
+    ended = datetime(2026, 11, 3, tzinfo=UTC)
+    age_s = (datetime.now(UTC) - ended).total_seconds()
+    given_up, kept = aside.look(space.root, age_s + 3600, archived=True)
+    assert ([one.path[-14:] for one in given_up], kept) == (before[:1], [])
+    given_up, _ = aside.clean(space.root, age_s - 3600, archived=True)
+    assert [one.path[-14:] for one in given_up] == before[:2]
+    assert in_parquet(space.root) == [3]
+    assert [row["seq"] for row in rows(space)] == [3]

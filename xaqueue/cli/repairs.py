@@ -61,6 +61,9 @@ def clean(
     older_than: Annotated[
         str, typer.Option(metavar="AGE", help=f"What was set aside so long ago, {parameters.SPAN_HELP}.")
     ],
+    archive: Annotated[
+        bool, typer.Option("--archive", help="Instead: what left queues, is Parquet, and was committed so long ago.")
+    ] = False,
     dry_run: DryRunOption = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do it, and do not ask.")] = False,
     json: JsonOption = False,
@@ -70,17 +73,18 @@ def clean(
 
     That is what stands in quarantine/ and removed/, and segments of the journal that end in .archive; nothing else
     removes them. What a branch in doubt may need stays. A space in use may be cleaned, of what is older than an hour.
+    With --archive whole days of archive/parquet/ go, and nothing else.
     """
     span = parameters.span(older_than)
     assert span is not None
     site, age_s = site_of(directory_of(space), is_dry=dry_run), span / timedelta(seconds=1)
-    given_up, kept = aside.look(site, age_s)
+    given_up, kept = aside.look(site, age_s, archived=archive)
     if given_up and not (yes or dry_run):
         if output.may_ask() and not json:
             output.lines(aside.plan_of(given_up, kept).lines())
         agreed("" if json else "remove these for good?", "nothing was removed", ", and --dry-run shows what")
     if given_up:
-        given_up, kept = aside.clean(site, age_s)
+        given_up, kept = aside.clean(site, age_s, archived=archive)
     plan = aside.plan_of(given_up, kept)
     if json:
         document = {"removed": [asdict(one) for one in given_up], "kept": [asdict(one) for one in kept]}

@@ -1,8 +1,8 @@
 """What was set aside is listed with its size and age, and goes when somebody says so and never by itself.
 
 That is what stands in quarantine/, segments of the journal that end in .archive, and removed/, where a restore puts
-what it has replaced. Some of it is evidence yet, and stays whatever its age: a block that a branch in doubt has lost,
-and a message that such a branch names.
+what it has replaced; and, where that is asked for, what left queues and is Parquet, day by day. Some of it is evidence
+yet, and stays whatever its age: a block that a branch in doubt has lost, and a message that such a branch names.
 
 A file goes, durably, before the reason beside it, so that a crash leaves a reason without a file and never the other
 way round. A tree that was removed in part is as old as it was, by its reason or its name: the next cleaning goes on.
@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from xaqueue.core.engine import quarantine
 from xaqueue.core.model.block_files import listed
@@ -28,6 +28,7 @@ from xaqueue.core.storage.journal_files import ARCHIVE
 from xaqueue.errors import DamagedBlock, InvalidArgument
 from xaqueue.features.snapshots.restored import REMOVED
 from xaqueue.features.snapshots.store import remove_tree
+from xaqueue.features.streams.keeping import PARQUET
 from xaqueue.offline import plan
 from xaqueue.offline.plan import Item, Plan, Site, site_of
 
@@ -59,20 +60,25 @@ def totals(fs: FileSystem) -> list[Aside]:
     return list(found.values())
 
 
-def find(fs: FileSystem, before_us: int) -> tuple[list[Aside], list[Aside]]:
-    """What was set aside before this moment: what may go, and what has to stay. Raises OSError."""
-    evidence = _evidence(fs)
-    old = [replace(one, kept=_why_kept(one, evidence)) for one in _found(fs) if (one.since or 0) < before_us]
+def find(fs: FileSystem, before_us: int, *, archived: bool = False) -> tuple[list[Aside], list[Aside]]:
+    """What was set aside before this moment: what may go, and what has to stay. archived: instead the days of what is
+    kept in Parquet that had ended by then. Raises OSError."""
+    evidence, found = ({}, _days(fs)) if archived else (_evidence(fs), _found(fs))
+    old = [replace(one, kept=_why_kept(one, evidence)) for one in found if (one.since or 0) < before_us]
     return [one for one in old if not one.kept], [one for one in old if one.kept]
 
 
-def look(place: Site | str | os.PathLike[str], age_s: float) -> tuple[list[Aside], list[Aside]]:
+def look(
+    place: Site | str | os.PathLike[str], age_s: float, *, archived: bool = False
+) -> tuple[list[Aside], list[Aside]]:
     """As ``find``, of what was set aside so long ago."""
     with closing(site_of(place).files()) as fs:
-        return find(fs, time.time_ns() // 1000 - int(age_s * 1_000_000))
+        return find(fs, time.time_ns() // 1000 - int(age_s * 1_000_000), archived=archived)
 
 
-def clean(place: Site | str | os.PathLike[str], age_s: float) -> tuple[list[Aside], list[Aside]]:
+def clean(
+    place: Site | str | os.PathLike[str], age_s: float, *, archived: bool = False
+) -> tuple[list[Aside], list[Aside]]:
     """Removes for good what was set aside so long ago; returns it, and what has to stay.
 
     A space that nobody has open is opened before: a crash may have left steps to do again, which look for what was
@@ -80,6 +86,8 @@ def clean(place: Site | str | os.PathLike[str], age_s: float) -> tuple[list[Asid
     Raises SpaceError, InvalidArgument, ResourceFailed, OSError.
     """
     site = site_of(place)
+    if archived:
+        return _clean(site, age_s, archived=True)
     if is_owned(site):
         least_s = max(LEAST_S, 2 * usable_definitions(site)[0].checkpoint_s)
         if age_s < least_s:
@@ -90,15 +98,17 @@ def clean(place: Site | str | os.PathLike[str], age_s: float) -> tuple[list[Asid
         return _clean(site, age_s)
 
 
-def _clean(site: Site, age_s: float) -> tuple[list[Aside], list[Aside]]:
-    given_up, kept = look(site, age_s)
+def _clean(site: Site, age_s: float, *, archived: bool = False) -> tuple[list[Aside], list[Aside]]:
+    given_up, kept = look(site, age_s, archived=archived)
     with closing(site.files()) as fs:
         remove(fs, [one.path for one in given_up])
     return given_up, kept
 
 
 def plan_of(given_up: Iterable[Aside], kept: Iterable[Aside]) -> Plan:
-    gone = [(one, f"set aside {plan.when(one.since)}", f"{one.size_bytes:,} bytes") for one in given_up]
+    words = {True: "committed before", False: "set aside"}
+    said = [(one, words[one.path.startswith(f"{PARQUET}/")]) for one in given_up]
+    gone = [(one, f"{word} {plan.when(one.since)}", f"{one.size_bytes:,} bytes") for one, word in said]
     items = [Item(one.path, wrong, plan.REMOVED, lost=lost) for one, wrong, lost in gone]
     return Plan(items + [Item(one.path, one.kept, plan.KEPT) for one in kept])
 
@@ -109,7 +119,7 @@ def remove(fs: FileSystem, given_up: Iterable[str]) -> None:
     for paths in (given_up, [path + REASON for path in given_up if fs.exists(path + REASON)]):
         for path in paths:
             remove_tree(fs, path)
-        for place in {path.partition("/")[0] for path in paths}:
+        for place in {path.rpartition("/")[0] for path in paths}:
             fs.sync_dir(place)
 
 
@@ -126,6 +136,16 @@ def _found(fs: FileSystem) -> Iterator[Aside]:
             yield Aside(f"{JOURNAL}/{name}", _size(fs, f"{JOURNAL}/{name}"), _modified_us(fs, f"{JOURNAL}/{name}"))
     for name in listed(fs, REMOVED):
         yield Aside(f"{REMOVED}/{name}", _size(fs, f"{REMOVED}/{name}"), _when(name))
+
+
+def _days(fs: FileSystem) -> Iterator[Aside]:
+    """Since each has ended."""
+    for queue in listed(fs, PARQUET):
+        for day in listed(fs, f"{PARQUET}/{queue}"):
+            path = f"{PARQUET}/{queue}/{day}"
+            with suppress(ValueError):
+                ended = datetime.strptime(day, "day=%Y-%m-%d").replace(tzinfo=UTC) + timedelta(days=1)
+                yield Aside(path, _size(fs, path), int(ended.timestamp() * 1_000_000))
 
 
 def _evidence(fs: FileSystem) -> dict[str, str]:
