@@ -17,9 +17,10 @@ pytest.importorskip("pyiceberg", reason="pyiceberg is not installed")
 pytest.importorskip("sqlalchemy", reason="sqlalchemy is not installed")
 
 from pyiceberg.catalog import Catalog
+from pyiceberg.catalog.sql import SqlCatalog
 
 from support.lake_killer import killing
-from support.lake_scene import CARRIED, FIRST, ORDERS, PREPARED, SCHEMA, TWO_PHASES, Lake, rows_of
+from support.lake_scene import AUDIT, CARRIED, FIRST, ORDERS, PREPARED, SCHEMA, TWO_PHASES, Lake, rows_of
 from xaqueue.cli.main import app
 from xaqueue.errors import InvalidArgument, RetryLater
 from xaqueue.lake import orphans as lake_orphans
@@ -127,7 +128,7 @@ def test_a_table_that_is_renamed_meanwhile(lake: Lake, monkeypatch: pytest.Monke
     grow_old(lake)
     still = lake_orphans._still
 
-    def rename(catalog: Catalog, names: list[tuple[str, ...]]) -> AbstractContextManager[Catalog]:
+    def rename(catalog: Catalog, names: list[lake_orphans.Key]) -> AbstractContextManager[Catalog]:
         catalog.rename_table(ORDERS, "shop.former")
         catalog.create_table(ORDERS, schema=SCHEMA)
         return still(catalog, names)
@@ -136,6 +137,33 @@ def test_a_table_that_is_renamed_meanwhile(lake: Lake, monkeypatch: pytest.Monke
     with pytest.raises(RetryLater, match="renamed"):
         orphans(lake.catalog, ORDERS, HOUR, remove=True)
     assert lake.table("shop.former") == [1, 2]
+
+
+@pytest.mark.parametrize("lake", BOTH, indirect=True, ids=NAMES)
+def test_a_table_of_another_catalogue_in_the_database_keeps_its_files(lake: Lake) -> None:
+    """The two have one warehouse, and their tables one name, and so one directory."""
+    other = SqlCatalog("other", uri=lake.url, warehouse=f"file://{lake.warehouse}")
+    other.create_namespace("shop")
+    other.create_table(ORDERS, schema=SCHEMA).append(rows_of([1, 2]))
+    left = fail(lake)
+    grow_old(lake)
+    assert {Path(one.path) for one in orphans(lake.catalog, ORDERS, HOUR, remove=True)} == left
+    assert other.load_table(ORDERS).scan().to_arrow().num_rows == 2
+    other.engine.dispose()
+
+
+@pytest.mark.parametrize("lake", BOTH[:1], indirect=True, ids=NAMES[:1])
+def test_a_file_that_was_added_to_a_table_elsewhere_stays(lake: Lake) -> None:
+    table = lake.catalog.load_table(ORDERS)
+    table.append(rows_of([1, 2]))
+    added = [entry["file_path"] for entry in table.inspect.data_files().to_pylist()]
+    lake.catalog.load_table(AUDIT).add_files(added)
+    table.overwrite(rows_of([3]))
+    first = [one.snapshot_id for one in table.snapshots() if one != table.current_snapshot()]
+    table.maintenance.expire_snapshots().by_ids(first).commit()
+    grow_old(lake)
+    assert orphans(lake.catalog, ORDERS, HOUR, remove=True) != []
+    assert lake.table(AUDIT) == [1, 2]
 
 
 @pytest.mark.parametrize("lake", BOTH[:1], indirect=True, ids=NAMES[:1])

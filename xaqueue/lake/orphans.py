@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from uuid import UUID
 
 from pyarrow.fs import FileSelector, FileSystem
 from pyiceberg.catalog import Catalog
@@ -27,6 +28,7 @@ from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.table import Table
 from sqlalchemy import select
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
 
 from xaqueue.errors import InvalidArgument, RetryLater
 
@@ -34,6 +36,9 @@ LEAST_AGE = timedelta(hours=1)
 FOLDERS = ("data", "metadata")
 ELSEWHERE = ("write.data.path", "write.metadata.path")
 PATIENCE_S = 10.0
+
+Key = tuple[str, tuple[str, ...]]
+"""The name of a catalogue, and that of a table in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +50,8 @@ class Orphan:
 
 
 def orphans(catalog: Catalog, name: str, older_than: timedelta, *, remove: bool = False) -> list[Orphan]:
-    """Files in the table's directory that are older, and that neither it nor another table of the catalogue names.
+    """Files in the table's directory that are older, and that neither it nor another table of the catalogue names, nor,
+    where that is in a database, one of another catalogue there.
 
     remove: they are removed. Raises InvalidArgument; RetryLater where somebody has changed the table and not ended.
     """
@@ -62,16 +68,19 @@ def orphans(catalog: Catalog, name: str, older_than: timedelta, *, remove: bool 
         for one in fs.get_file_info(FileSelector(f"{root}/{folder}", allow_not_found=True, recursive=True))
         if one.is_file and one.mtime is not None and one.mtime < before
     ]
-    there = {key: one.metadata.table_uuid for key, one in _sharing(catalog, table.name(), root).items()}
+    there = _sharing(_tables(catalog), root)
     with _still(catalog, list(there)) as steady:
-        tables = _sharing(steady, table.name(), root)
-    if {key: one.metadata.table_uuid for key, one in tables.items()} != there:
+        tables = _tables(steady)
+    if _sharing(tables, root) != there:
         raise RetryLater(f"a table was made, renamed or dropped meanwhile where {name} has its files: try again")
-    named = {path.rpartition("/")[2] for one in tables.values() for path in _named(one)}
-    found = [one for one in listed if one.base_name not in named]
-    for one in found if remove else ():
+    named, found = set[str](), listed
+    for one in sorted(tables, key=lambda key: key not in there):  # others may name a file that was added to them
+        if found:
+            named |= {path.rpartition("/")[2] for path in _named(tables[one])}
+            found = [file for file in found if file.base_name not in named]
+    for file in found if remove else ():
         with suppress(FileNotFoundError):  # somebody else is at it, too
-            fs.delete_file(one.path)
+            fs.delete_file(file.path)
     return [Orphan(one.path, one.size, round(one.mtime.timestamp() * 1e6)) for one in found]
 
 
@@ -88,17 +97,28 @@ def _place_of(table: Table) -> tuple[FileSystem, str]:
     return files.fs_by_scheme(scheme, host), path.rstrip("/")
 
 
-def _tables(catalog: Catalog, namespace: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def _tables(catalog: Catalog) -> dict[Key, Table]:
+    """All of them; of a database's also those of other catalogues in it."""
+    catalogs = [catalog]
+    if isinstance(catalog, SqlCatalog):
+        with Session(catalog.engine) as session:
+            others = session.scalars(select(IcebergTables.catalog_name).distinct()).all()
+        for one in {*others} - {catalog.name}:
+            catalogs.append(copy.copy(catalog))
+            catalogs[-1].name = one
+    return {(one.name, name): _load(one, name) for one in catalogs for name in _names(one)}
+
+
+def _names(catalog: Catalog, namespace: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     if namespace:
         yield from catalog.list_tables(namespace)
     for inner in catalog.list_namespaces(namespace):
-        yield from _tables(catalog, inner)
+        yield from _names(catalog, inner)
 
 
-def _sharing(catalog: Catalog, own: tuple[str, ...], root: str) -> dict[tuple[str, ...], Table]:
-    """That table, and all that may have files there: after a rename, and a new table under the former name, both do."""
-    found = {name: _load(catalog, name) for name in {own, *_tables(catalog)}}
-    return {name: one for name, one in found.items() if name == own or _overlap(root, _place_of(one)[1])}
+def _sharing(tables: Mapping[Key, Table], root: str) -> dict[Key, UUID]:
+    """Those that may have files there: after a rename, and a new table under the former name, both do."""
+    return {key: one.metadata.table_uuid for key, one in tables.items() if _overlap(root, _place_of(one)[1])}
 
 
 def _overlap(here: str, there: str) -> bool:
@@ -106,7 +126,7 @@ def _overlap(here: str, there: str) -> bool:
 
 
 @contextmanager
-def _still(catalog: Catalog, names: list[tuple[str, ...]]) -> Iterator[Catalog]:
+def _still(catalog: Catalog, names: list[Key]) -> Iterator[Catalog]:
     """The catalogue, at which nobody has a change of these tables that is not committed. Of a server's nobody has."""
     if not isinstance(catalog, SqlCatalog):
         yield catalog
@@ -117,11 +137,11 @@ def _still(catalog: Catalog, names: list[tuple[str, ...]]) -> Iterator[Catalog]:
             try:
                 if connection.dialect.name == "sqlite":  # which locks no rows
                     connection.exec_driver_sql("BEGIN IMMEDIATE")
-                for name in names:
+                for of, name in names:
                     connection.execute(
                         select(IcebergTables.table_name)
                         .where(
-                            IcebergTables.catalog_name == catalog.name,
+                            IcebergTables.catalog_name == of,
                             IcebergTables.table_namespace == ".".join(name[:-1]),
                             IcebergTables.table_name == name[-1],
                         )
@@ -133,10 +153,10 @@ def _still(catalog: Catalog, names: list[tuple[str, ...]]) -> Iterator[Catalog]:
                 if "lock" not in str(error.orig):  # as all of them say it
                     raise
                 if time.monotonic() > until:
+                    who = " or ".join(".".join(name) for _, name in names)
                     raise RetryLater(
-                        f"somebody has changed {' or '.join('.'.join(name) for name in names)} in a transaction that "
-                        f"is still open, or in doubt, and what it has written is not to be told from the rest: try "
-                        f"again once it has ended ({error.orig})"
+                        f"somebody has changed {who} in a transaction that is still open, or in doubt, and what it has "
+                        f"written is not to be told from the rest: try again once it has ended ({error.orig})"
                     ) from error
                 time.sleep(0.1)
         steady = copy.copy(catalog)
