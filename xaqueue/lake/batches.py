@@ -57,6 +57,7 @@ def record_batches(found: Iterator[Found], empty: Rows, columns: Columns) -> Ite
                 del body
                 bodies = of_buffers(pa.binary(), 1, array("i", [begin, len(data)]), data)
                 rows.together.append((len(rows.ids), {"ids": pa.array([message_id]), "bodies": bodies}))
+                del bodies, data
         if len(rows.seqs) >= BATCH_ROWS or size_bytes >= BATCH_BYTES:
             yield columns.batch(rows)
             rows, size_bytes = _fresh(empty), 0

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 CONNECT_S = 30.0
 """For how long a server that does not answer is tried again."""
 POLL_S = 0.1
+LARGE_BYTES = 8 * 1024 * 1024
+"""Of a file, from which on no room is kept for another one."""
 
 
 class QueueScan(Protocol):
@@ -164,6 +166,12 @@ class Served:
                 )
             return answer
 
+    def let_go(self) -> None:
+        """Of the memory that a large answer took."""
+        with self._lock:
+            if self._session is not None:
+                self._session.let_go()
+
     def _reached(self) -> RemoteManager:
         if self._session is None:
             from xaqueue.rpc.client.manager import remote_manager  # who reads files does without RPC
@@ -201,7 +209,11 @@ class ServedQueue:
     def files(self, after: int, upto: int) -> Iterator[Found]:
         while after < upto:
             last, page = self._place.ask("span", self.queue, after, upto)
-            yield from map(tuple, page)
+            if page and len(page[-1][3]) > LARGE_BYTES:
+                self._place.let_go()
+            page.reverse()
+            while page:  # nobody holds what was read while the next page comes
+                yield tuple(page.pop())
             after = last
 
     def sizes(self, after: int, upto: int) -> Iterator[tuple[int, int]]:

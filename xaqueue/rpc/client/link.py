@@ -126,6 +126,11 @@ class Link:
         """How many requests the connection of now has had."""
         return self._socket.requests if self._socket is not None else 0
 
+    def let_go(self) -> None:
+        """Of the memory that a large answer took, where nothing else is asked."""
+        if self._socket is not None:
+            self._socket.let_go()
+
     def drop(self) -> bool:
         self._closed, socket, self._socket = True, self._socket, None
         self.queues = set()

@@ -220,6 +220,10 @@ class ClientSocket:
             self.close()
             raise
 
+    def let_go(self) -> None:
+        """Of the room that the largest answer so far has taken, and keeps. No other answer is on its way."""
+        self._unpacker = wire.unpacker(NO_LIMIT_BYTES)
+
     def close(self) -> None:
         self.has_said, self._limit_ms = _is_there, 0  # its number may be somebody else's from here on
         with suppress(OSError):
