@@ -86,6 +86,8 @@ class Queue:
         """Who of these waits for a message."""
         self.room: Room | None = None
         """Where what it holds is limited."""
+        self.blocks: dict[int, list[MessageBlock]] = {}
+        """By range its blocks of many messages, in the order of their numbers."""
         self.kept_in = ""
         """The directory, beside ``committed/``, to which messages move that are taken; empty: they go away."""
         self.stuck = ""
@@ -117,8 +119,6 @@ class Queue:
         self._has_directory = False
         self.made_ranges: set[int] = set()
         """Ranges whose directory is known to be there."""
-        self.blocks: dict[int, list[MessageBlock]] = {}
-        """By range its blocks of many messages, in the order of their numbers."""
 
     def define(self, definition: QueueDefinition) -> None:
         """It behaves so from here on."""

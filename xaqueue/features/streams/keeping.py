@@ -24,17 +24,20 @@ from xaqueue.core.model.block_files import listed
 from xaqueue.core.model.branch import Branch, Rider
 from xaqueue.core.model.change import DROP, MOVE, PUT, Change, Final, Moved, Op
 from xaqueue.core.model.entry import Entry, Run
+from xaqueue.core.model.message_name import parse_any
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.model.record_kinds import Opening, RecordKind
 from xaqueue.core.storage.fs import FileSystem, discard
 from xaqueue.features.streams.taken import (
     BY_BRANCH,
+    CONSUMED,
     EXPIRED,
     NAME,
     TAKEN,
     Taken,
     encode_taken,
     parse_taken,
+    read_all,
     spans_of,
     taken_directory,
     taken_path,
@@ -104,7 +107,7 @@ def _keep(
     if not taken and not moved:
         return []
     said = Taken(max(space.now_us(), space.last_commit_us), *who, spans_of(taken), spans_of(moved))
-    path, content = taken_path(queue.name, *said.ends), encode_taken(queue.name, said, space.epoch)
+    path, content = taken_path(queue.name, said), encode_taken(queue.name, said, space.epoch)
     if space.log.is_atomic:
         ops.append((PUT, path, *content, 0))
         return []
@@ -123,8 +126,11 @@ class TakenKind(RecordKind):
     names: re.Pattern[str] | None = NAME
 
     def find(self, opening: Opening) -> None:
-        """What is in both places is taken."""
+        """What is in both places is taken. Blocks of which some is kept go where that does, whatever the queue's
+        definition says by now."""
         fs = opening.space.fs
+        for queue in opening.space.queues.values():
+            queue.kept_in = queue.kept_in or layout.ARCHIVE * _is_kept_in_part(fs, queue)
         for directory in _filled(opening.space) if opening.space.read_only is None else ():
             here = layout.COMMITTED + directory.removeprefix(layout.ARCHIVE)
             there = set(listed(fs, directory))
@@ -165,6 +171,18 @@ class TakenKind(RecordKind):
                 has_rows = fs.exists(f"{PARQUET}/{path.split('/')[1]}")
                 if has_rows and not any(map(fs.exists, (path, *want.places))):
                     del wanted[path]
+
+
+def _is_kept_in_part(fs: FileSystem, queue: Queue) -> bool:
+    """Whether some of a block is that has not moved yet; a stream cuts its blocks."""
+    spans = [span for one in read_all(fs, queue.name) if one.how != CONSUMED for span in one.spans]
+    for number in queue.ranges if spans else ():
+        for named in map(parse_any, listed(fs, layout.range_path(queue.name, number << layout.RANGE_BITS))):
+            if named is None or not named.is_block:
+                continue
+            if any(first <= named.last and named.first <= last for first, last in spans):
+                return True
+    return False
 
 
 def _filled(space: Any) -> Iterator[str]:

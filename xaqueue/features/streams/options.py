@@ -15,4 +15,8 @@ ARCHIVE = choice("archive", "none", "parquet")
 
 
 def act(queue: Queue) -> None:
-    queue.kept_in = layout.ARCHIVE if ARCHIVE.of(queue.definition) != "none" else ""
+    """What was kept of a block is in it until all of it is kept: where there is such, an open decides."""
+    if ARCHIVE.of(queue.definition) != "none":
+        queue.kept_in = layout.ARCHIVE
+    elif not any(block.gone for blocks in queue.blocks.values() for block in blocks):
+        queue.kept_in = ""

@@ -281,7 +281,7 @@ def _write(
     """Replaces the queue's record durably: that is the commit point. taken: what is kept for it, which is said before.
     RetryLater where nothing was done."""
     path, content = stream_path(record.queue), encode_stream(record, space.epoch)
-    said = [(taken_path(record.queue, *taken.ends), *encode_taken(record.queue, taken, space.epoch))] if taken else []
+    said = [(taken_path(record.queue, taken), *encode_taken(record.queue, taken, space.epoch))] if taken else []
     space.stage(path, *content)
     ops: list[Op] = [(PUT, path, *content, 0)]
     change = Change(StreamStep.STREAM, path.rpartition("/")[2], ops)

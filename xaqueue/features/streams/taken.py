@@ -3,7 +3,7 @@
 A queue with ``archive = "parquet"`` drops no message that a transaction takes, that a stream consumes or that expires:
 its file moves to ``archive/`` in the very step, one of many messages with the last of them. A record beside them,
 
-    archive/queue=Q/.taken/<first number>-<last number>
+    archive/queue=Q/.taken/<first number>-<last number>[.consumed]
 
 is a block of kind *branch*: when they were taken, by whom and how, and in its body, as MessagePack, the spans of
 numbers that were taken, and of those that only left their block for another queue.
@@ -30,8 +30,9 @@ from xaqueue.errors import DamagedBlock
 from xaqueue.message import Properties
 
 TAKEN = ".taken"
-NAME = re.compile(r"([0-7][0-9a-f]{15})-([0-7][0-9a-f]{15})")
 BY_BRANCH, EXPIRED, CONSUMED = "taken", "expired", "consumed"
+NAME = re.compile(rf"([0-7][0-9a-f]{{15}})-([0-7][0-9a-f]{{15}})(?:\.{CONSUMED})?")
+"""A stream consumes all between two numbers, of which others may have taken these two."""
 
 Span = tuple[int, int]
 """First and last of numbers that follow one another."""
@@ -58,12 +59,13 @@ def taken_directory(queue: str) -> str:
     return f"{layout.ARCHIVE}/queue={queue}/{TAKEN}"
 
 
-def taken_path(queue: str, first: int, last: int) -> str:
-    return f"{taken_directory(queue)}/{first:016x}-{last:016x}"
+def taken_path(queue: str, taken: Taken) -> str:
+    first, last = taken.ends
+    return f"{taken_directory(queue)}/{first:016x}-{last:016x}{f'.{CONSUMED}' * (taken.how == CONSUMED)}"
 
 
 def parse_taken(name: str) -> Span | None:
-    """What ``taken_path`` was made of."""
+    """The numbers that ``taken_path`` was made of."""
     match = NAME.fullmatch(name)
     return (int(match[1], 16), int(match[2], 16)) if match else None
 

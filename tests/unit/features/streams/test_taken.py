@@ -53,9 +53,13 @@ def test_a_record_is_read_as_it_was_written() -> None:
     data = b"".join(encode_taken("q", taken, 7))
     assert decode_taken(data, "q") == taken
     assert taken.ends == (3, 9)
-    assert parse_taken(taken_path("q", *taken.ends).rpartition("/")[2]) == (3, 9)
-    assert layout.is_recorded(taken_path("q", *taken.ends))
+    assert parse_taken(taken_path("q", taken).rpartition("/")[2]) == (3, 9)
+    assert layout.is_recorded(taken_path("q", taken))
     assert not layout.is_recorded(f"{taken_directory('q')}/other")
+    consumed = taken._replace(how="consumed")
+    assert taken_path("q", consumed) != taken_path("q", taken), "a stream consumes what is between these two, too"
+    assert parse_taken(taken_path("q", consumed).rpartition("/")[2]) == (3, 9)
+    assert layout.is_recorded(taken_path("q", consumed))
     with pytest.raises(DamagedBlock, match="is no record of what was taken of queue p"):
         decode_taken(data, "p")
 
@@ -132,6 +136,32 @@ def test_a_block_whose_last_message_moves_is_kept(bare: BareSpace) -> None:
     assert bare.fs.list("archive/queue=q/range=0000000000000")
 
 
+@pytest.mark.parametrize("is_reopened", [False, True])
+def test_what_was_kept_of_a_block_is_kept_whatever_becomes_of_the_key(bare: BareSpace, *, is_reopened: bool) -> None:
+    """It is in the block until that goes to the archive."""
+    connection = bare.connect()
+    connection.enqueue_many("q", BODIES)
+    connection.commit()
+    connection.dequeue_many("q", 2)
+    connection.commit()
+    without = Definitions({"q": QueueDefinition(blocks=MANY), "other": QueueDefinition()})
+    if is_reopened:
+        bare.definitions = without
+        bare.reopen()
+    else:
+        bare.space.queue("q").define(without.find("q"))
+    connection = bare.connect()
+    while connection.dequeue_many("q", 5):
+        connection.commit()
+    assert kept(bare).keys() >= {*BODIES[:2]}
+    bare.reopen()
+    assert kept(bare).keys() >= {*BODIES[:2]}
+    bare.space.queue("q").define(without.find("q"))
+    bare.put("q", b"later")
+    assert bare.take("q") == [b"later"]
+    assert b"later" not in kept(bare)
+
+
 def test_what_expires_is_kept(bare: BareSpace) -> None:
     connection = bare.connect()
     connection.enqueue("q", b"single", ttl=timedelta(microseconds=1))
@@ -195,8 +225,8 @@ def test_what_another_one_writes_is_passed_over(bare: BareSpace) -> None:
     connection.dequeue("q")
     connection.commit()
     bare.space.log.settle()
-    path = taken_path("q", 7, 7)
-    bare.fs.create(path, [b"".join(encode_taken("q", Taken(1, "x", "taken", [(7, 7)]), 1))[:-3]])
+    said = Taken(1, "x", "taken", [(7, 7)])
+    bare.fs.create(taken_path("q", said), [b"".join(encode_taken("q", said, 1))[:-3]])
     assert [one.spans for one in read_all(bare.fs, "q")] == [[(1, 1)]]
     assert read_all(bare.fs, "q", after=1) == []
     assert [one.spans for one in read_all(bare.fs, "q", 0, LAST_SEQ)] == [[(1, 1)]]
@@ -224,7 +254,8 @@ def test_what_a_crash_undid_is_said_no_more(bare: BareSpace) -> None:
     connection.dequeue("q")
     connection.commit()
     bare.space.log.settle()
-    bare.fs.create(taken_path("q", 2, 2), encode_taken("q", Taken(2**60, "nobody", "taken", [(2, 2)]), 1))
+    said = Taken(2**60, "nobody", "taken", [(2, 2)])
+    bare.fs.create(taken_path("q", said), encode_taken("q", said, 1))
     bare.reopen()
     assert [one.spans for one in read_all(bare.fs, "q")] == [[(1, 1)]]
     assert live(bare.fs, "q") == {2}
