@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ import pyarrow.parquet as pq
 
 from support.archive_space import Space, check, in_parquet, rows, spread
 from xaqueue.features.streams import cleanup
+from xaqueue.features.streams.message_files import gone_of
 from xaqueue.lake.archive import archive
 from xaqueue.lake.archive_check import check_archive
 from xaqueue.offline import aside
@@ -49,6 +51,23 @@ def test_what_was_taken_is_parquet_and_the_queue_one_table(space: Space) -> None
     assert in_parquet(space.root) == list(space.bodies)
     assert [path.name for path in (space.root / "archive/queue=q/.taken").iterdir()] == []
     assert archive(space.root).messages == 0
+
+
+def test_the_rest_of_a_block_leaves_while_it_is_looked_at(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bitmap goes with it."""
+    space.put(*(b"%d" % at for at in range(20)), many=True)
+    space.take(9)
+    space.settle()
+
+    def late(*given: Any) -> int:
+        monkeypatch.undo()
+        space.take(11)
+        space.settle()
+        return gone_of(*given)
+
+    monkeypatch.setattr("xaqueue.lake.archive_files.gone_of", late)
+    assert [row["seq"] for row in rows(space)] == list(space.bodies)
+    check(space)
 
 
 def test_what_a_stream_consumes_is_kept_and_told(space: Space) -> None:

@@ -102,11 +102,10 @@ class KeptFiles:
         after, upto = max(after, first - 1), min(upto, first + layout.RANGE_SIZE - 1)
         directory = layout.range_path(self.queue, first)
         there = {name: named for name, named in self._names(directory) if named.last > after and named.first <= upto}
-        kept = dict(self._names(archived_path(directory)))
+        gone = {name: gone_of(self._fs, self.queue, named) for name, named in there.items() if named.is_block}
+        kept = dict(self._names(archived_path(directory)))  # a block that had no bitmap any more is among these
+        others = {name: self._others(named) for name, named in kept.items() if named.is_block}
         record = read_stream(self._fs, self.queue) if with_leaving and there else None
-        blocks = {name: named for name, named in (there | kept).items() if named.is_block}
-        gone = {name: gone_of(self._fs, self.queue, named) for name, named in blocks.items() if name in there}
-        others = {name: self._others(named) for name, named in blocks.items() if name in kept}
         told = self._told(after, upto)
         files = []
         for name, named in (there | kept).items() if with_leaving else kept.items():
