@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +15,7 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 import pyarrow.parquet as pq
 
 from support.archive_space import Space, check, in_parquet, rows, spread
+from xaqueue.errors import DamagedBlock, UnknownQueue
 from xaqueue.features.streams import cleanup
 from xaqueue.features.streams.message_files import gone_of
 from xaqueue.lake.archive import archive
@@ -143,6 +145,53 @@ def test_what_is_damaged_stays_and_is_told(space: Space) -> None:
         assert (done.messages, len(done.wrong)) == (messages, 2)
         assert sorted(space.root.glob("archive/queue=q/range=*/*")) == [files[1], files[3]]
         assert in_parquet(space.root) == [seq for seq in range(1, 24) if seq not in (2, 21)]
+
+
+def test_another_message_under_a_number_stays_and_is_told(space: Space) -> None:
+    """The space was put back from a copy without its archive, or the archive is another one's."""
+    space.put(b"a", b"b")
+    space.put(*(b"%d" % at for at in range(20)), many=True)
+    space.take(22)
+    space.settle()
+    (space.root / "archive/parquet/queue=q").mkdir(parents=True)
+    other = Space(space.root.parent / "other", "NONE")
+    other.put(b"x")
+    other.put(*(b"%d" % at for at in range(30)), many=True)
+    other.take(31)
+    other.settle()
+    archive(other.root)
+    other.stop()
+    shutil.copytree(other.root / "archive/parquet", space.root / "archive/parquet", dirs_exist_ok=True)
+    before = sorted(space.root.glob("archive/queue=q/range=*/*"))
+    done = archive(space.root)
+    assert (done.messages, len(done.wrong)) == (0, 3)
+    assert "number 1 is another message in" in done.wrong[0]
+    assert sorted(space.root.glob("archive/queue=q/range=*/*")) == before
+
+
+@pytest.mark.parametrize("damage", [b"", b"PAR1", b"half"])
+def test_a_damaged_table_is_told_by_its_path(space: Space, damage: bytes) -> None:
+    """And other queues are gone on with."""
+    space.put(b"a", b"b")
+    space.take(1)
+    space.settle()
+    archive(space.root)
+    (path,) = space.root.glob("archive/parquet/queue=q/day=*/*")
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2] if damage == b"half" else damage)
+    space.take(1)
+    space.settle()
+    (wrong,) = archive(space.root).wrong
+    assert str(path) in wrong
+    with pytest.raises(DamagedBlock, match=path.name):
+        rows(space)
+    path.write_bytes(whole)
+    assert archive(space.root).messages == 1
+
+
+def test_a_queue_that_is_none(space: Space) -> None:
+    with pytest.raises(UnknownQueue, match="nosuch"):
+        archive(space.root, ["nosuch"])
 
 
 def test_days_that_ended_long_ago_can_be_removed(space: Space) -> None:

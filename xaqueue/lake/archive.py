@@ -21,7 +21,7 @@ import os
 import sys
 import time
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,15 +85,21 @@ class Archived:
 
 def archive(space: str | os.PathLike[str], queues: Sequence[str] = (), fs: FileSystem | None = None) -> Archived:
     """Brings what left these queues, or all, into Parquet. Raises SpaceError, also where another one is at it, OSError,
-    and what is damaged otherwise than a message."""
+    UnknownQueue."""
     root, done = os.path.realpath(space), Archived()
     read_format(root)
     check_recovered(root)
+    for queue in {*queues}.difference(queues_kept(root)):
+        usable_definitions(root)[0].find(queue)
     with _alone(root) as is_alone:
         if is_alone:
             files = fs or DirectoryFileSystem(root, keep_unsynced=False, modes=_modes(root))
             for queue in queues or queues_kept(root):
-                _Queue(files, root, queue, done).run()
+                try:
+                    _Queue(files, root, queue, done).run()
+                except DamagedBlock as damage:
+                    done.wrong.append(str(damage))
+                    log.warning("[message-damaged] what left queue %s stays in the archive: %s", queue, damage)
     return done
 
 
@@ -196,9 +202,9 @@ class _Queue:
 
     def _bring(self, of: KeptRange) -> None:
         first = of.number << RANGE_BITS
-        there = self._tables.numbers(first - 1, first + RANGE_SIZE - 1) if of.files else set()
-        new = []
-        for one in of.files:
+        there = self._tables.ids(first - 1, first + RANGE_SIZE - 1) if of.files else {}
+        new, files = [], [one for one in of.files if not self._is_another(of._replace(files=[one]), there)]
+        for one in files:
             bits = sum(1 << seq - one.named.first for seq in there if one.named.first <= seq <= one.named.last)
             unwanted = one.unwanted | bits
             if unwanted != (1 << one.named.count) - 1:
@@ -206,7 +212,27 @@ class _Queue:
         rows = Rows(self._queue, self._root, taken=of.taken)
         for batch in record_batches(self._sound(self._kept.found(of._replace(files=new))), rows, COLUMNS):
             self._add(pa.Table.from_batches([batch]))
-        self._written += of.files
+        self._written += files
+
+    def _is_another(self, of: KeptRange, there: Mapping[int, bytes]) -> bool:
+        """Whether Parquet has another message under a number of this one file, as where the space was put back without
+        it: that is told."""
+        (one,) = of.files
+        first = one.named.first
+        kept = [seq for seq in there if first <= seq <= one.named.last and not one.unwanted >> seq - first & 1]
+        found = next(self._kept.found(of), None) if kept else None
+        if found is None:
+            return False
+        try:
+            ids = whole_table(found[3]).ids if one.named.is_block else one.named.message_id
+        except DamagedBlock:
+            return False  # it stays for that
+        for seq in kept:
+            at = 16 * (seq - first)
+            if there[seq] != ids[at : at + 16]:
+                self._tell(first, one.name, f"number {seq} is another message in {self._tables.root}")
+                return True
+        return False
 
     def _sound(self, found: Iterator[Found]) -> Iterator[Found]:
         """Without what is damaged, which is told, and stays where it is."""
@@ -236,7 +262,7 @@ class _Queue:
                 bits |= 1 << index
         return bits.to_bytes(len(unwanted), "little")
 
-    def _tell(self, seq: int, name: str, damage: DamagedBlock) -> None:
+    def _tell(self, seq: int, name: str, damage: object) -> None:
         path = f"{archived_path(layout.range_path(self._queue, seq))}/{name}"
         self._damaged.add(name)
         self._done.wrong.append(f"{path}: {damage}")
@@ -322,7 +348,7 @@ class _Queue:
 
     def _has(self, first: int, last: int) -> bool:
         """Whether all of these numbers are in Parquet."""
-        return last - first < RANGE_SIZE and len(self._tables.numbers(first - 1, last)) == last - first + 1
+        return last - first < RANGE_SIZE and len(self._tables.ids(first - 1, last)) == last - first + 1
 
     def _left(self) -> list[tuple[int, int]]:
         """First and last number of each file of messages that is there, joined, ascending."""

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from xaqueue.core.model.layout import ARCHIVE, LAST_SEQ
+from xaqueue.errors import DamagedBlock
 
 PARQUET = f"{ARCHIVE}/parquet"
 BATCH_ROWS = 8_192
@@ -68,9 +69,12 @@ class Tables:
                             found.append(one)
         return sorted(found)
 
-    def numbers(self, after: int, upto: int) -> set[int]:
-        """Those of (after, upto] that are there."""
-        return {seq for table in self.read(["seq"], after, upto) for seq in table["seq"].to_pylist()}
+    def ids(self, after: int, upto: int) -> dict[int, bytes]:
+        """By number those of (after, upto] that are there."""
+        found: dict[int, bytes] = {}
+        for table in self.read(["seq", "message_id"], after, upto):
+            found.update(zip(table["seq"].to_pylist(), table["message_id"].to_pylist(), strict=True))
+        return found
 
     def read(self, columns: Sequence[str], after: int = 0, upto: int = LAST_SEQ) -> Iterator[pa.Table]:
         """The rows of (after, upto], seq first. One that a compaction took away meanwhile is in another file by now."""
@@ -88,12 +92,19 @@ class _Stream:
     """The rows of one file, of which ``held`` come next."""
 
     def __init__(self, path: Path, columns: Sequence[str], after: int, upto: int) -> None:
-        self._file = pq.ParquetFile(path)
-        self._batches = self._read(columns, after, upto)
+        self._batches = self._read(path, columns, after, upto)
         self.held: pa.Table | None = next(self._batches, None)
 
-    def _read(self, columns: Sequence[str], after: int, upto: int) -> Iterator[pa.Table]:
-        metadata = self._file.metadata
+    def _read(self, path: Path, columns: Sequence[str], after: int, upto: int) -> Iterator[pa.Table]:
+        try:
+            yield from self._read_groups(pq.ParquetFile(path), columns, after, upto)
+        except FileNotFoundError:
+            raise
+        except (OSError, pa.ArrowException, ValueError) as error:
+            raise DamagedBlock(f"{path}: is no file of Parquet with messages, or damaged: {error}") from error
+
+    def _read_groups(self, file: pq.ParquetFile, columns: Sequence[str], after: int, upto: int) -> Iterator[pa.Table]:
+        metadata = file.metadata
         place = metadata.schema.names.index("seq")
         for number in range(metadata.num_row_groups):
             group = metadata.row_group(number)
@@ -101,7 +112,7 @@ class _Stream:
             if seqs.max <= after or seqs.min > upto:
                 continue
             rows = max(1, min(BATCH_ROWS, BATCH_BYTES * group.num_rows // max(group.total_byte_size, 1)))
-            for batch in self._file.iter_batches(rows, row_groups=[number], columns=columns):
+            for batch in file.iter_batches(rows, row_groups=[number], columns=columns):
                 table = pa.Table.from_batches([batch]).select(columns)
                 if seqs.min <= after or seqs.max > upto:
                     table = between(table, after, upto)
@@ -124,7 +135,7 @@ class _Stream:
 
 def merged(paths: Sequence[Path], columns: Sequence[str], after: int = 0, upto: int = LAST_SEQ) -> Iterator[pa.Table]:
     """The rows of these files, which are in the order of their names, by number and each once. Raises
-    FileNotFoundError."""
+    FileNotFoundError, DamagedBlock."""
     wanted = ["seq", *(name for name in columns if name != "seq")]
     todo, streams = list(reversed(paths)), list[_Stream]()
     while todo or streams:
