@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from decimal import Decimal
@@ -233,6 +234,94 @@ class TestEachFormat:
         assert run(job(space, lake, to, fails_on_loss=False)).rows == 1
         assert numbers(read(lake, to)) == [1, 2, 5]
 
+    def test_an_older_copy_comes_while_it_runs(self, space: FabricatedSpace, lake: Path, to: str) -> None:
+        put(space, {"delay": 1}, {"delay": 2})
+
+        def older(step: str) -> None:
+            if step.startswith("committed"):
+                space.publish("flights", 1)
+
+        with pytest.raises(SpaceError, match="this is an older copy"):
+            run(job(space, lake, to, once=False, every_s=0), step=older)
+
+    @pytest.mark.parametrize("how", ["put back", "made anew"])
+    def test_a_table_is_another_while_it_runs(self, space: FabricatedSpace, lake: Path, to: str, how: str) -> None:
+        """What it has passed is not in that; the next run brings it."""
+        put(space, *[{"delay": n} for n in range(6)])
+        committed = list[str]()
+
+        def change(step: str) -> None:
+            committed.extend([step] if step.startswith("committed") else [])
+            if len(committed) == 2 and step == committed[-1]:
+                committed.append("")
+                (put_back if how == "put back" else drop)(lake, to)
+                if how == "made anew" and to != "parquet":
+                    run(job(space, lake, to, most_messages=1), stopping=once())
+
+        with pytest.raises(OperationalError, match="was put back, or made anew, meanwhile"):
+            run(job(space, lake, to, most_messages=2), step=change)
+        run(job(space, lake, to))
+        assert numbers(read(lake, to)) == [1, 2, 3, 4, 5, 6]
+
+
+def put_back(lake: Path, to: str) -> None:
+    """The table has what its first batch brought."""
+    if to == "parquet":
+        max(Path(target(lake, to)).glob("*.parquet")).unlink()
+    elif to == "delta":
+        DeltaTable(target(lake, to)).restore(1)
+    else:
+        with catalog_named(at(lake)) as catalog:
+            table = catalog.load_table(target(lake, to))
+            table.manage_snapshots().set_current_snapshot(table.history()[0].snapshot_id).commit()
+
+
+def drop(lake: Path, to: str) -> None:
+    if to != "iceberg":
+        shutil.rmtree(target(lake, to))
+        Path(target(lake, to)).mkdir()
+    else:
+        with catalog_named(at(lake)) as catalog:
+            catalog.drop_table(target(lake, to))
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_a_table_that_was_put_back_gets_its_rows_again(space: FabricatedSpace, lake: Path, to: str) -> None:
+    put(space, *[{"delay": n} for n in range(6)])
+    run(job(space, lake, to, most_messages=4))
+    for _ in range(2):  # the second time behind what the first has brought again
+        put_back(lake, to)
+        assert numbers(read(lake, to)) == [1, 2, 3, 4]
+        run(job(space, lake, to))
+        assert numbers(read(lake, to)) == [1, 2, 3, 4, 5, 6]
+        assert run(job(space, lake, to)).rows == 0
+
+
+def test_a_delta_table_that_was_put_back_to_before_its_first_row(space: FabricatedSpace, lake: Path) -> None:
+    put(space, {"delay": 1})
+    run(job(space, lake, "delta"))
+    DeltaTable(target(lake, "delta")).restore(0)
+    run(job(space, lake, "delta"))
+    assert numbers(read(lake, "delta")) == [1]
+
+
+def test_a_column_that_is_never_null(space: FabricatedSpace, lake: Path, catalog: Catalog) -> None:
+    """A body that has no such field does not fit."""
+    catalog.create_namespace("shop")
+    schema = pa.schema([("seq", pa.int64()), pa.field("delay", pa.int32(), nullable=False)])
+    catalog.create_table("shop.flights", schema=schema)
+    put(space, {"delay": 1}, {}, {"delay": None})
+    done = run(job(space, lake, "iceberg", schema=None))
+    assert (done.rows, done.dead_letters) == (1, 2)
+
+
+def test_fields_with_names_of_columns_and_numbers_out_of_all_range(space: FabricatedSpace, lake: Path) -> None:
+    put(space, b'{"body_seq":5,"seq":6,"price":1.5}', b'{"price":1e-99999999999999999999}')
+    done = run(job(space, lake, "parquet", schema="body_seq INT, seq INT, price DECIMAL(6,2)"))
+    assert (done.rows, done.dead_letters) == (1, 1)
+    (row,) = read(lake, "parquet")
+    assert (row["seq"], row["body_seq"], row["body_body_seq"]) == (1, 6, 5)
+
 
 @pytest.mark.parametrize("to", ["delta", "iceberg"])
 def test_whoever_is_quicker_the_rows_are_there_once(space: FabricatedSpace, lake: Path, to: str) -> None:
@@ -456,6 +545,7 @@ class TestBodies:
             ("INT", "1.0", ValueError),
             ("TINYINT", "128", ValueError),
             ("BOOLEAN", "0", ValueError),
+            ("DECIMAL(6,2)", "[0,[1],2]", ValueError),
         ],
     )
     def test_a_value(self, ddl: str, json_text: str, value: object) -> None:
@@ -480,7 +570,7 @@ class TestBodies:
             ("a INT b INT", "a comma is missing before 'b'"),
             ("a ARRAY<INT", "> is missing"),
             ("a INT, A STRING", "more than one column a"),
-            ("day INT, body_day INT", "more than one column body_day"),
+            ("day INT, DAY INT", "more than one column body_day"),
             ("a DECIMAL(50,2)", "is none"),
             ("< INT", "'<' is no name"),
             ("a MAP<INT,INT>", "keys of a JSON object are STRING"),

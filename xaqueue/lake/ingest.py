@@ -30,6 +30,7 @@ from xaqueue.lake.ingest_tables import Table, open_table
 from xaqueue.lake.place import Place, QueueScan, place_at
 from xaqueue.lake.scan import chosen
 from xaqueue.message import check_queue_name
+from xaqueue.offline.spans import Position
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.rpc.client.server_launcher import reach
 
@@ -137,15 +138,17 @@ class _Ingest:
         self._dead = table.dead_letters()
         self._schema = self._settled()
         fields = [one for one in self._schema if one.name not in MESSAGE]
-        self._bodies = Bodies(pa.schema([(field_of(one.name), one.type) for one in fields]))
+        self._bodies = Bodies(pa.schema([pa.field(field_of(one.name), one.type, one.nullable) for one in fields]))
         name = re.sub(r"[^\w.-]", "_", table.name.rpartition("/")[2])[:80]
         self._stream = f"ingest-{name}#{table.identity}"
+        self._there = {one.name: (one.refresh(), one.identity) for one in (table, self._dead)}
+        """Up to which number each table had the queue, and which one that was."""
         self._begin()
 
     def run(self, notify: Callable[[IngestProgress], None], stopping: Callable[[], bool]) -> IngestProgress:
         progress, started = self._progress, time.monotonic()
         while True:
-            begun, upto = time.monotonic(), self._reader.position().seen
+            begun, upto = time.monotonic(), self._position().seen
             while self._done < upto and not stopping():
                 self._batch(upto)
                 progress.seconds, progress.lag = time.monotonic() - started, upto - self._done
@@ -204,12 +207,7 @@ class _Ingest:
 
     def _begin(self) -> None:
         """Where it goes on. Raises SpaceError, OperationalError."""
-        job, found = self._job, self._reader.position()
-        if self._done > found.seen:
-            raise SpaceError(
-                f"{self._table.name} has queue {job.queue} up to message {self._done}, and {job.space} has published "
-                f"{found.seen}: this is an older copy of the space, or a server serves one"
-            )
+        job, found = self._job, self._position()
         stream = found.record.stream if found.record else ""
         if found.consumed > max(self._done, self._dead.refresh()) and (self._done or stream == self._stream):
             lost = (
@@ -223,6 +221,16 @@ class _Ingest:
         self._reserve(self._done)
         if self._done > found.consumed:  # maybe it was killed before the queue was told
             self._consume()
+
+    def _position(self) -> Position:
+        """Raises SpaceError."""
+        job, found = self._job, self._reader.position()
+        if self._done > found.seen:
+            raise SpaceError(
+                f"{self._table.name} has queue {job.queue} up to message {self._done}, and {job.space} has published "
+                f"{found.seen}: this is an older copy of the space, or a server serves one"
+            )
+        return found
 
     def _batch(self, upto: int) -> None:
         self._reserve(upto)
@@ -261,13 +269,19 @@ class _Ingest:
         """Commits what the table has not got yet, and returns how much that was. others: of the bodies."""
         rows = _fitting(schema, messages, iter(others))
         for _ in range(COMMITS):
-            left = rows.filter(pc.greater(messages["seq"], table.refresh()))
+            there = table.refresh()
+            before, identity = self._there[table.name]
+            if there < before or identity not in ("", table.identity):  # what this run has passed is not in it
+                raise OperationalError(f"{table.name} was put back, or made anew, meanwhile: run it again to go on")
+            self._there[table.name] = there, table.identity
+            left = rows.filter(pc.greater(messages["seq"], there))
             if table.schema is None or table.schema.names != schema.names:
                 raise OperationalError(f"{table.name} has other columns meanwhile: run it again to go on")
             if not left.num_rows:
                 self._progress.repeated += 1
                 return 0
             if table.commit(left, upto):
+                self._there[table.name] = upto, table.identity
                 self._step(f"committed {table.name}")
                 return int(left.num_rows)
         raise OperationalError(f"{table.name}: others were quicker {COMMITS} times; run it again to go on")

@@ -66,18 +66,20 @@ def _object(body: bytes, loads: Callable[[str], Any] = json.loads) -> dict[str, 
         return "no JSON: nested too deep"
     except ValueError as error:
         return f"no JSON: {error}"
+    except ArithmeticError:
+        return "no JSON: a number out of all range"
     return found if isinstance(found, dict) else "no JSON object"
 
 
 def column(field: str) -> str:
     """The name that a body's field has as a column."""
-    return f"body_{field}" if field.lower() in TAKEN else field
+    return f"body_{field}" if re.sub("^(body_)+", "", field.lower()) in TAKEN else field
 
 
-def field_of(column: str) -> str:
+def field_of(of: str) -> str:
     """The name in a body of what is in this column."""
-    name = column.removeprefix("body_")
-    return name if name.lower() in TAKEN else column
+    name = of.removeprefix("body_")
+    return name if column(name) == of else of
 
 
 def given(text: str) -> pa.Schema:
@@ -130,7 +132,7 @@ class Bodies:
 
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
-        self._readers = [(field.name, _or_null(reader(field.type))) for field in schema]
+        self._readers = [(field.name, _field(field)) for field in schema]
         exact = any("decimal" in str(field.type) for field in schema)
         self._loads = json.JSONDecoder(parse_float=Decimal).decode if exact else json.loads
 
@@ -155,13 +157,13 @@ def reader(kind: pa.DataType) -> Reader:
     """How a value becomes one of this type."""
     types = pa.types
     if types.is_list(kind) or types.is_large_list(kind):
-        of = _or_null(reader(kind.value_type))
+        of = _field(kind.value_field)
         return lambda value: [of(one) for one in _a(list, value)]
     if types.is_map(kind):
-        key, of = reader(kind.key_type), _or_null(reader(kind.item_type))
+        key, of = reader(kind.key_type), _field(kind.item_field)
         return lambda value: [(key(name), of(one)) for name, one in _a(dict, value).items()]
     if types.is_struct(kind):
-        fields = [(field.name, _or_null(reader(field.type))) for field in kind]
+        fields = [(field.name, _field(field)) for field in kind]
         return lambda value: {name: of(value.get(name)) for name, of in fields} if _a(dict, value) is value else None
     if types.is_integer(kind):
         most = 1 << kind.bit_width - 1
@@ -184,8 +186,9 @@ def reader(kind: pa.DataType) -> Reader:
     raise InvalidArgument(f"a JSON value cannot become {kind}: name a table whose columns have other types")
 
 
-def _or_null(read: Reader) -> Reader:
-    return lambda value: None if value is None else read(value)
+def _field(field: pa.Field) -> Reader:
+    read = reader(field.type)
+    return lambda value: read(value) if value is not None else None if field.nullable else _refuse(value)
 
 
 def _a(kind: type, value: Any) -> Any:
@@ -209,7 +212,7 @@ def _float(value: Any) -> float:
 
 
 def _decimal(value: Any, precision: int, scale: int) -> Decimal:
-    number = Decimal(_refuse(value) if isinstance(value, bool) else value)
+    number = Decimal(_refuse(value) if isinstance(value, bool | list) else value)
     exact = number if number.is_finite() else _refuse(value)
     return exact.quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP, Context(precision))
 

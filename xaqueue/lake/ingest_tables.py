@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -39,6 +39,8 @@ LOCK = "_lock"
 _FILE = re.compile(r"(\d{19})-(\d{19})\.parquet")
 _TEMPORARY = ".new"
 _KEY = b"xaqueue"
+RECENT = 20
+"""Versions of a Delta table that are looked through first."""
 
 
 class Table(Protocol):
@@ -74,6 +76,7 @@ class ParquetTable:
         self.schema: pa.Schema | None = None
         self.identity = ""
         self._upto = 0
+        self._last = ""
         names = fs.list(below) if fs.is_dir(below) else []
         for name in names:
             if name.endswith(_TEMPORARY):
@@ -83,7 +86,7 @@ class ParquetTable:
             fs.sync_dir(below)  # a run that was killed may have ended between rename and sync
             self.schema = pq.read_schema(root / self._path(found))
             said = json.loads((self.schema.metadata or {}).get(_KEY, b"{}"))
-            self.identity, self._upto = said.get("id", ""), int(found[20:39])
+            self.identity, self._upto, self._last = said.get("id", ""), int(found[20:39]), self._path(found)
             if said.get("source") != source:
                 raise InvalidArgument(
                     f"{self.name} has the messages of {said.get('source')}, not of {source}: name another directory"
@@ -91,7 +94,7 @@ class ParquetTable:
             self.schema = self.schema.remove_metadata()
 
     def refresh(self) -> int:
-        return self._upto
+        return self._upto if self._last and self._fs.exists(self._last) else 0
 
     def create(self, schema: pa.Schema) -> None:
         if not self._fs.is_dir(self._below):
@@ -112,7 +115,7 @@ class ParquetTable:
         self._fs.sync_file(path + _TEMPORARY)
         self._fs.rename(path + _TEMPORARY, path)
         self._fs.sync_dir(self._below)
-        self.schema, self._upto = rows.schema, upto
+        self.schema, self._upto, self._last = rows.schema, upto, path
         return True
 
     def dead_letters(self) -> Table:
@@ -134,17 +137,34 @@ class DeltaLake:
     def refresh(self) -> int:
         from deltalake import DeltaTable
 
-        if self._found is None:
-            if Path(self.name).is_file():
-                raise InvalidArgument(f"{self.name} is no directory: name one that is new or empty")
-            if not DeltaTable.is_deltatable(self.name):
-                return 0
-            self._found = DeltaTable(self.name)
-        else:
-            self._found.update_incremental()
+        if Path(self.name).is_file():
+            raise InvalidArgument(f"{self.name} is no directory: name one that is new or empty")
+        if not DeltaTable.is_deltatable(self.name):
+            return 0
+        self._found = DeltaTable(self.name)  # anew: another one may be in its place
         self.schema = pa.schema(self._found.schema().to_arrow())
         self.identity = str(self._found.metadata().id)
-        return self._found.transaction_version(self._source) or 0
+        return self._upto(self._found)
+
+    def _upto(self, found: DeltaTable) -> int:
+        """Of the rows that readers see: a RESTORE to an earlier version leaves the transactions as they are."""
+        newest = top = found.version()
+        history: list[dict[str, Any]] = []
+        for limit in (RECENT, None):
+            history = found.history(limit)
+            for one in history:
+                if one["version"] > top:
+                    continue
+                if self._source in one:
+                    return int(one[self._source])
+                if one["operation"] == "RESTORE":
+                    wanted = one["operationParameters"].get("version")
+                    if wanted is None:
+                        raise OperationalError(f"{self.name} was restored to a time: restore it to a version")
+                    top = int(wanted)
+        if top < newest and history[-1]["version"] == 0:  # nothing of the queue was in it
+            return 0
+        return found.transaction_version(self._source) or 0
 
     def create(self, schema: pa.Schema) -> None:
         from deltalake import DeltaTable, Schema
@@ -170,7 +190,8 @@ class DeltaLake:
         from deltalake.exceptions import CommitFailedError
 
         assert self._found is not None
-        properties = CommitProperties(app_transactions=[Transaction(self._source, upto)])
+        said, transactions = {self._source: str(upto)}, [Transaction(self._source, upto)]
+        properties = CommitProperties(custom_metadata=said, app_transactions=transactions)
         try:
             write_deltalake(self._found, rows, mode="append", commit_properties=properties)
         except CommitFailedError:
