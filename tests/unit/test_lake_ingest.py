@@ -539,6 +539,8 @@ class TestBodies:
             ("TIMESTAMP", '"2026-11-29T10:00:00+02:00"', "2026-11-29 08:00:00+00:00"),
             ("TIMESTAMP", "86400", "1970-01-02 00:00:00+00:00"),
             ("TIMESTAMP", "99999999999999", ValueError),
+            ("TIMESTAMP", '"0001-01-01T00:00:00+14:00"', ValueError),
+            ("TIMESTAMP", '"9999-12-31T23:59:59-14:00"', ValueError),
             ("BINARY", '"aGk="', b"hi"),
             ("BINARY", '"h"', ValueError),
             ("MAP<STRING, INT>", '{"k":1,"n":null}', [("k", 1), ("n", None)]),
@@ -595,6 +597,38 @@ class TestBodies:
             "d": "struct<q: bool>",
             "e": "list<item: struct<f: int64, g: int64>>",
         }
+
+    def test_a_sample_of_what_no_column_can_be(self) -> None:
+        deep = b'{"a":' * 500 + b"1" + b"}" * 500
+        found = ingest_bodies.sampled(
+            [b'{"\\ud800":1,"b":{"\\ud800":1}}', deep, b'{"l":' + b"[" * 500 + b"]" * 500 + b"}"]
+        )
+        assert found.names == ["b", "a", "l"]
+        assert found.field("b").type == pa.string()
+        assert str(found.field("a").type).count("struct") == str(found.field("l").type).count("list") == 30
+        (reason,), (_, column, _) = ingest_bodies.Bodies(found).columns([deep])
+        assert reason is None
+        assert str(column[0]).count("'a'") == 30
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_a_sample_of_names_and_depths_that_formats_do_not_take(space: FabricatedSpace, lake: Path, to: str) -> None:
+    put(space, b'{"a":' * 500 + b"1" + b"}" * 500, {"": 1, "t": {"": 1}}, b'{"\\ud800":1}')
+    assert run(job(space, lake, to, schema=None)).rows == 3
+    assert [row["t"] for row in read(lake, to)] == [None, '{"":1}', None]
+
+
+@pytest.mark.parametrize(
+    ("to", "body"),
+    [("iceberg", {"a.b": 1, "a": {"b": 1}}), ("delta", {"s": {"a": 1, "A": 1}})],
+)
+def test_a_sample_that_a_format_does_not_take(
+    space: FabricatedSpace, lake: Path, to: str, body: dict[str, object]
+) -> None:
+    put(space, body)
+    with pytest.raises(InvalidArgument, match=r"no table has these columns: .*; give --schema"):
+        run(job(space, lake, to, schema=None))
+    assert run(job(space, lake, to, schema="c INT")).rows == 1
 
 
 def test_a_progress_counts_both() -> None:

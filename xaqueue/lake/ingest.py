@@ -169,7 +169,7 @@ class _Ingest:
         table = self._table
         found, wanted = table.schema, self._wanted()
         if found is None:
-            table.create(wanted)
+            self._created(wanted)
         elif wanted.names != found.names:
             if self._dead.refresh() > self._done:
                 raise InvalidArgument(
@@ -180,6 +180,19 @@ class _Ingest:
         self._done = table.refresh()
         assert table.schema is not None
         return table.schema.remove_metadata()
+
+    def _created(self, wanted: pa.Schema) -> None:
+        try:
+            self._table.create(wanted)
+        except (OSError, InvalidArgument):
+            raise
+        except Exception as error:  # the formats' own for names that they do not take are plain ones
+            if type(error).__module__ != "builtins":
+                raise
+            said = (str(error).strip() or type(error).__name__).splitlines()[0][:500]
+            raise InvalidArgument(
+                f"{self._table.name}: no table has these columns: {said}; give --schema with those that you want"
+            ) from error
 
     def _wanted(self) -> pa.Schema:
         job, found = self._job, self._table.schema

@@ -45,6 +45,8 @@ _PLAIN = {
 _TOKEN = re.compile(r"\s*(`(?:[^`]|``)*`|'(?:[^'\\]|\\.)*'|\w+|[<>(),:]|\S)")
 _FORMS = "DDL such as 'carrier STRING, dep_delay INT, stops ARRAY<STRING>', or a file with that"
 _TEXT = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, default=float)
+_DEEPEST = 30
+"""Of a sample: what is nested deeper is text. Delta's schema takes about 40."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 Reader = Callable[[Any], Any]
@@ -91,7 +93,7 @@ def given(text: str) -> pa.Schema:
 def sampled(bodies: Iterable[bytes]) -> pa.Schema:
     """The fields of these bodies, as far as they are JSON objects. Raises InvalidArgument where none has a field."""
     found = [value for body in bodies if isinstance(value := _object(body), dict)]
-    names = dict.fromkeys(name for value in found for name in value)
+    names = dict.fromkeys(name for value in found for name in value if _is_name(name))
     if not names:
         raise InvalidArgument(
             "no JSON object with a field was found among the first messages to take a schema from: "
@@ -102,6 +104,11 @@ def sampled(bodies: Iterable[bytes]) -> pa.Schema:
     )
 
 
+def _is_name(name: str) -> bool:
+    """Of a column: some text, and no half of a pair in it."""
+    return name != "" and name.encode(errors="ignore").decode() == name
+
+
 def _kind_of(values: list[Any]) -> pa.DataType:
     """In which all of them fit: text, as JSON has it, where they are of several."""
     try:
@@ -110,12 +117,14 @@ def _kind_of(values: list[Any]) -> pa.DataType:
         return pa.string()
 
 
-def _settled(kind: pa.DataType) -> pa.DataType:
-    """What was always null, or had no field, is text."""
-    if pa.types.is_struct(kind) and len(kind):
-        return pa.struct([(field.name, _settled(field.type)) for field in kind])
+def _settled(kind: pa.DataType, deeper: int = _DEEPEST) -> pa.DataType:
+    """What was always null, or had no field, or one that no column can have, is text."""
+    if not deeper:
+        return pa.string()
+    if pa.types.is_struct(kind) and len(kind) and all(field.name for field in kind):
+        return pa.struct([(field.name, _settled(field.type, deeper - 1)) for field in kind])
     if pa.types.is_list(kind):
-        return pa.list_(_settled(kind.value_type))
+        return pa.list_(_settled(kind.value_type, deeper - 1))
     return pa.string() if pa.types.is_null(kind) or pa.types.is_struct(kind) else kind
 
 
@@ -221,7 +230,7 @@ def _time(value: Any) -> datetime:
     if type(value) is int:
         return _EPOCH + timedelta(seconds=value)
     found = datetime.fromisoformat(value)
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+    return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 class _Words:
