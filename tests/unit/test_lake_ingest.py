@@ -305,6 +305,18 @@ def test_a_delta_table_that_was_put_back_to_before_its_first_row(space: Fabricat
     assert numbers(read(lake, "delta")) == [1]
 
 
+def test_a_delta_table_whose_log_has_not_what_was_put_back(space: FabricatedSpace, lake: Path) -> None:
+    put(space, *[{"delay": n} for n in range(6)])
+    run(job(space, lake, "delta", most_messages=4))
+    put_back(lake, "delta")
+    table = DeltaTable(target(lake, "delta"))
+    table.create_checkpoint()
+    for name in ("0", "1"):
+        (Path(target(lake, "delta")) / f"_delta_log/{name:0>20}.json").unlink()
+    with pytest.raises(OperationalError, match="its log does not tell"):
+        run(job(space, lake, "delta"))
+
+
 def test_a_column_that_is_never_null(space: FabricatedSpace, lake: Path, catalog: Catalog) -> None:
     """A body that has no such field does not fit."""
     catalog.create_namespace("shop")

@@ -162,8 +162,13 @@ class DeltaLake:
                     if wanted is None:
                         raise OperationalError(f"{self.name} was restored to a time: restore it to a version")
                     top = int(wanted)
-        if top < newest and history[-1]["version"] == 0:  # nothing of the queue was in it
-            return 0
+        if top < newest:
+            if history[-1]["version"] == 0:  # nothing of the queue was in it
+                return 0
+            raise OperationalError(
+                f"{self.name} was restored to version {top}, and its log does not tell what that has of the queue: "
+                "restore it to a later version, or name another table"
+            )
         return found.transaction_version(self._source) or 0
 
     def create(self, schema: pa.Schema) -> None:
