@@ -406,7 +406,7 @@ def test_a_clone_that_was_taken_while_a_node_lives_touches_nothing_of_it(
     manager = files.make(on_step=hold)
     put(manager, 1)
     names.append(node_of(manager).epoch)
-    shutil.copy(files.place / "db", files.place / "clone")
+    shutil.copy(files.place.parent / "db", files.place / "clone")
     eventually(lambda: node_of(manager).epoch > names[0])
     names.append(node_of(manager).epoch)
     thread = threading.Thread(target=put, args=(manager, 2))

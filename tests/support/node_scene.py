@@ -5,6 +5,7 @@ A process that dies is one whose threads stop, and which says nothing any more.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
@@ -32,7 +33,8 @@ class Scene:
     """A database, a space, and managers over them whose clocks go fast."""
 
     def __init__(self, place: Path, connect: Connect, timing: Timing = FAST) -> None:
-        self.place, self.connect, self.timing = place, connect, timing
+        # A place that nobody had: who has "died" in this process may have a space open whose directory is gone by now.
+        self.place, self.connect, self.timing = Path(tempfile.mkdtemp(dir=place)), connect, timing
         self.is_down = False
         self.made: list[TransactionManager] = []
         self.space = self.new_space("space")
