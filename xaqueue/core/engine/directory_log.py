@@ -329,10 +329,12 @@ class DirectoryLog(GroupCommit):
 
     def _name_in(self, directory: str, touched: _Touched) -> None:
         """A name comes there."""
-        if not self.fs.is_dir(directory):
+        there = directory
+        while not self.fs.is_dir(there):
+            there = there.rpartition("/")[0]
+            touched.targets[there] = None  # gets the name of what is made below it
+        if there != directory:
             redo.make_dirs(self.fs, directory)
-            parts = directory.split("/")
-            touched.targets |= dict.fromkeys("/".join(parts[:count]) for count in range(len(parts)))
         if self.hardens_names:
             self.fs.hold_dir(directory)
         touched.targets[directory] = None
