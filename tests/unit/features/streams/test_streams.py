@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -81,8 +82,9 @@ class Host:
             return [message.seq for message in connection.browse("orders")]
 
     def files(self, directory: str = layout.COMMITTED) -> list[int]:
-        """The numbers of the messages whose files stand there."""
-        return sorted(int(path.name[:16], 16) for path in (self.root / directory).glob("queue=orders/range=*/*"))
+        """The numbers of the messages whose files stand there, while ranges may go."""
+        listed = os.walk(self.root / directory / "queue=orders")
+        return sorted(int(name[:16], 16) for place, _, names in listed for name in names if "/range=" in place)
 
 
 JOURNAL, STRICT, REMOTE = ("JOURNAL", False), ("FDATASYNC;DSYNC", False), ("JOURNAL", True)
