@@ -55,7 +55,7 @@ def commands() -> Iterator[list[str]]:
 def test_a_command_is_one_of_ours(words: list[str]) -> None:
     assert words[0] == "xaqueue"
     group: Any = get_command(app)
-    command = group.commands[words[1]]
+    command = group.get_command(None, words[1])
     command.make_context(words[1], words[2:], resilient_parsing=False, parent=group.make_context("xaqueue", words[1:]))
 
 

@@ -70,6 +70,18 @@ def test_the_command_line_loads_typer_and_no_screen() -> None:
     assert loaded(script) - OF_TYPER == {"xaqueue", "msgpack", "typer"}
 
 
+@pytest.mark.parametrize("words", [[], ["--help"], ["--version"], ["man", "--help"], ["send"]])
+def test_a_command_loads_only_its_own(words: list[str]) -> None:
+    """All of them took a third of a second, before each."""
+    script = (
+        "from typer.testing import CliRunner\nfrom xaqueue.cli.main import app\n"
+        f"CliRunner().invoke(app, {words!r})\n"
+        "heavy = ('xaqueue.core.engine', 'xaqueue.features', 'xaqueue.offline', 'xaqueue.rpc', 'xaqueue.tm')\n"
+        "assert not [name for name in sys.modules if name.startswith(heavy)]"
+    )
+    child(script)
+
+
 def test_without_greenlet_transactions_of_threads_work(tmp_path: Path) -> None:
     """As an install without extras has it: embedded, and by a transaction manager."""
     space, log = str(tmp_path / "space"), str(tmp_path / "tm")

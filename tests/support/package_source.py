@@ -50,8 +50,20 @@ def imports_in(tree: ast.Module) -> Iterator[Import]:
                 yield Import(inner if inner in NAMES else node.module or "", node.lineno)
         elif isinstance(node, ast.Call) and called(node) in ("import_module", "__import__"):
             name = node.args[0]
+            if isinstance(name, ast.JoinedStr):
+                yield from (Import(module, node.lineno) for module in _from_a_table(tree, name))
+                continue
             assert isinstance(name, ast.Constant), f"line {node.lineno}: nobody can tell what is imported"
             yield Import(str(name.value), node.lineno)
+
+
+def _from_a_table(tree: ast.Module, name: ast.JoinedStr) -> list[str]:
+    """``f"package.{module}"``: the modules of that package with which texts of the same module begin, "module.name"."""
+    package = name.values[0]
+    assert isinstance(package, ast.Constant), f"line {name.lineno}: nobody can tell what is imported"
+    texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    found = {f"{package.value!s}{text.partition('.')[0]}" for text in texts if "." in text}
+    return sorted(found & NAMES.keys())
 
 
 def called(call: ast.Call) -> str:

@@ -24,7 +24,6 @@ from xaqueue.errors import (
     SpaceInUse,
     UnknownQueue,
 )
-from xaqueue.offline.health import KINDS, NOTE
 
 
 class ExitCode(IntEnum):
@@ -43,9 +42,6 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
     PIPE_CLOSED = 141
 
-
-HEALTH_CODES = {kind: 10 + number for number, kind in enumerate(KINDS) if kind != NOTE}
-"""Of ``health``, by its worst finding."""
 
 EXIT_HELP = (
     "Exit codes: 0 done; 1 nothing to get, damage or duplicates found, no advice, a participant that cannot be asked, "

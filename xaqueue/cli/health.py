@@ -9,17 +9,19 @@ from typing import Annotated, Any
 import typer
 
 from xaqueue.cli import output
-from xaqueue.cli.exit_codes import HEALTH_CODES
 from xaqueue.cli.glance import ANSWER_S
 from xaqueue.cli.location import JsonOption, SpaceOption, location_of, remote, served_at
 from xaqueue.cli.replacing import replacing
 from xaqueue.core.owner.record import RECOVERING
 from xaqueue.errors import Error
 from xaqueue.offline import inspect
-from xaqueue.offline.health import IN_DOUBT_S, LAG_S, NOTE, HealthFinding, findings
+from xaqueue.offline.health import IN_DOUBT_S, KINDS, LAG_S, NOTE, HealthFinding, findings
 from xaqueue.offline.inspect_branches import in_doubt
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.rpc.methods.service import status_of
+
+HEALTH_CODES = {kind: 10 + number for number, kind in enumerate(KINDS) if kind != NOTE}
+"""Of ``health``, by its worst finding."""
 
 MODE = 0o644
 """Anybody may read what a collector picks up."""

@@ -5,26 +5,33 @@ Where the directory is being served, work goes to its owner by itself: the owner
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from xaqueue.cli.output import progress_bar
 from xaqueue.connection import Connection
+from xaqueue.core.model import layout
 from xaqueue.core.model.format import read_format
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.endpoint import is_url, parse_open_string
 from xaqueue.errors import InvalidArgument, SpaceError
-from xaqueue.features.session import Session, attach
-from xaqueue.rpc.client import reach
-from xaqueue.rpc.client.manager import RemoteManager, remote_manager
+
+if TYPE_CHECKING:
+    from xaqueue.features.session import Session
+    from xaqueue.rpc.client.manager import RemoteManager
 
 SPACE_VARIABLE = "XAQUEUE_SPACE"
+OPEN_STRING_VARIABLE = "NDRX_XA_OPEN_STR"
+"""Of Enduro/X, which names the space in an environment that was made for its disk queue."""
+DEFAULT = "queue"
+"""The space where none is named: in the current directory, as what a project or a service has of its own."""
 CONNECT_S = 1.0
 """For how long a command tries to reach a server that does not answer."""
 SERVER_S = 5.0
@@ -37,7 +44,7 @@ def _given(ctx: typer.Context, space: str | None) -> str | None:
 
 
 def _option(metavar: str, what: str) -> Any:
-    text = f"{what}, if not {SPACE_VARIABLE}."
+    text = f"{what}; without it {SPACE_VARIABLE}, then ./{DEFAULT}."
     return typer.Option("--space", metavar=metavar, help=text, show_default=False, callback=_given)
 
 
@@ -77,9 +84,16 @@ def no_url(given: Path | None) -> Path | None:
 
 
 def location_of(space: str | None) -> Location:
-    """The space that an option gives. Raises InvalidArgument, SpaceError."""
-    if not space:
-        raise InvalidArgument(f"no space is given: use --space DIR or URL, or set {SPACE_VARIABLE}")
+    """The space that an option gives, or else its default. Raises InvalidArgument, SpaceError."""
+    if not space and "datadir" in os.environ.get(OPEN_STRING_VARIABLE, ""):  # it may be that of a database
+        space = os.environ[OPEN_STRING_VARIABLE]
+    elif not space:
+        if not (Path(DEFAULT) / layout.FORMAT).is_file():
+            raise InvalidArgument(
+                f"no space is given, and ./{DEFAULT} is none: use --space DIR or URL, or set {SPACE_VARIABLE}, or make "
+                f"one here with `xaqueue init {DEFAULT}`"
+            )
+        space = DEFAULT
     if is_url(space):
         return Location(url=space)
     directory, name = parse_open_string(space)
@@ -114,10 +128,14 @@ def paths_of(space: str | None) -> str:
 
 def served_at(location: Location) -> str:
     """The URL under which the space is served now; empty where no server owns it."""
+    from xaqueue.rpc.client import reach  # here and below: a third of the start, and not each command needs it
+
     return location.url or reach.served_at(location.directory)
 
 
 def _opened(directory: str, *, watch: bool) -> Session:
+    from xaqueue.features.session import attach
+
     with progress_bar("reading messages") as bar:
         return attach(directory, watch=watch, progress=bar)
 
@@ -128,6 +146,8 @@ def remote(url: str, *, answer_s: float | None = None) -> Iterator[RemoteManager
 
     Raises ConnectionLost, InvalidArgument.
     """
+    from xaqueue.rpc.client.manager import remote_manager
+
     with closing(remote_manager(url, connect_s=CONNECT_S, answer_s=answer_s)) as manager:
         yield manager
 
@@ -139,6 +159,8 @@ def reached(location: Location, *, watch: bool = False) -> Iterator[Session | Re
         with remote(location.url) as manager:
             yield manager
         return
+    from xaqueue.rpc.client import reach
+
     found = reach.session(location.directory, partial(_opened, location.directory, watch=watch), SERVER_S)
     with closing(found):
         yield found

@@ -1,43 +1,99 @@
-"""The command ``xaqueue``: its verbs by group, the options that stand before a verb, and the way errors leave it."""
+"""The command ``xaqueue``: its verbs by group, the options that stand before a verb, and the way errors leave it.
+
+A verb is imported and built when it is asked for: with all of them a command would take a third of a second more.
+"""
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 from collections.abc import Callable
+from copy import copy
 from difflib import get_close_matches
+from importlib import import_module
 from io import TextIOWrapper
+from pkgutil import get_data
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_group
 
-from xaqueue.cli import (
-    archive,
-    checks,
-    copies,
-    glance,
-    health,
-    indoubt,
-    ingest,
-    log_output,
-    manual,
-    messages,
-    moves,
-    repairs,
-    replicas,
-    serve,
-    snapshots,
-    spaces,
-    tables,
-    tm,
-    tokens,
-    tools,
-    top,
-    work,
-)
-from xaqueue.cli.exit_codes import EXIT_HELP, translated
+from xaqueue.cli import log_output
+from xaqueue.cli.exit_codes import EXIT_HELP, ExitCode, translated
 from xaqueue.cli.location import SPACE_VARIABLE
+
+EVERY_DAY = ("init", "define", "put", "get", "browse", "queues", "status", "serve", "work", "indoubt")
+"""They come first, and not again in their group."""
+GROUPS: dict[str, dict[str, str]] = {
+    "Messages": {
+        "put": "messages.put",
+        "get": "messages.get",
+        "browse": "messages.browse",
+        "show": "copies.show",
+        "tail": "messages.tail",
+        "move": "moves.move",
+        "requeue": "moves.requeue",
+        "rm": "moves.rm",
+        "purge": "moves.purge",
+        "export": "copies.export",
+        "import": "copies.import_",
+    },
+    "Queues": {
+        "init": "spaces.init",
+        "define": "spaces.define",
+        "undefine": "moves.undefine",
+        "queues": "glance.queues",
+        "release": "spaces.release",
+    },
+    "Serve and connect": {
+        "serve": "serve.serve",
+        "drain": "serve.drain",
+        "sessions": "glance.sessions",
+        "token": "tokens.token",
+    },
+    "Transactions in doubt": {"indoubt": "indoubt.app", "tm": "tm.app"},
+    "Look and measure": {
+        "status": "spaces.status",
+        "health": "health.health",
+        "top": "top.top",
+        "metrics": "health.metrics",
+        "iotest": "tools.iotest",
+        "bench": "tools.bench",
+        "torture": "tools.torture",
+        "demo": "tools.demo",
+        "man": "manual.man",
+    },
+    "Back up and mend": {
+        "snapshot": "snapshots.app",
+        "restore": "snapshots.restore",
+        "check": "checks.check",
+        "verify": "checks.verify",
+        "salvage-journal": "checks.salvage_journal",
+        "reconstruct": "repairs.reconstruct",
+        "clean": "repairs.clean",
+    },
+    "Replicas": {"replica": "replicas.replica", "promote": "replicas.promote"},
+    "Work": {"work": "work.work", "forward": "work.forward"},
+    "Spark and lake": {"ingest": "ingest.ingest", "archive": "archive.archive", "clean-table": "tables.clean_table"},
+}
+FIRST_STEPS = """Usage: xaqueue COMMAND ...
+
+A durable message queue that takes part in distributed transactions. The first steps:
+
+  xaqueue init queue             make the directory ./queue a queue space
+  xaqueue define orders          define a queue in it
+  xaqueue put orders first       put a message into the queue
+  xaqueue get orders             and take it out again
+  xaqueue status                 what the space is and holds
+
+Another space than ./queue is named by --space or XAQUEUE_SPACE: a directory, or the URL that `xaqueue serve` gave it.
+
+  xaqueue --help                 all commands, those of every day first
+  xaqueue COMMAND --help         one of them, with its options
+  xaqueue man                    the manual"""
+PLACES = {verb: place for verbs in GROUPS.values() for verb, place in verbs.items()}
 
 DESTRUCTIVE = frozenset({"release", "salvage-journal", "restore", "clean", "clean-table", "promote"})
 """Never suggested to somebody who mistyped another verb."""
@@ -50,12 +106,31 @@ class Verbs(TyperGroup):
         with translated():
             return super().make_context(*args, **options)
 
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*EVERY_DAY, *(verb for verb in PLACES if verb not in EVERY_DAY)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in PLACES and cmd_name not in self.commands:
+            self.commands[cmd_name] = _built(cmd_name)
+        return self.commands.get(cmd_name)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        listed = copy(self)
+        listed.commands = {verb: _first_sentence(verb) for verb in self.list_commands(ctx)}
+        super(Verbs, listed).format_help(ctx, formatter)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args and not ctx.resilient_parsing:
+            typer.echo(FIRST_STEPS, err=True)
+            raise typer.Exit(ExitCode.USAGE)
+        return super().parse_args(ctx, args)
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         self.suggest_commands = False
         try:
             return super().resolve_command(ctx, args)
         except Exception as error:
-            close = get_close_matches(args[0], [name for name in self.commands if name not in DESTRUCTIVE])
+            close = get_close_matches(args[0], [verb for verb in PLACES if verb not in DESTRUCTIVE])
             message = getattr(error, "message", None)
             if close and isinstance(message, str):
                 error.message = f"{message.rstrip('.')}. Did you mean {close[0]!r}?"  # type: ignore[attr-defined]
@@ -69,10 +144,29 @@ class Verbs(TyperGroup):
             return super().invoke(ctx)
 
 
+def _first_sentence(verb: str) -> TyperCommand:
+    """As a list of all verbs shows it, by its source: nothing is imported."""
+    module, _, name = PLACES[verb].partition(".")
+    begin = rf'^(?:def {name}\(.*?^    """|{name} = typer\.Typer\(.*?help=")([^"]+?)(?:"|\n\n)'
+    found = re.search(begin, (get_data("xaqueue.cli", f"{module}.py") or b"").decode(), re.MULTILINE | re.DOTALL)
+    group = "Every day" if verb in EVERY_DAY else next(group for group, verbs in GROUPS.items() if verb in verbs)
+    return TyperCommand(verb, help=found[1] if found else "", rich_help_panel=group)
+
+
+def _built(verb: str) -> Any:
+    module, _, name = PLACES[verb].partition(".")
+    found = getattr(import_module(f"xaqueue.cli.{module}"), name)
+    alone = typer.Typer(rich_markup_mode="markdown")
+    if isinstance(found, typer.Typer):
+        alone.add_typer(found, name=verb)
+    else:
+        alone.command(verb)(found)
+    return get_group(alone).commands[verb]
+
+
 app = typer.Typer(
     name="xaqueue",
     cls=Verbs,
-    no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=EXIT_HELP,
     pretty_exceptions_enable=False,
@@ -109,23 +203,6 @@ def options(
     A queue space is a directory: make one with `init`, define queues with `define`, then `put` and `get`.
     """
     log_output.begin(verbose=verbose)
-
-
-for verb in (
-    *(spaces.init, spaces.status, spaces.define, glance.queues, glance.sessions, top.top, spaces.release),
-    *(health.metrics, health.health, tokens.token),
-    *(messages.put, messages.get, messages.browse, messages.tail, moves.move, moves.requeue),
-    *(moves.purge, moves.rm, moves.undefine, copies.show, copies.export),
-    *(work.work, work.forward),
-    *(serve.serve, serve.drain, checks.check, checks.verify, checks.salvage_journal, snapshots.restore, ingest.ingest),
-    *(archive.archive, repairs.reconstruct, repairs.clean, tables.clean_table, replicas.replica, replicas.promote),
-    *(tools.demo, tools.bench, tools.iotest, tools.torture, manual.man),
-):
-    app.command()(verb)
-app.command("import")(copies.import_)
-app.add_typer(snapshots.app, name="snapshot")
-app.add_typer(indoubt.app, name="indoubt")
-app.add_typer(tm.app, name="tm")
 
 
 def main(end: Callable[..., object] | None = None) -> None:

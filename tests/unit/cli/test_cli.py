@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from support.doubtful import fails, named_space, run
 from xaqueue.cli import exit_codes, messages, parameters
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.location import SPACE_VARIABLE
-from xaqueue.cli.main import app
+from xaqueue.cli.main import EVERY_DAY, GROUPS, _first_sentence, app
 from xaqueue.cli.output import counted, moment, preview, progress_bar, size
 from xaqueue.connection import Connection
 from xaqueue.core.model import layout
@@ -52,14 +53,33 @@ def test_version() -> None:
 def test_help_tells_the_exit_codes() -> None:
     text = " ".join(run("--help").split())
     assert "Exit codes: 0 done" in text
-    for verb in ("init", "define", "queues", "status", "check", "put", "get", "browse", "tail", "indoubt"):
-        assert f" {verb} " in text
 
 
-def test_without_a_verb_there_is_help_and_a_usage_error() -> None:
+def test_help_lists_every_verb_by_group_with_the_first_sentence_of_its_own() -> None:
+    """Which is read from the source, for the list is shown before half of it would be imported."""
+    root: Any = typer.main.get_command(app)
+    context = typer.Context(root)
+    text = run("--help")
+    places = [text.index(f"─ {group} ─") for group in ("Every day", *GROUPS)]
+    assert places == sorted(places)
+    assert root.list_commands(context)[: len(EVERY_DAY)] == list(EVERY_DAY)
+    for verb in root.list_commands(context):
+        built = root.get_command(context, verb)
+        said = _first_sentence(verb).help or ""
+        assert said == (built.help or "").partition("\n\n")[0] != "", verb
+        assert re.search(rf"^│ {verb} +{said.split()[0]} ", text, re.MULTILINE), verb
+
+
+def test_without_a_verb_the_first_steps_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a usage error, for a script; they do what they say, as they stand."""
     result = CliRunner().invoke(app, [])
     assert result.exit_code == ExitCode.USAGE
-    assert "Usage" in result.output
+    assert result.stderr.startswith("Usage: xaqueue COMMAND")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(SPACE_VARIABLE, raising=False)
+    steps = re.findall(r"^  xaqueue ((?:init|define|put|get|status)\b.*?)  ", result.stderr, re.MULTILINE)
+    assert len(steps) == 5
+    assert [run(*step.split()) for step in steps][3] == "first"
 
 
 def test_the_space_may_stand_before_or_behind_the_verb_or_in_the_environment(
@@ -72,7 +92,28 @@ def test_the_space_may_stand_before_or_behind_the_verb_or_in_the_environment(
     assert run("--space", "/nowhere", "queues", "--space", space) == expected
     assert run("--space", space, "indoubt", "list") == "no branch is in doubt\n"
     assert run("queues", "--space", f'datadir="{space}",qspace="space"') == expected
-    assert "use --space DIR or URL, or set XAQUEUE_SPACE" in fails("queues", code=ExitCode.USAGE)
+
+
+def test_without_a_name_it_is_that_of_enduro_x_or_else_the_one_here(
+    space: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = run("queues")
+    monkeypatch.delenv("XAQUEUE_SPACE")
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
+    told = fails("queues", code=ExitCode.USAGE)
+    assert "no space is given, and ./queue is none: use --space DIR or URL, or set XAQUEUE_SPACE" in told
+    assert "`xaqueue init queue`" in told
+    monkeypatch.setenv("NDRX_XA_OPEN_STR", '{"url":"tcp:postgresql://db/shop"}')  # of another resource manager
+    assert fails("queues", code=ExitCode.USAGE) == told
+    run("init", "queue")
+    run("define", "here")
+    assert "here" in run("queues")
+    monkeypatch.setenv("NDRX_XA_OPEN_STR", f'datadir="{space}",qspace="space"')
+    assert run("queues") == expected
+    monkeypatch.setenv("NDRX_XA_OPEN_STR", f'datadir="{space}",qspace="other"')
+    assert "not 'other'" in fails("queues", code=ExitCode.SPACE)
+    assert "here" in run("queues", "--space", "queue")
 
 
 @pytest.mark.parametrize(
@@ -639,10 +680,13 @@ def test_lines_that_were_read_and_not_committed_are_counted(space: Path, capfd: 
 def test_a_space_may_be_named_before_every_verb_that_takes_one() -> None:
     root = typer.main.get_command(app)
     found: dict[str, str] = {}
-    groups = [("", root)]
+    groups: list[tuple[str, Any]] = [("", root)]
     for name, group in groups:  # which grows
-        for verb, command in getattr(group, "commands", {}).items():
+        for verb in group.list_commands(None) if hasattr(group, "list_commands") else ():
+            command = group.get_command(None, verb)
             groups.append((f"{name} {verb}", command))
             found |= {f"{name} {verb}": one.help for one in command.params if "--space" in one.opts}
     assert len(found) > 30
-    assert [verb for verb, text in found.items() if not text.endswith(f"if not {SPACE_VARIABLE}.")] == []
+    assert [
+        verb for verb, text in found.items() if not text.endswith(f"without it {SPACE_VARIABLE}, then ./queue.")
+    ] == []

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import xaqueue
 from support.served import ServerThread
-from xaqueue.cli.exit_codes import HEALTH_CODES
+from xaqueue.cli.health import HEALTH_CODES
 from xaqueue.cli.main import app
 from xaqueue.features.replica.replicated import ReplicationStatus
 from xaqueue.offline import inspect
