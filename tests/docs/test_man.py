@@ -11,6 +11,7 @@ import pytest
 from support.manual import MAN, page, rows
 from xaqueue import errors
 from xaqueue.cli.exit_codes import ExitCode
+from xaqueue.cli.main import GROUPS
 from xaqueue.core.engine.memory import FINISHED_LIMIT, FINISHED_SECONDS
 from xaqueue.core.model import layout, message_name
 from xaqueue.core.model.block import (
@@ -117,6 +118,19 @@ def test_the_example_of_queues_toml_is_taken() -> None:
     example = re.search(r"\.Sh QUEUES\.TOML\n\.Bd.*?\n(.*?)\.Ed", page("xaqueue.5"), re.DOTALL)
     assert example
     assert list(parse(example[1]).queues) == ["orders", "readings", "orders.failed", "orders.expired", "audit"]
+
+
+def test_the_verbs_are_in_the_order_of_their_groups() -> None:
+    section = page("xaqueue.1").partition(".Sh COMMANDS")[2].partition(".Sh ENVIRONMENT")[0]
+    found: dict[str, dict[str, None]] = {}
+    for group, verb in re.findall(r"^\.Ss (.*)|^\.It Cm ([a-z-]+)", section, re.MULTILINE):
+        if group:
+            found[group] = {}
+        else:
+            found[next(reversed(found))][verb] = None
+    assert [(group, list(verbs)) for group, verbs in found.items()] == [
+        (group, list(verbs)) for group, verbs in GROUPS.items()
+    ]
 
 
 def test_exit_statuses() -> None:
