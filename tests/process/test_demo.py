@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -33,7 +34,9 @@ def test_the_sender_survives_its_kills(tmp_path: Path) -> None:
     lines: list[str] = []
     assert lay_out(tmp_path, 890, 30) == 30
     toll = send_under_fire(tmp_path, 890, 30, lines.append)
-    assert len(toll.kills) == len(toll.recoveries) == len(KILLS) == 3, lines
+    assert len(toll.kills) == len(KILLS) == 3, lines
+    assert all(0 < kill.at < kill.begun < kill.recovered for kill in toll.kills)
+    assert any(kill.doubtful for kill in toll.kills)
     with xaqueue.connect(tmp_path / FLIGHTS) as connection:
         found = [(int(message.correlation_id or b"-1"), message.body) for message in connection.browse(FLIGHTS)]
     assert Counter(number for number, _ in found) == Counter(range(890))
@@ -95,6 +98,24 @@ def test_the_answer_from_the_csv_is_the_known_one() -> None:
     assert records.carriers()["EV"].startswith("ExpressJet")
 
 
+def test_progress_is_a_line_that_lives_on_a_terminal_and_lines_elsewhere() -> None:
+    """On the terminal what is reported stands above it, whole."""
+    script = (
+        "from xaqueue.tools.demo.stage import progress\n"
+        "with progress(print, 'sent', 1000) as advance:\n"
+        "    advance(250); print('kill 1'); advance(1000)\n"
+    )
+    main, side = os.openpty()
+    with os.fdopen(main, "rb", buffering=0) as terminal:
+        subprocess.run([sys.executable, "-c", script], stdout=side, env=os.environ | {"TERM": "xterm"}, check=True)
+        os.close(side)
+        shown = terminal.read(65536).decode()
+    assert "sent: 1,000 of 1,000" in shown
+    assert "kill 1\r\n" in shown
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["  sent: 250 of 1,000", "kill 1", "  sent: 1,000 of 1,000"]
+
+
 def test_the_verdict_comes_before_anything_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
 
@@ -107,7 +128,7 @@ def test_the_verdict_comes_before_anything_is_removed(tmp_path: Path, monkeypatc
     with monkeypatch.context() as patched:
         patched.setattr("shutil.rmtree", lambda place, **_: lines.append(f"removed {place}"))
         assert flights.run(3000, None, lines.append, chart=tmp_path / "chart.png")
-    assert lines[1:] == ["PASSED", f"The chart is {tmp_path / 'chart.png'}", f"removed {lines[0]}"]
+    assert lines[1:] == ["PASSED", f"The chart is {tmp_path / 'chart.png'}, its page chart.html", f"removed {lines[0]}"]
 
 
 def test_what_is_removed_may_be_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,12 +156,17 @@ class TestWhole:
         directory = tmp_path / "demo"
         chart = tmp_path / "chart.png"
         assert flights.run(3000, directory, lines.append, chart=chart), lines
-        assert lines[-3:] == ["PASSED", f"The chart is {chart}", f"Everything else is in {directory}"]
+        verdict = f"The chart is {chart}, its page chart.html"
+        assert lines[-3:] == ["PASSED", verdict, f"Everything else is in {directory}"]
         assert any("sync JOURNAL" in line for line in lines), "the default"
         assert sum(line.startswith("kill ") for line in lines) == 3
         assert "  ok     3,000 messages were read, 3,000 records went in" in lines
         assert "  ok     0 branches are left in doubt" in lines
         assert chart.read_bytes().startswith(b"\x89PNG")
+        page = (tmp_path / "chart.html").read_text()
+        assert "<h1>3,000 messages in, 3,000 rows out: 0 lost, 0 doubled</h1>" in page
+        assert page.count("<b>SIGKILL ") == 3
+        assert "class=wrong" not in page
         assert spark.read.parquet(str(directory / "flights.parquet")).count() == 3000
         with pytest.raises(InvalidArgument, match="is not empty"):
             flights.run(3000, directory, silent, chart=chart)

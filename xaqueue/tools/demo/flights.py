@@ -11,23 +11,20 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
 import xaqueue
 from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.spark import session
-from xaqueue.tools.demo import records
+from xaqueue.tools.demo import records, story
 from xaqueue.tools.demo.records import TOTAL, Delay, ranked
 from xaqueue.tools.demo.sender import FLIGHTS, PAGES, SYNC
-from xaqueue.tools.demo.stage import Expectation, Program, Report, in_doubt, judge, place_for, tenths
+from xaqueue.tools.demo.stage import Expectation, Program, Report, in_doubt, judge, place_for, progress
+from xaqueue.tools.demo.story import Kill, Timeline
 
 PAGE = 200
 """Flights of one transaction."""
@@ -40,7 +37,8 @@ KILLS = (
     (0.4, "commit", "while a decision was carried out"),
 )
 """After which share of the pages, at which step of a transaction, and that in words."""
-COMMITTED, KILLED, RECOVERED = "#33658a", "#b8352f", "#5f8f5a"
+FAST = 20_000
+"""Flights of a short run."""
 BYTES_PER_FLIGHT = 4_500
 """Of disk: a file's block, its inode, and its share of the directories and of the Parquet files."""
 STUCK_S = 180.0
@@ -73,30 +71,15 @@ class Tally(NamedTuple):
     last: int
 
 
-@dataclass(slots=True)
-class Timeline:
-    """What happened on the way. Times are seconds since the start."""
-
-    began: float = field(default_factory=time.monotonic)
-    kills: list[float] = field(default_factory=list)
-    recoveries: list[float] = field(default_factory=list)
-    """When a sender that was started after a kill had finished what that one left."""
-    committed: list[tuple[float, int]] = field(default_factory=list)
-    """How many flights were committed at some times."""
-
-    def now(self) -> float:
-        return time.monotonic() - self.began
-
-
 def run(
     flights: int | None, directory: Path | None, report: Report, *, keep: bool = False, chart: Path | None = None
 ) -> bool:
     """Runs the demo and reports on it, line by line. Returns whether the check passed.
 
     flights: how many of the 336,776, from the first; None means all. directory: where spaces, logs and Parquet files
-    go, and stay; None means a temporary one, removed at the end unless ``keep``. chart: where that goes; None means
-    ``xaqueue-demo.png`` in the current directory. Raises InvalidArgument, OperationalError (something is missing, or a
-    part failed or got stuck).
+    go, and stay; None means a temporary one, removed at the end unless ``keep``. chart: where that goes, and its page
+    with .html for .png; None means ``xaqueue-demo.png`` in the current directory. Raises InvalidArgument,
+    OperationalError (something is missing, or a part failed or got stuck).
     """
     wanted = TOTAL if flights is None else flights
     if not 1 <= wanted <= TOTAL:
@@ -109,7 +92,7 @@ def run(
     with place_for(directory, report, keep=keep) as place:
         passed = _run(place, wanted, chart, report)
         report("PASSED" if passed else "FAILED")
-        report(f"The chart is {chart}")
+        report(f"The chart is {chart}, its page {chart.with_suffix('.html').name}")
     return passed
 
 
@@ -121,9 +104,10 @@ def _run(place: Path, flights: int, chart: Path, report: Report) -> bool:
     report(f"{flights:,} flights in {pages:,} transactions of {size}, sync {SYNC}: a commit survives power loss")
     with _timed("the sender", report):
         times = send_under_fire(place, flights, size, report)
-    with _timed("stream to Parquet", report):
+    with _timed("Spark's start", report):
         options: dict[str, Any] = {"spark.sql.warehouse.dir": str(place / "warehouse")}
         spark = session("xaqueue demo", **options)
+    with _timed("stream to Parquet", report):
         _stream(spark, place, flights, report)
     with _timed("queries", report):
         spark.read.parquet(str(place / "flights.parquet")).createOrReplaceTempView("flights")
@@ -133,10 +117,15 @@ def _run(place: Path, flights: int, chart: Path, report: Report) -> bool:
     report(f"  {'carrier':<30} {'flights':>8} {'mean departure delay':>22}")
     for code, delay in ranked(answer):
         report(f"  {code}  {names.get(code, ''):<26} {delay.flights:>8,} {delay.mean:>18.2f} min")
-    draw(answer, names, times, chart)
     doubtful = sum(in_doubt(place / name) for name in (PAGES, FLIGHTS))
     claims = check(flights, tally, answer, records.delays(flights), len(times.kills))
-    return judge([*claims, Expectation(f"{doubtful} branches are left in doubt", doubtful == 0)], report)
+    claims.append(Expectation(f"{doubtful} branches are left in doubt", doubtful == 0))
+    lost, doubled = flights - tally.records, tally.messages - tally.records
+    result = f"{flights:,} messages in, {tally.messages:,} rows out: {lost:,} lost, {doubled:,} doubled"
+    story.draw(result, times, chart)
+    carriers = [(names.get(code, code), delay) for code, delay in ranked(answer)]
+    story.write(result, times, claims, carriers, chart)
+    return judge(claims, report)
 
 
 def lay_out(place: Path, flights: int, size: int) -> int:
@@ -151,25 +140,22 @@ def lay_out(place: Path, flights: int, size: int) -> int:
 
 def send_under_fire(place: Path, flights: int, size: int, report: Report) -> Timeline:
     """Runs the sender to its end through all kills. Raises OperationalError where it fails or is stuck."""
-    times, pages, before = Timeline(), -(-flights // size), 0.0
-    advance = tenths(report, "sent", flights)
-    for share, step, when in (*KILLS, (0.0, "", "")):
-        number = str(max(1, round((share - before) * pages)))
-        before = share
-        command = [sys.executable, "-m", "xaqueue.tools.demo.sender", str(place), step, number]
-        with Program("the sender", command, place / "sender.log") as sender:
-            for word, counted in sender:
-                if word == "left" and times.kills:
-                    times.recoveries.append(times.now())
-                    report(f"  started again, all of it finished after {times.recoveries[-1] - times.kills[-1]:.1f} s")
-                done = times.committed[-1][1] + int(counted) if word == "sent" else flights - int(counted)
-                times.committed.append((times.now(), done))
-                advance(done)
-            if not sender.was_killed():
-                break
-        times.kills.append(times.now())
-        doubtful = sum(in_doubt(place / name) for name in (PAGES, FLIGHTS))
-        report(f"kill {len(times.kills)}: SIGKILL {when}; branches in doubt: {doubtful}")
+    times, before = Timeline(flights, size), 0.0
+    with progress(report, "sent", flights) as advance:
+        for share, step, when in (*KILLS, (0.0, "", "")):
+            number = str(max(1, round((share - before) * times.pages)))
+            before = share
+            command = [sys.executable, "-m", "xaqueue.tools.demo.sender", str(place), step, number]
+            with Program("the sender", command, place / "sender.log") as sender:
+                for word, said in sender:
+                    times.hear(word, float(said))
+                    advance(times.done)
+                    if word == "recovered" and times.kills:
+                        report(f"  started again, {times.kills[-1]}")
+                if not sender.was_killed():
+                    break
+            times.kills.append(Kill(time.monotonic(), when))
+            report(f"kill {len(times.kills)}: SIGKILL {when}")
     return times
 
 
@@ -187,17 +173,17 @@ def _stream(spark: Any, place: Path, flights: int, report: Report) -> None:
         .trigger(availableNow=True)
         .start()
     )
-    advance = tenths(report, "streamed", flights)
     read, since = 0, time.monotonic()
-    while not query.awaitTermination(1):
-        now = sum(batch["numInputRows"] for batch in query.recentProgress)
-        if now != read:
-            read, since = now, time.monotonic()
-            advance(read)
-        elif time.monotonic() - since > STUCK_S:
-            query.stop()
-            raise OperationalError(f"the stream has read nothing for {STUCK_S:.0f} s")
-    advance(flights)
+    with progress(report, "streamed", flights) as advance:
+        while not query.awaitTermination(1):
+            now = sum(batch["numInputRows"] for batch in query.recentProgress)
+            if now != read:
+                read, since = now, time.monotonic()
+                advance(read)
+            elif time.monotonic() - since > STUCK_S:
+                query.stop()
+                raise OperationalError(f"the stream has read nothing for {STUCK_S:.0f} s")
+        advance(flights)
 
 
 def check(
@@ -214,41 +200,6 @@ def check(
         Expectation(f"the answer for {len(answer)} carriers equals the one from the CSV", answer == expected),
         Expectation(f"the sender was killed in the middle of a commit {kills} times", kills == len(KILLS)),
     ]
-
-
-def draw(answer: Mapping[str, Delay], names: Mapping[str, str], times: Timeline, path: Path) -> None:
-    """Writes the chart to ``path``: the run above, below it one bar a carrier, the longest delay at the top."""
-    figure = Figure(figsize=(9, 4.6 + 0.34 * len(answer)), layout="constrained")
-    above, below = figure.subplots(2, 1, height_ratios=[3.2, 1.0 + 0.34 * len(answer)])
-    _draw_run(above, times)
-    _draw_answer(below, answer, names)
-    for axes in (above, below):
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=120)
-
-
-def _draw_run(axes: Axes, times: Timeline) -> None:
-    axes.plot(*zip(*times.committed, strict=True), color=COMMITTED, drawstyle="steps-post", label="messages committed")
-    for number, when in enumerate(times.kills):
-        axes.axvline(when, color=KILLED, linewidth=1, label="" if number else "killed in the middle of a commit")
-    for number, when in enumerate(times.recoveries):
-        axes.axvline(when, color=RECOVERED, linewidth=1, linestyle="--", label="" if number else "recovered, goes on")
-    axes.set(xlabel="seconds", xlim=(0, None), ylim=(0, None))
-    axes.yaxis.set_major_formatter("{x:,.0f}")
-    axes.legend(loc="upper left", framealpha=1.0, edgecolor="none", fontsize=8)
-    axes.set_title("Flights committed to the queue, while their producer is killed", loc="left")
-
-
-def _draw_answer(axes: Axes, answer: Mapping[str, Delay], names: Mapping[str, str]) -> None:
-    carriers = list(reversed(ranked(answer)))
-    means = [delay.mean for _, delay in carriers]
-    axes.barh([names.get(code, code) for code, _ in carriers], means, color=COMMITTED)
-    for row, (_, delay) in enumerate(carriers):
-        label = f"{delay.mean:.1f}  ({delay.flights:,} flights)"  # right of zero, clear of the names
-        axes.annotate(label, (max(delay.mean, 0.0), row), (4, 0), textcoords="offset points", va="center", fontsize=8)
-    axes.set_xlim(min(0.0, *means) * 1.1, max(1.0, *means) * 1.3)
-    axes.set_xlabel("mean departure delay, minutes")
-    axes.set_title("What Spark read from it, each message once: delays by carrier", loc="left")
 
 
 def _check_room(place: Path, flights: int) -> None:

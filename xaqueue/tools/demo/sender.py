@@ -5,7 +5,8 @@
 A page and its flights are one transaction over both spaces: the page goes and its flights come, or neither. Started
 again, it knows nothing but its directory: the transaction manager finishes what was decided and rolls back the rest,
 and the pages of these are there to be taken once more. STEP and NUMBER: it gets SIGKILL when a transaction comes to
-that step for the n-th time. It says how many flights are left, then a line for each transaction, how many it had.
+that step for the n-th time. It says when it began, how many branches it finds in doubt, when all of them were finished,
+and how many pages are left; then a line for each transaction, how many flights it had.
 """
 
 from __future__ import annotations
@@ -15,12 +16,16 @@ import json
 import os
 import signal
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from itertools import count
 from pathlib import Path
 
 import xaqueue
+import xaqueue.core.owner.watches
+import xaqueue.rpc.client.reach  # both now, so that loading the engine is no part of a recovery
 from xaqueue.tools.demo import records
 from xaqueue.tools.demo.stage import say
 
@@ -60,12 +65,17 @@ def main(directory: str, death: str, number: str) -> None:
         if step == death and participant in ("", PAGES) and next(numbers) == int(number):
             os.kill(os.getpid(), signal.SIGKILL)
 
+    open_manager = xaqueue.TransactionManager  # which loads it
+    say("begun", time.monotonic())
     faulthandler.dump_traceback_later(STUCK_S, exit=True)
     spaces = {name: partial(xaqueue.connect, Path(directory, name), sync=SYNC) for name in (PAGES, FLIGHTS)}
-    with xaqueue.TransactionManager(Path(directory, "decisions"), spaces, on_step=on_step) as manager:
-        manager.recover()
-        with spaces[PAGES]() as pages:
-            say("left", sum(len(json.loads(page.body)) for page in pages.browse(PAGES)))
+    with ExitStack() as opened:
+        pages, flights = (opened.enter_context(connect()) for connect in spaces.values())
+        say("doubtful", len(pages.tpc_recover()) + len(flights.tpc_recover()))
+        manager = open_manager(Path(directory, "decisions"), spaces, on_step=on_step)
+        opened.enter_context(manager).recover()
+        say("recovered", time.monotonic())
+        say("left", sum(1 for _ in pages.browse(PAGES)))
         with ThreadPoolExecutor(THREADS, thread_name_prefix="sender") as pool:
             list(pool.map(send_all, [manager] * THREADS))
     faulthandler.cancel_dump_traceback_later()

@@ -87,6 +87,21 @@ def tenths(report: Report, what: str, total: int) -> Callable[[int], None]:
     return advance
 
 
+@contextmanager
+def progress(report: Report, what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """As ``tenths``; on a terminal it is one line that lives as long as the block, below what is reported."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console, counted = Console(), TextColumn("  {task.description}: {task.completed:,} of {task.total:,}")
+    if not console.is_terminal:
+        yield tenths(report, what, total)
+        return
+    with Progress(counted, BarColumn(), TimeElapsedColumn(), console=console, transient=True) as line:
+        task = line.add_task(what, total=total)
+        yield lambda done: line.update(task, completed=done)
+
+
 class Program:
     """A process whose lines are read as it says them. What it complains of is in ``log``, behind earlier complaints.
 
