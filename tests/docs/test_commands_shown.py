@@ -5,17 +5,15 @@ Whoever adds a block or a command is told where it is to be run: here, in a scen
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import shlex
 import shutil
 import signal
 import sqlite3
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from typer.testing import CliRunner
 
-import embedded_postgres
 import xaqueue
 from support import ROOT
 from support.served import ServerThread
@@ -104,110 +101,63 @@ def first_id(queue: str, place: str = "data/orders-space") -> str:
 
 
 def test_a_message_and_a_row(place: Path) -> None:
-    """The two first blocks, one after the other."""
     exec(block_of("import sqlite3"), {})
     with closing(sqlite3.connect("shop.db")) as connection:
         assert connection.execute("select id from orders").fetchall() == [(42,)]
-    known = {"xaqueue": xaqueue}
     with xaqueue.connect("data/orders-space") as connection:
         (message,) = connection.browse("orders")
         assert message.body == b'{"id": 42}'
-    exec(block_of("with xaqueue.connect("), known)
-    with xaqueue.connect("data/orders-space") as connection:
-        assert [message.body for message in connection.browse("orders")] == [b'{"id": 42}', b"..."]
 
 
-def test_the_command_line(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its shell blocks in their order, over one space."""
-    monkeypatch.setenv("XAQUEUE_SPACE", "")
-    (place / "messages.txt").write_text("second\nthird\n")
-    (place / "shop.py").write_text("def pack(message, tx):\n    pass\n")
-    printed = {line: type_in(line) for line in lines_of(block_of("xaqueue init data/orders-space"))}
-    assert printed["xaqueue get orders"] == "first message"
-    assert "no damage" in "".join(printed.values())
-    serve, put, drain = lines_of(block_of("xaqueue serve --space"))
-    assert shlex.split(serve, comments=True) == ["xaqueue", "serve", "--space", "data/orders-space", "&"]
-    server = ServerThread(place / "data/orders-space", place / "data/orders-space/socket")
-    try:
-        type_in(put)
-        type_in(drain)
-    finally:
-        server.stop()
-    for line in lines_of(block_of("xaqueue define orders.failed")):
-        type_in(line)
-    with xaqueue.connect("data/orders-space") as connection:
-        connection.move("orders", next(iter(connection.browse("orders"))).message_id, "orders.failed")
-        connection.commit()
-    printed = {
-        line: type_in(line, **{"4125ba43": first_id("orders.failed")})
-        for line in lines_of(block_of("xaqueue show orders.failed"))
-    }
-    assert "1 message imported" in "".join(printed.values())
-    type_in("xaqueue init headquarters --default fifo")
-    type_in("xaqueue put orders 'the last one'")
-    work, forward = lines_of(block_of("xaqueue work orders"))
-    assert "handled" in type_in(work)
-    type_in("xaqueue put orders 'another one'")
-    type_in(forward, **{"xaqs://headquarters:7878": "./headquarters"})
-    assert first_id("orders", "headquarters")
-
-
-def test_in_asyncio(place: Path) -> None:
-    aiosqlite: Any = pytest.importorskip("aiosqlite", reason="aiosqlite is not installed")
-    with closing(sqlite3.connect("shop.db")) as connection:
-        connection.execute("create table orders (id int)")
-    block = block_of("async with xaqueue.TransactionManager")
-    body = "async def run():\n" + "".join(f"    {line}\n" for line in block.splitlines())
-    known: dict[str, Any] = {
-        "xaqueue": xaqueue,
-        "connect_ledger": lambda: aiosqlite.connect("shop.db"),
-        "connect_queue": lambda: xaqueue.connect("data/orders-space", create=True),
-    }
-    exec(body, known)
-    asyncio.run(known["run"]())
-    with closing(sqlite3.connect("shop.db")) as connection:
-        assert connection.execute("select id from orders").fetchall() == [(43,)]
-    assert first_id("orders")
-
-
-def test_with_sqlalchemy(place: Path) -> None:
+def test_a_service_and_its_worker(place: Path) -> None:
+    """The one's handler called as a web server calls it, and then the other, until nothing is left."""
     sqlalchemy = pytest.importorskip("sqlalchemy", reason="SQLAlchemy is not installed")
     from sqlalchemy.orm import registry
 
     class Order:
-        def __init__(self, item: str) -> None:
-            self.item = item
+        def __init__(self, number: int, item: str) -> None:
+            self.number, self.item = number, item
+
+    class App:
+        def put(self, path: str) -> Callable[[Any], Any]:
+            assert path == "/orders/{number}"
+            return lambda handler: handler
 
     mapped, number = registry(), sqlalchemy.Column("number", sqlalchemy.Integer, primary_key=True)
-    table = sqlalchemy.Table("orders", mapped.metadata, number, sqlalchemy.Column("item", sqlalchemy.String))
-    mapped.map_imperatively(Order, table)
+    columns = sqlalchemy.Column("item", sqlalchemy.String), sqlalchemy.Column("packed", sqlalchemy.Boolean)
+    mapped.map_imperatively(Order, sqlalchemy.Table("orders", mapped.metadata, number, *columns))
     engine = sqlalchemy.create_engine("sqlite:///shop.db")
     mapped.metadata.create_all(engine)
-    block = block_of("from xaqueue.contrib.sqlalchemy")
-    assert block.count('"queue": ...') == 1
-    connect = 'lambda: xaqueue.connect("data/orders-space", create=True)'
-    exec(block.replace('"queue": ...', f'"queue": {connect}'), {"xaqueue": xaqueue, "engine": engine, "Order": Order})
+    xaqueue.connect("data/orders-space", create=True).close()
+    known: dict[str, Any] = {"xaqueue": xaqueue, "engine": engine, "Order": Order, "app": App()}
+    exec(block_of("from xaqueue.contrib.sqlalchemy"), known)
+    with known["tm"]:
+        known["take"](7, "two apples")
+        assert first_id("orders")
+        worker = block_of("def pack(message")
+        assert worker.count("threads=4") == 1
+        exec(worker.replace("threads=4", "threads=4, until_empty=True"), known)
     engine.dispose()
     with closing(sqlite3.connect("shop.db")) as connection:
-        assert connection.execute("select item from orders").fetchall() == [("two apples",)]
-    assert first_id("orders")
+        assert connection.execute("select * from orders").fetchall() == [(7, "two apples", 1)]
 
 
-def test_orders_in_a_ledger() -> None:
-    """The demo itself is run by test_demo_ledger."""
-    pytest.importorskip("psycopg", reason="psycopg is not installed")
-    if not any(embedded_postgres.directories()):
-        pytest.skip(embedded_postgres.MISSING)
-    demo, *examples = lines_of(block_of("python examples/postgres/ledger_demo.py"))
-    assert (ROOT / shlex.split(demo, comments=True)[1]).is_file()
-    with tempfile.TemporaryDirectory(prefix="xaqueue-test-") as name:
-        Path(name).chmod(0o711)  # PostgreSQL enters it where it does not run as root
-        (Path(name) / "examples").symlink_to(ROOT / "examples")
-        for line, wait in zip(examples, ([], ["--wait", "0.2"]), strict=True):
-            words = [sys.executable, *shlex.split(line, comments=True)[1:], *wait]
-            done = subprocess.run(words, cwd=name, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stderr
-            assert done.stdout.count("\n") == 20
+def test_an_operator(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XAQUEUE_SPACE", "")
+    lines = lines_of(block_of("xaqueue init data/shop"))
+    at = next(number for number, line in enumerate(lines) if line.startswith("xaqueue serve"))
+    words = shlex.split(lines[at], comments=True)
+    assert words == ["xaqueue", "serve", "--http", "127.0.0.1:8000", "&"]
+    for line in lines[:at]:
+        type_in(line)
+    server = ServerThread(place / "data/shop", place / "data/shop/socket")
+    try:
+        type_in("xaqueue put orders 'one that failed'")
+        type_in("xaqueue move orders orders.failed")
+        printed = {line.partition("#")[0].strip(): type_in(line) for line in lines[at + 1 :]}
+    finally:
+        server.stop()
+    assert printed["xaqueue health"] == "ready\n"
 
 
 @pytest.mark.spark
