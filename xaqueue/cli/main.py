@@ -98,6 +98,42 @@ PLACES = {verb: place for verbs in GROUPS.values() for verb, place in verbs.item
 DESTRUCTIVE = frozenset({"release", "salvage-journal", "restore", "clean", "clean-table", "promote"})
 """Never suggested to somebody who mistyped another verb."""
 
+OTHER_NAMES = {
+    "init": "create new",
+    "define": "declare subscribe config",
+    "put": "send enqueue push produce add",
+    "put --topic": "publish pub",
+    "get": "receive recv dequeue pop take read",
+    "get' or 'work": "consume",
+    "browse": "peek cat messages",
+    "queues": "list ls count depth",
+    "queues --counters": "stats statistics",
+    "status": "info describe",
+    "serve": "start run server listen",
+    "work": "worker handle",
+    "indoubt": "recover commit rollback transactions",
+    "tail": "follow logs watch",
+    "requeue": "retry redrive replay dlq",
+    "rm": "delete del remove",
+    "undefine": "drop",
+    "purge": "clear truncate empty",
+    "export": "dump save",
+    "import": "load",
+    "drain": "stop shutdown",
+    "sessions": "clients connections ps who",
+    "token": "login auth password user",
+    "health": "ping",
+    "top": "monitor dashboard",
+    "man": "manual docs",
+    "snapshot": "backup",
+    "check": "fsck doctor",
+    "replica": "standby follower",
+    "forward": "bridge relay mirror",
+    "--help": "help",
+    "--version": "version",
+}
+"""What other programs call it."""
+
 
 class Verbs(TyperGroup):
     """Translates whatever is raised while a command line is read or carried out."""
@@ -126,15 +162,11 @@ class Verbs(TyperGroup):
         return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        self.suggest_commands = False
-        try:
-            return super().resolve_command(ctx, args)
-        except Exception as error:
-            close = get_close_matches(args[0], [verb for verb in PLACES if verb not in DESTRUCTIVE])
-            message = getattr(error, "message", None)
-            if close and isinstance(message, str):
-                error.message = f"{message.rstrip('.')}. Did you mean {close[0]!r}?"  # type: ignore[attr-defined]
-            raise
+        if args[0] not in PLACES and not ctx.resilient_parsing:
+            close = [name for name, others in OTHER_NAMES.items() if args[0].lower() in others.split()]
+            close += get_close_matches(args[0], [verb for verb in PLACES if verb not in DESTRUCTIVE])
+            ctx.fail(f"No such command {args[0]!r}" + (f". Did you mean '{close[0]}'?" if close else ""))
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """From here on Ctrl-C is an exception, and what the verb has begun is ended in order."""

@@ -25,7 +25,7 @@ from support.doubtful import fails, named_space, run
 from xaqueue.cli import exit_codes, messages, parameters
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.location import SPACE_VARIABLE
-from xaqueue.cli.main import EVERY_DAY, GROUPS, _first_sentence, app
+from xaqueue.cli.main import EVERY_DAY, GROUPS, OTHER_NAMES, PLACES, _first_sentence, app
 from xaqueue.cli.output import counted, moment, preview, progress_bar, size
 from xaqueue.connection import Connection
 from xaqueue.core.model import layout
@@ -68,6 +68,34 @@ def test_help_lists_every_verb_by_group_with_the_first_sentence_of_its_own() -> 
         said = _first_sentence(verb).help or ""
         assert said == (built.help or "").partition("\n\n")[0] != "", verb
         assert re.search(rf"^│ {verb} +{said.split()[0]} ", text, re.MULTILINE), verb
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("list", "queues"),
+        ("ls", "queues"),
+        ("send", "put"),
+        ("Publish", "put --topic"),
+        ("consume", "get' or 'work"),
+        ("stats", "queues --counters"),
+        ("help", "--help"),
+        ("queus", "queues"),
+    ],
+)
+def test_a_name_that_others_have_leads_to_ours(word: str, meant: str) -> None:
+    assert f"No such command {word!r}. Did you mean '{meant}'? (see `xaqueue --help`)" in fails(word, code=2)
+
+
+def test_other_names_are_of_one_verb_each() -> None:
+    words = " ".join(OTHER_NAMES.values()).split()
+    assert len(set(words)) == len(words)
+    assert not set(words) & PLACES.keys()
+    assert {verb for name in OTHER_NAMES for verb in name.split()[:1] if verb.isalpha()} <= PLACES.keys()
+
+
+def test_what_destroys_is_never_proposed() -> None:
+    assert "Did you mean" not in fails("restor", code=2)
 
 
 def test_without_a_verb_the_first_steps_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
