@@ -228,6 +228,12 @@ def parse_open_string(text: str) -> tuple[str, str | None]:
     return given["datadir"], given.get("qspace")
 
 
+def endurox_flags(text: str) -> str | None:
+    """The sync flags in ``NDRX_XA_FLAGS``, if any; what else stands there is for Enduro/X's transaction manager."""
+    words = (word.strip().upper() for word in text.split(";"))
+    return ";".join(word for word in words if word in ("FSYNC", "FDATASYNC", "DSYNC")) or None
+
+
 def host_and_port(text: str) -> tuple[str, int]:
     """The two halves of ``host:port``, an IPv6 address in brackets. Raises InvalidArgument."""
     match = re.fullmatch(r"(?:\[(?P<six>[^\[\]]*)\]|(?P<host>[^:\[\]]*)):(?P<port>[0-9]{1,5})", text)

@@ -69,6 +69,29 @@ def test_the_next_sync_is_that_of_the_environment_before_that_of_the_definitions
     assert status(space).sync == "FSYNC"
 
 
+@pytest.mark.parametrize(
+    ("flags", "level"),
+    [
+        ("FSYNC;DSYNC", "FSYNC;DSYNC"),
+        ("RECON:*:3:100;fdatasync; DSYNC;NOJOIN", "FDATASYNC;DSYNC"),
+        ("RECON:*:3:100", "JOURNAL"),
+        ("", "JOURNAL"),
+    ],
+)
+def test_what_nothing_else_says_is_taken_from_the_environment_of_enduro_x(
+    tmp_path: Path, space: Path, flags: str, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of its flags those of its disk queue; the others are for its transaction manager."""
+    monkeypatch.delenv("XAQUEUE_FLAGS", raising=False)
+    monkeypatch.setenv("NDRX_XA_FLAGS", flags)
+    create(tmp_path / "other", any_queue=True)
+    with xaqueue.connect(tmp_path / "other"):
+        assert status(tmp_path / "other").sync == level
+    assert status(space).sync == "NONE"  # its queues.toml says so
+    monkeypatch.setenv("XAQUEUE_FLAGS", "DSYNC")
+    assert status(tmp_path / "other").sync == "DSYNC"
+
+
 def test_an_owned_space_tells_its_owner_and_its_level(space: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with xaqueue.connect(space, sync="FDATASYNC"):
         monkeypatch.setenv("XAQUEUE_FLAGS", "FSYNC")

@@ -21,6 +21,7 @@ from xaqueue.core.storage.fs import replace_file
 from xaqueue.core.storage.hardening import DEFAULT, Hardening
 from xaqueue.core.storage.modes import PRIVATE, for_group
 from xaqueue.core.storage.regular import READ, read_at_most
+from xaqueue.endpoint import endurox_flags
 from xaqueue.errors import InvalidArgument
 
 FLAGS_VARIABLE = "XAQUEUE_FLAGS"
@@ -101,8 +102,9 @@ def keep_good(path: str | os.PathLike[str], wrong: str = "", text: str | None = 
 
 
 def hardening_of(flags: str | None, definitions: Definitions) -> Hardening:
-    """By these flags; without any XAQUEUE_FLAGS, then queues.toml, then the default hold. Raises InvalidArgument."""
+    """By these flags; else XAQUEUE_FLAGS, queues.toml, NDRX_XA_FLAGS, then the default hold. Raises InvalidArgument."""
     asked = flags if flags is not None else os.environ.get(FLAGS_VARIABLE)
+    asked = asked if asked is not None or definitions.sync else endurox_flags(os.environ.get("NDRX_XA_FLAGS", ""))
     return Hardening.parse(asked) if asked is not None else definitions.sync or DEFAULT
 
 
