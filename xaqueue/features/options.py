@@ -8,6 +8,7 @@ from __future__ import annotations
 from xaqueue.core.model.definitions import ACCESS, OF_QUEUE, OF_SPACE
 from xaqueue.core.model.options import Known
 from xaqueue.core.model.record_kinds import RecordKind
+from xaqueue.core.owner.record import find_group
 from xaqueue.features.ages import options as ages
 from xaqueue.features.batches import options as batches
 from xaqueue.features.dedup import options as dedup
@@ -37,7 +38,7 @@ KNOWN = Known(
     tables=(topics.TOPICS, ACCESS, snapshots.TABLE, replica.TABLE),
     checks=(retries.check, limits.check, topics.check),
     undefining=(topics.check_undefining,),
-    reloading=(replica.check_reloading,),
+    reloading=(replica.check_reloading, lambda _, asked: find_group(asked.readers)),
     acts=(groups.act, retries.act, limits.act, ages.act, streams.act),
     kinds=_kinds,
 )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from xaqueue.core.model.format import check_recovered, read_format, why_behind
 from xaqueue.core.model.layout import COMMITTED, watermark_path
-from xaqueue.core.owner.definitions_file import read_definitions
+from xaqueue.core.owner.definitions_file import usable_definitions
 from xaqueue.errors import AccessDenied, ConnectionLost, ResourceFailed, SpaceError
 from xaqueue.offline.reader import queues
 from xaqueue.offline.spans import Found, Position, QueueFiles
@@ -79,7 +79,7 @@ class Directory:
         return queues(self._path)
 
     def known(self) -> Known:
-        definitions = read_definitions(self._path)
+        definitions, _ = usable_definitions(self._path)
         return Known(frozenset((*queues(self._path), *definitions.queues)), definitions.default is not None)
 
     def positions(self, names: Iterable[str]) -> list[Position]:

@@ -23,7 +23,7 @@ from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.core.model.format import Format, read_format
 from xaqueue.core.model.layout import JOURNAL
 from xaqueue.core.model.order import Order
-from xaqueue.core.owner.definitions_file import hardening_of, read_definitions, usable_definitions
+from xaqueue.core.owner.definitions_file import hardening_of, usable_definitions
 from xaqueue.core.owner.record import Owner
 from xaqueue.core.recovery import prepared
 from xaqueue.core.recovery.prepared import Verdict
@@ -281,7 +281,7 @@ def message_ids(path: str | os.PathLike[str], queue: str) -> set[bytes]:
 def check_known(path: str | os.PathLike[str], queue: str) -> str:
     """The queue's name, if it has messages or a definition. Raises UnknownQueue, SpaceError, InvalidArgument."""
     if queue not in queues_in(look_into(path).fs):
-        read_definitions(path).find(queue)
+        usable_definitions(path)[0].find(queue)
     return queue
 
 

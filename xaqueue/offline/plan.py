@@ -257,7 +257,6 @@ class Rehearsal(Site):
         if found is None or found.version not in VERSIONS:
             found = read_format(root)
         definitions = self._definitions()
-        find_group(definitions.readers)
         hardening = hardening_of(None, definitions)
         definitions.check_sync(hardening)
         MENDED.check(root, definitions, hardening, THREADS)
@@ -270,8 +269,10 @@ class Rehearsal(Site):
 
     def _definitions(self) -> Definitions:
         with suppress(OSError, UnicodeDecodeError, InvalidArgument):
-            return parse_definitions(self._fs.read(layout.QUEUES).decode())
-        return usable_definitions(self.root)[0]
+            found = parse_definitions(self._fs.read(layout.QUEUES).decode())
+            find_group(found.readers)
+            return found
+        return usable_definitions(self.root, lambda asked: find_group(asked.readers))[0]
 
     @contextmanager
     def held(self, *, keep_unsynced: bool = False) -> Iterator[FileSystem]:

@@ -26,7 +26,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from xaqueue.batch import NUMBER_LIMIT, Batch, BatchDecision, Plan
 from xaqueue.core.model.format import read_format
-from xaqueue.core.owner.definitions_file import read_definitions
+from xaqueue.core.owner.definitions_file import usable_definitions
 from xaqueue.endpoint import parse as parse_url
 from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.message import check_queue_name
@@ -146,7 +146,7 @@ class _Writer:
             if space.path and not space.server:
                 self._ids[number] = read_format(space.path, is_expected=is_expected).id
                 if options.queue is not None:
-                    read_definitions(space.path).find(options.queue)
+                    usable_definitions(space.path)[0].find(options.queue)
         self._options = options
         self._columns = SinkColumns(schema, options.queue)
 

@@ -193,6 +193,7 @@ def no_lock(root: Path) -> None:
 def no_group(root: Path) -> None:
     with (root / "queues.toml").open("a") as file:
         file.write('\n[access]\ngroup = "no such group"\n')
+    (root / "queues.toml.good").unlink()  # else that holds
 
 
 @pytest.mark.parametrize("harm", [no_lock, no_group])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import stat
-import tomllib
+from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from xaqueue.core.model import definitions
 from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.model.layout import GOOD_QUEUES, QUEUES
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
-from xaqueue.core.storage.fs import replace_file
+from xaqueue.core.storage.fs import discard, replace_file
 from xaqueue.core.storage.hardening import DEFAULT, Hardening
 from xaqueue.core.storage.modes import PRIVATE, for_group
 from xaqueue.core.storage.regular import READ, read_at_most
@@ -40,38 +40,40 @@ def read_definitions(path: str | os.PathLike[str]) -> Definitions:
 
 
 def damage_of(path: str | os.PathLike[str]) -> str:
-    """Why nobody can say what queues.toml defines; empty where it is TOML, though what it says may be refused."""
+    """Why queues.toml defines nothing: it is gone, damaged or refused; else empty."""
     if not os.path.lexists(Path(path) / QUEUES):
         return "queues.toml is missing"
     try:
-        tomllib.loads(definitions.read(path))
-    except tomllib.TOMLDecodeError as error:
-        return f"queues.toml is no TOML: {error}"
-    except (OSError, UnicodeDecodeError) as error:
-        return f"queues.toml cannot be read: {error}"
+        read_definitions(path)
+    except InvalidArgument as error:
+        return str(error)
     return ""
 
 
-def usable_definitions(path: str | os.PathLike[str]) -> tuple[Definitions, str]:
-    """Those of queues.toml, or where that is gone or damaged of its last good copy; and what is wrong, or empty.
+def usable_definitions(
+    path: str | os.PathLike[str], check: Callable[[Definitions], object] = lambda _: None
+) -> tuple[Definitions, str]:
+    """Those of queues.toml, or where these cannot be used of its last good copy; and what is wrong, or empty. Raises
+    InvalidArgument where that is so of both. check: raises that where the space cannot have them."""
 
-    Raises InvalidArgument where what it says is refused, and where it is damaged and has no good copy.
-    """
-    with suppress(OSError, UnicodeDecodeError, InvalidArgument):  # what is wrong with it is looked at below
-        return definitions.parse(definitions.read(path)), ""
-    wrong = damage_of(path)
-    if not wrong:
-        return read_definitions(path), ""
+    def checked(text: str) -> Definitions:
+        check(found := definitions.parse(text))
+        return found
+
     try:
-        good = definitions.parse(read_good(path))
+        return checked(definitions.read(path)), ""
+    except (OSError, UnicodeDecodeError, InvalidArgument) as error:
+        damage, refusal = damage_of(path), str(error)
+    try:
+        good = checked(read_good(path))
     except (OSError, UnicodeDecodeError, InvalidArgument):
         if not os.path.lexists(Path(path) / QUEUES):
             return Definitions(), ""  # nobody has ever defined anything
-        raise InvalidArgument(
-            f"{wrong}; there is no good copy of it: mend it, or `xaqueue reconstruct -m --space {os.fspath(path)}` "
-            "sets it aside and makes it anew from the queues that are there"
-        ) from None
-    return good, f"{wrong}: its last good copy holds. Mend it, or `xaqueue reconstruct -m` puts the copy in its place"
+        mend = f"mend it, or `xaqueue reconstruct -m --space {os.fspath(path)}` sets it aside and makes it anew"
+        made = f"{damage}; there is no good copy of it: {mend} from the queues that are there"
+        raise InvalidArgument(made if damage else refusal) from None
+    mend = "Mend it, or `xaqueue reconstruct -m` puts the copy in its place" if damage else "Mend it"
+    return good, f"{damage or refusal}: its last good copy holds. {mend}"
 
 
 def read_good(path: str | os.PathLike[str]) -> str:
@@ -110,24 +112,21 @@ def hardening_of(flags: str | None, definitions: Definitions) -> Hardening:
 
 def write_durably(root: Path, name: str, text: str) -> None:
     """What is replaced hands on whose it is and who may read it."""
-    fs = DirectoryFileSystem(root)
     temporary = f".{name}.new"
-    if fs.exists(temporary):
-        fs.unlink(temporary)
     try:
-        fs.create(temporary, [text.encode()])
-        with suppress(FileNotFoundError):
-            before = (root / name).stat()
-            with suppress(PermissionError):
-                os.chown(root / temporary, before.st_uid, before.st_gid)
-            (root / temporary).chmod(stat.S_IMODE(before.st_mode))
-        fs.sync_file(temporary)
-        fs.rename(temporary, name)
-        fs.sync_dir("")
+        with closing(DirectoryFileSystem(root)) as fs:
+            discard(fs, temporary)
+            fs.create(temporary, [text.encode()])
+            with suppress(FileNotFoundError):
+                before = (root / name).stat()
+                with suppress(PermissionError):
+                    os.chown(root / temporary, before.st_uid, before.st_gid)
+                (root / temporary).chmod(stat.S_IMODE(before.st_mode))
+            fs.sync_file(temporary)
+            fs.rename(temporary, name)
+            fs.sync_dir("")
     except OSError as error:
         raise OSError(error.errno, f"cannot be written: {error.strerror}", str(root / name)) from error
-    finally:
-        fs.close()
 
 
 def write_definitions(path: str | os.PathLike[str], text: str) -> None:

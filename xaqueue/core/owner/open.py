@@ -279,11 +279,13 @@ def _open(
     on_branches: Callable[[Space], object],
     taken: OwnerFile | None = None,
 ) -> _Attached:
-    definitions, wrong = usable_definitions(root)
-    group = find_group(definitions.readers)
+    def check(asked: Definitions) -> None:
+        find_group(asked.readers)
+        hardening = hardening_of(sync, asked)
+        features.check(root, asked.check_sync(hardening), hardening, waiting)
+
+    definitions, wrong = usable_definitions(root, check)
     hardening = hardening_of(sync, definitions)
-    definitions.check_sync(hardening)
-    features.check(root, definitions, hardening, waiting)
     try:
         lock = taken or OwnerFile(root)
     except OSError as error:
@@ -294,7 +296,7 @@ def _open(
         if taken is None and not lock.acquire():
             raise in_use(root, read_owner(root))  # noqa: TRY301
         found = read_format(root)  # again: a restore may have been at it until now
-        modes = open_to(root, group)
+        modes = open_to(root, find_group(definitions.readers))
         fs = DirectoryFileSystem(root, keep_unsynced=bool(hardening.content) and not hardening.journal, modes=modes)
         check_committed(root, was_in_use=read_owner(root) is not None)
         headers(fs, layout.JOURNAL)  # which refuses those of a newer xaqueue
@@ -309,7 +311,7 @@ def _open(
             progress=progress,
             waiting=waiting,
             on_branches=on_branches,
-            reread=lambda: usable_definitions(root)[0],
+            reread=lambda: usable_definitions(root, check)[0],
         )
         space, watchdog = held.space, None
         space.definer = features.definer(root, space)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from xaqueue.core.model import layout
 from xaqueue.core.model.format import read_format
-from xaqueue.core.owner.definitions_file import hardening_of, read_definitions
+from xaqueue.core.owner.definitions_file import hardening_of, usable_definitions
 from xaqueue.core.owner.record import read_owner
 from xaqueue.core.storage.owner_file import OwnerFile, read_owner_file
 from xaqueue.core.storage.regular import READ
@@ -44,7 +44,7 @@ def wait(
     if takeover_s is not None and takeover_s < LEAST_S:
         raise InvalidArgument(f"a takeover after {takeover_s:g} s is refused: {LEAST_S:g} or more are wanted")
     read_format(root)
-    check_level(hardening_of(sync, read_definitions(root)))
+    check_level(hardening_of(sync, usable_definitions(root)[0]))
     root = Path(os.path.realpath(root))
     try:
         lock, silence = OwnerFile(root), _Silence(root)

@@ -55,8 +55,7 @@ def restore(
     queues, is_whole = "", False
     has_branches = (root / layout.PREPARED).is_dir()  # an open makes it
     with suppress(InvalidArgument):
-        definitions, wrong = usable_definitions(root)
-        find_group(definitions.readers)
+        _, wrong = usable_definitions(root, lambda asked: find_group(asked.readers))
         queues = "" if exact else layout.GOOD_QUEUES if wrong else layout.QUEUES
     if not exact and not at_us and not (root / restoring.READY).exists():
         with suppress(OperationalError, InvalidArgument), site.opened() as session:  # what is wrong, the restore mends

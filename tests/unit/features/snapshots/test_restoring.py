@@ -19,6 +19,7 @@ from support.patience import eventually
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.core.model.format import read_format
+from xaqueue.core.owner.definitions_file import read_definitions
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.errors import (
     InvalidArgument,
@@ -382,7 +383,7 @@ def test_how_long_it_is_until_the_next(root: Path) -> None:
 def test_a_table_that_is_wrong_is_refused_whole(root: Path, table: str, said: str) -> None:
     (root / "queues.toml").write_text(f"[default]\n[snapshots]\n{table}\n")
     with pytest.raises(InvalidArgument, match=said):
-        xaqueue.connect(root)
+        read_definitions(root)
 
 
 def scheduled(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

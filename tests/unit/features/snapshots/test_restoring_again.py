@@ -294,6 +294,7 @@ def test_what_only_the_journal_has_comes_over_where_the_space_cannot_be_opened(
     for path in (killed / "committed").glob("queue=orders/range=*/*"):
         path.unlink()
     (killed / lost).write_text("[queues.orders]\ncolour = 3\n")
+    (killed / "queues.toml.good").unlink()
     with pytest.raises((SpaceError, InvalidArgument)):
         xaqueue.connect(killed)
     assert restore(killed).newer == 1
