@@ -46,6 +46,7 @@ class ServerThread:
         listen: ListenConfig | None = None,
         opens: bool = True,
         lock: OwnerFile | None = None,
+        verifies: bool = False,
     ) -> None:
         """opens: returns once the space is open; else as soon as it listens. lock: that a standby has taken."""
         self.root = root
@@ -56,6 +57,7 @@ class ServerThread:
 
         async def main() -> None:
             server = Server(root, sync=sync, limits=limits, lock=lock)
+            server.verifies = verifies
             await server.recover()
             try:
                 await server.listen(replace(listen or ListenConfig(), unix=(path,)))

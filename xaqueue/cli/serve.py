@@ -70,6 +70,9 @@ def serve(
         typer.Option(metavar="CONFIG", help="With --http: the transaction manager that advises on branches in doubt."),
     ] = None,
     sync: Annotated[str | None, typer.Option("--sync", metavar="FLAGS", help="How durable a commit is.")] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read every message first, and set aside what is damaged.")
+    ] = False,
     notify: Annotated[
         bool, typer.Option("--notify", help="Tell systemd when it is ready, stops, and is alive (Type=notify).")
     ] = False,
@@ -158,6 +161,7 @@ def serve(
                 sync=sync,
                 limits=limits,
                 notify=notify,
+                verifies=verify,
                 stand_by=partial(_stand_by, directory, takeover_after, sync) if standby else None,
                 show=(lambda _: None) if front is None else front.show,
                 on_stop_overdue=lambda is_fenced: _end_without(ExitCode.FENCED if is_fenced else ExitCode.OK),

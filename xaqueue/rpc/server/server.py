@@ -33,8 +33,9 @@ from xaqueue.core.owner.open import announce
 from xaqueue.core.storage.group_commit import Unacknowledged
 from xaqueue.core.storage.layers import OwnerFileSystem
 from xaqueue.core.storage.owner_file import OwnerFile
-from xaqueue.errors import InvalidArgument, ResourceFailed, SpaceError, SpaceInUse
+from xaqueue.errors import InvalidArgument, ResourceFailed, RetryLater, SpaceError, SpaceInUse
 from xaqueue.features.batches.sweep import sweep
+from xaqueue.features.scrub.scrub import scrub
 from xaqueue.features.snapshots.restoring import attach_or_restore
 from xaqueue.rpc import wire
 from xaqueue.rpc.methods import service
@@ -190,6 +191,8 @@ class Server:
         """Whom it tells that it is ready, and that it stops."""
         self.on_stop_overdue: Callable[[bool], object] = lambda is_fenced: None
         """Called where it does not end: its disk may hang."""
+        self.verifies = False
+        """Every message is read before it says that it serves."""
         self.is_stop_requested = False
         """To stop, and not to open the space anew."""
         self._stopping = asyncio.Event()
@@ -306,13 +309,15 @@ class Server:
             if self.is_stop_requested:
                 return
             raise
+        alive = self.loop.create_task(self.notifier.stay_alive(self.is_well))
+        if self.verifies and self.space.read_only is None:
+            await self._verify()
         announce(self.root, self.endpoint, awaited=self.limits.idle_exit_s >= NEVER_S)
         log.info("[serving] %s at %s", self.root, ", ".join(self.listeners.urls))
         self._housekeeping.ready()
         ready()
         self.notifier.notify(READY, f"STATUS=serving {self.root} at {self.endpoint}")
         self.space.log.when_fenced(self._leave_fenced)
-        alive = self.loop.create_task(self.notifier.stay_alive(self.is_well))
         try:
             await self._stopping.wait()
         finally:
@@ -324,6 +329,14 @@ class Server:
                 f"{self.root} is fenced, as the log says, and no longer served: start the server again, which reads "
                 "the disk anew"
             )
+
+    async def _verify(self) -> None:
+        """What is damaged is set aside, as by a dequeue. A fence ends the server behind that."""
+        try:
+            with suppress(ResourceFailed):
+                await self.loop.run_in_executor(None, scrub, self.space, self._stopping.is_set)
+        except (RetryLater, OSError) as error:
+            log.warning("[scrub-broken-off] not every message was read: %s", error)
 
     async def give_up(self) -> None:
         """Closes the space before it was served."""
@@ -407,6 +420,7 @@ def run(
     sync: str | None = None,
     limits: Limits | None = None,
     notify: bool = False,
+    verifies: bool = False,
     stand_by: Callable[[Callable[[], None]], OwnerFile] | None = None,
     show: Callable[[Server | None], None] = lambda _: None,
     on_stop_overdue: Callable[[bool], object] = lambda is_fenced: None,
@@ -414,9 +428,10 @@ def run(
 ) -> None:
     """Serves the space there until SIGTERM, SIGINT or SIGHUP. Raises ResourceFailed once it is fenced.
 
-    notify: whether systemd is told how far it is. stand_by: waits until the space is free, and calls what it is given
-    now and then; see ``standby.wait``. on_stop_overdue: ends the process of a server that hangs, fenced or not. ready:
-    is given the URLs. show: is given the server when it listens, to ``admit`` guests, and None when it ends.
+    notify: whether systemd is told how far it is. verifies: every message is read before. stand_by: waits until the
+    space is free, and calls what it is given now and then; see ``standby.wait``. on_stop_overdue: ends the process of a
+    server that hangs, fenced or not. ready: is given the URLs. show: is given the server when it listens, to ``admit``
+    guests, and None when it ends.
     """
 
     notifier = Notifier() if notify else Notifier({})
@@ -429,7 +444,7 @@ def run(
         """Whether to open the space anew: its replica did not answer, and it waits for that one then."""
         server = Server(root, sync=sync, limits=limits, lock=lock)
         server.on_stop_overdue = on_stop_overdue
-        server.notifier = notifier
+        server.notifier, server.verifies = notifier, verifies
         alive = server.loop.create_task(
             notifier.stay_alive(lambda: lock is not None)
         )  # systemd waits no more for READY

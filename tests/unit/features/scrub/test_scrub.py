@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+import xaqueue
 from support.bare_space import BareSpace, bare_space
 from support.damages import DAMAGES, LARGE, Damage, damaged, flip
+from support.served import ServerThread
 from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.owner.chores import Chores
 from xaqueue.errors import UnknownQueue
@@ -112,3 +114,22 @@ def test_the_thread_begins_where_one_is_due(tmp_path: Path) -> None:
         scrubber.stop()
         bare.space.definitions = Definitions()
         assert chore.wait_s() > 0, "and never where it is not wanted"
+
+
+@pytest.mark.parametrize("sync", ["NONE", "JOURNAL"])
+def test_a_server_reads_all_before_it_is_ready(tmp_path: Path, sync: str) -> None:
+    """OMS-28: every file is validated at the start, where that is asked for."""
+    root = tmp_path / "space"
+    with xaqueue.connect(root, create=True, sync=sync) as connection:
+        for body in (b"first", b"second"):
+            connection.enqueue("q", body)
+            connection.commit()
+    damaged_file = min((root / "committed").glob("queue=q/range=*/*"))
+    flip(damaged_file, -1)
+    for verifies in (False, True):
+        served = ServerThread(root, tmp_path / "socket", sync=sync, verifies=verifies)
+        found = inspect.status(root)
+        served.stop()
+        assert found.quarantined == verifies
+    assert found.scrubbed is not None
+    assert found.scrubbed[1] == "messages read: 2; damaged and set aside: 1, left to who has them: 0"
