@@ -93,6 +93,7 @@ OF_REASON = (("tries", 17), ("rejected", 18))
 OF_FEW = (
     ("queue_stuck", "1: messages that are to leave it cannot be moved; absent else", 9),
     ("queue_full", "1: it is at a limit of its own; absent else", 10),
+    ("queue_used_ratio", "The share of its limit that it has; absent where it is empty, or has none", 20),
 )
 
 
@@ -222,7 +223,7 @@ class SpaceCollector:
         failed = [({**labels, "reason": why}, row[at]) for row, labels in named for why, at in OF_REASON]
         yield _family("messages_dead_lettered", "counter", "Messages that left for a failure queue", failed)
         for name, meaning, at in OF_FEW:
-            yield _family(name, "gauge", meaning, [(labels, 1.0) for row, labels in named if row[at]])
+            yield _family(name, "gauge", meaning, [(labels, float(row[at])) for row, labels in named if row[at]])
         streams = [({**labels, "stream": row[11]}, row[12]) for row, labels in named if row[11]]
         yield _family("stream_lag_messages", "gauge", "Messages that a stream has not consumed", streams)
 

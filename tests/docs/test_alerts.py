@@ -21,7 +21,7 @@ from xaqueue import metrics
 ALERTS, BOARD = ROOT / "examples" / "alerts.yml", ROOT / "examples" / "grafana.json"
 RULES = {rule["alert"]: rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]}
 EXPRESSIONS = [target["expr"] for panel in json.loads(BOARD.read_text())["panels"] for target in panel["targets"]]
-FEW = {"xaqueue_queue_stuck", "xaqueue_queue_full"} | {f"xaqueue_{name}" for name, *_ in metrics.OF_REPLICATION}
+FEW = {f"xaqueue_{name}" for name, *_ in (*metrics.OF_FEW, *metrics.OF_REPLICATION)}
 """What a space without a replica, of which nothing is wrong, does not show."""
 PROMTOOL = shutil.which("promtool")
 
@@ -126,6 +126,7 @@ SERIES: tuple[tuple[str, dict[str, str], Values], ...] = (
     ("xaqueue_messages_dead_lettered_total", ORDERS | {"reason": "tries"}, counted([(125, 126, 1)], OWNERS)),
     ("xaqueue_queue_oldest_seconds", ORDERS, rising(100, 131, 60)),
     ("xaqueue_queue_full", ORDERS, steady(1, (0, 205, None), (225, DAY, None))),
+    ("xaqueue_queue_used_ratio", ORDERS, steady(0.5, (230, 250, 0.93))),
     ("xaqueue_sync_duration_seconds_bucket", OWN | {"le": "0.5"}, counted([(0, 550, 60), (570, DAY, 60)], OWNERS)),
     ("xaqueue_sync_duration_seconds_bucket", OWN | {"le": "2.5"}, counted([(0, DAY, 60)], OWNERS)),
     ("xaqueue_sync_duration_seconds_bucket", OWN | {"le": "+Inf"}, counted([(0, DAY, 60)], OWNERS)),
@@ -142,6 +143,7 @@ FIRES = {
     "XaqueueDeadLetters": [(126, 134)],
     "XaqueueDiskLow": [(202, 219)],
     "XaqueueQueueStuck": [(211, 224)],
+    "XaqueueQueueNearlyFull": [(235, 249)],
     "XaqueueFenced": [(300, 314)],
     "XaqueueDown": [(362, 362), (402, 403)],
     "XaqueueNotReady": [(425, 429)],

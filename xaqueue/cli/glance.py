@@ -21,6 +21,7 @@ from xaqueue.core.storage.owner_file import is_owned
 from xaqueue.errors import Error, SpaceError
 from xaqueue.features.counters.values import Counters
 from xaqueue.offline import inspect
+from xaqueue.offline.health import NEAR
 from xaqueue.offline.inspect import QueueStatus
 from xaqueue.rpc.methods.service import RemoteOperator, status_of
 from xaqueue.rpc.methods.sessions import SessionStatus
@@ -218,6 +219,8 @@ def queue_table(found: Sequence[QueueStatus], rated: Mapping[str, Rates | None] 
             in_flight = f"{q.in_flight[0] + 1} to {q.in_flight[1]}" if q.in_flight else ""
             streams.append((q.name, q.stream, str(q.consumed), in_flight, q.lag))
     output.below(("queue", "stream", "consumed", "in flight", "lag"), streams, right=("consumed", "lag"))
-    output.below(("queue", "is full by"), [(q.name, q.full) for q in found if q.full])
+    output.below(
+        ("queue", "is full by"), [(q.name, q.full or f"{q.used:.0%}") for q in found if q.full or q.used >= NEAR]
+    )
     stuck = [(q.name, q.exhausted, q.stuck) for q in found if q.exhausted or q.stuck]
     output.below(("queue", "had all their tries", "cannot be moved since"), stuck, right=("had all their tries",))

@@ -17,6 +17,8 @@ KINDS = (
 BAD = KINDS[:3]
 """It does not work."""
 IN_DOUBT_S, LAG_S = 600.0, 60.0
+NEAR = 0.9
+"""A queue that has so much of what it may hold is nearly full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,8 @@ def _notes(status: Status) -> list[str]:
     for queue in status.queues:
         if queue.full:
             found.append(f"queue {queue.name} is full: {queue.full}")
+        elif queue.used >= NEAR:
+            found.append(f"queue {queue.name} is nearly full, {queue.used:.0%}: take some, or raise its limit")
         if queue.stuck:
             found.append(f"messages of queue {queue.name} cannot be moved: {queue.stuck}")
     return found

@@ -93,6 +93,8 @@ class QueueStatus:
     """Why messages cannot be moved to another queue, where the owner was asked."""
     full: str = ""
     """The limit by which it is full, where the owner was asked."""
+    used: float = 0.0
+    """The share of its max_messages or max_bytes that it has, where the owner was asked; 0 without limits."""
     counters: Counters = field(default_factory=Counters)
 
     @property

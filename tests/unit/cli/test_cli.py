@@ -347,6 +347,7 @@ def test_queues(space: Path) -> None:
         "exhausted": 0,
         "stuck": "",
         "full": "",
+        "used": 0.0,
         "counters": {
             "enqueued": 1,
             "dequeued": 0,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -286,6 +287,18 @@ def test_queues_that_are_full(server: ServerThread) -> None:
     assert told["full"] == "max_messages = 1"
     run("define", "small", "max_messages=", *url)
     run("put", "small", "2", *url)
+
+
+def test_queues_that_are_nearly_full(server: ServerThread) -> None:
+    """STD-46: from nine tenths on it is told, before anybody is refused."""
+    url = ("--space", server.url)
+    run("define", "small", "max_messages=10", "max_bytes=1000000", *url)
+    for near, count in ((False, 8), (True, 1)):
+        for number in range(count):
+            run("put", "small", f"{number}", *url)
+        assert ("queue small is nearly full, 90%" in run("health", *url)) == near
+        assert (["small", "90%"] in [line.split() for line in run("queues", *url).splitlines()]) == near
+    assert re.search(r'xaqueue_queue_used_ratio\{.*queue="small".*\} 0\.9\b', run("metrics", *url))
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,11 @@ class QueueLimits:
             return f"{size_bytes:,} bytes, and max_bytes = {self.max_bytes}"
         return ""
 
+    def used(self, messages: int, size_bytes: int) -> float:
+        """The share of its limits that so much is: of the one of which there is less left."""
+        counted = (messages, self.max_messages), (size_bytes, self.max_bytes)
+        return max(has / limit for has, limit in counted if limit)
+
     def reached(self, messages: int, size_bytes: int) -> str:
         """By which limit a queue is full that has so much; empty where it is not."""
         return self.lack(messages + 1, size_bytes + 1).rpartition(", and ")[2]

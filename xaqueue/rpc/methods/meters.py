@@ -28,10 +28,12 @@ from xaqueue.offline.inspect_branches import InDoubt
 from xaqueue.rpc import wire
 from xaqueue.rpc.methods.sessions import UNPREPARED, age_of_oldest
 
-QueueRow = tuple[str, int, int, int, int, int, int, int, int, bool, bool, str, int, int, int, int, int, int, int, int]
+QueueRow = tuple[
+    str, int, int, int, int, int, int, int, int, bool, bool, str, int, int, int, int, int, int, int, int, float
+]
 """Name; messages that are ready, delayed, locked, in doubt, exhausted; age of the oldest that is ready in microseconds;
 bytes; consumers; whether it is stuck, and full; the stream that has it and how far that is behind; then the counters of
-``Counters``, in their order."""
+``Counters``, in their order; and the share of its limits that it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,4 +193,5 @@ def _row(queue: QueueStatus, before: Counters, now: int) -> QueueRow:
         counters.dead_lettered - before.dead_lettered,
         counters.rejected - before.rejected,
         counters.moved - before.moved,
+        queue.used,
     )

@@ -256,7 +256,8 @@ def _queue(
             "counters": counters_of(queue),
         }
         if room is not None:
-            made["full"] = room.limits.reached(len(index) + len(queue.pending), room.size_bytes)
+            has = len(index) + len(queue.pending), room.size_bytes
+            made |= {"full": room.limits.reached(*has), "used": room.limits.used(*has)}
         if (record := record_of(queue)) is not None:
             stream = "" if queue.keeper is None else record.stream or "unknown: its record is damaged"
             made |= {"stream": stream, "consumed": queue.consumed_through, "in_flight": queue.in_flight}
