@@ -221,10 +221,8 @@ def _define(root: Path, wanted: Hardening | None, any_queue: bool) -> None:
                 "[space] table, or leave the flags out"
             )
         return
-    text = NEW_QUEUES + (ANY_QUEUE if any_queue else "")
-    if wanted is not None:
-        text += f'\n[space]\nsync = "{wanted}"\n'
-    write_durably(root, layout.QUEUES, text)
+    level = f'\n[space]\nsync = "{wanted}"\n' if wanted is not None else ""
+    write_durably(root, layout.QUEUES, NEW_QUEUES + (ANY_QUEUE if any_queue else "") + level)
 
 
 def attach(
