@@ -48,7 +48,7 @@ SAMPLED = {
 one. With ``pytest tests`` all are."""
 WHOLE_ONLY = (
     "tests/spark/test_spark_by_server.py::test_a_queue_is_consumed_into_another_space_without_a_directory",
-    "tests/spark/test_spark_ingest.py::TestWithSpark::test_without_spark_rows_and_dead_letters_are_the_same",
+    "tests/spark/test_spark_ingest.py::test_rows_are_what_sparks_own_parser_makes_of_the_bodies",
 )
 """In no sample: they take a minute or two, and test_spark_far and the unit tests of the lake's ingest are in it."""
 SAMPLE = "XAQUEUE_TESTS_SAMPLE"

@@ -1,8 +1,7 @@
-"""A batch is put into place: killed at any call, readers see all of it or nothing, and the next try makes it whole."""
+"""A directory of Parquet files, killed at each call: commits are seen whole, and the next life goes on behind them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -10,21 +9,15 @@ from pathlib import Path
 import pytest
 
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
-from xaqueue.errors import InvalidArgument, OperationalError
 
-pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from xaqueue.lake.ingest_tables import ParquetTable
-from xaqueue.spark.checkpoint import Checkpoint
-from xaqueue.spark.ingest_target import DEAD_LETTERS, IngestedBatch, Target, TargetRecord, check_checkpoint, open_target
+from xaqueue.lake.ingest_tables import COLUMNS, ParquetTable
 
-DAY = "queue=orders/day=2026-11-21"
-RECORD = TargetRecord("/data/space", "orders", {"type": "struct", "fields": []}, query="q")
-OFFSETS = '{"seq": 3}'
+QUEUES = ("xaqueue:one:orders", "xaqueue:two:orders")
 
 
 class Killed(BaseException):
@@ -88,215 +81,67 @@ class DeadlyFileSystem(DirectoryFileSystem):
         self.unsynced_names.discard(path)
 
 
-def stage(target: Target, root: Path, number: int, rows: list[int], dead: list[int]) -> IngestedBatch:
-    """What Spark would write."""
-    staged = root / target.stage(number)
-    for part, seqs in (("rows", rows), ("dead", dead)):
-        if seqs:
-            directory = staged / part / DAY
-            directory.mkdir(parents=True)
-            (directory / "part-0.parquet").write_text(" ".join(map(str, seqs)))
-    return IngestedBatch(len(rows), len(dead))
-
-
-def attempt(
-    root: Path, run: str, kill_after: int | None, rows: list[int], dead: list[int], unsynced: set[str] | None = None
-) -> DeadlyFileSystem:
-    """One life of the process: it finds batch 1 in place, or writes it. ``unsynced``: goes from life to life."""
-    fs = DeadlyFileSystem(root, kill_after)
-    fs.unsynced_names = set() if unsynced is None else unsynced
-    try:
-        target = Target(fs, "target", ".target.staging", run)
-        target.prepare()
-        if target.record() != RECORD:
-            target.write_record(RECORD)
-        if target.batch(1, OFFSETS) is None:
-            target.place(1, OFFSETS, stage(target, root, 1, rows, dead))
-        target.end()
-    finally:
-        fs.close()
-    return fs
-
-
-def seen(table: Path) -> list[int]:
-    """What a reader of Parquet finds below the directory: it passes over names that begin with _ or a point."""
-    found: list[int] = []
-    for path in table.iterdir() if table.is_dir() else ():
-        if path.name[0] in "_.":
-            continue
-        found += seen(path) if path.is_dir() else map(int, path.read_text().split())
-    return sorted(found)
-
-
-def kills(root: Path, rows: list[int], dead: list[int]) -> Iterator[tuple[int, set[str]]]:
-    """Each call in turn is the last, with the directories that weren't synced then; ends with the first survivor."""
-    for calls in count():
-        directory, unsynced = root / str(calls), set[str]()
-        directory.mkdir()
-        try:
-            attempt(directory, "first", calls, rows, dead, unsynced)
-        except Killed:
-            yield calls, unsynced
-        else:
-            return
-
-
-@pytest.mark.parametrize(("rows", "dead"), [([1, 2], [3]), ([], [1, 2, 3])], ids=str)
-def test_a_kill_at_every_call(tmp_path: Path, rows: list[int], dead: list[int]) -> None:
-    killed = 0
-    for killed, unsynced in kills(tmp_path, rows, dead):
-        place = tmp_path / str(killed)
-        assert seen(place / "target") in ([], rows)
-        assert seen(place / "target" / DEAD_LETTERS) in ([], dead)
-        if rows and seen(place / "target") == rows:
-            assert seen(place / "target" / DEAD_LETTERS) == dead
-        fs = attempt(place, "second", None, rows, dead, unsynced)
-        assert fs.unsynced_names == set()
-        assert (seen(place / "target"), seen(place / "target" / DEAD_LETTERS)) == (rows, dead)
-        assert not (place / ".target.staging").exists()
-    assert killed > 20
-
-
-def test_a_try_that_has_other_dead_letters_replaces_them_all(tmp_path: Path) -> None:
-    """As with a schema that has grown meanwhile: a message is a row or a dead letter, never both."""
-    for killed, _ in kills(tmp_path, [1], [2, 3]):
-        place = tmp_path / str(killed)
-        in_place = seen(place / "target") == [1]
-        attempt(place, "second", None, [1, 2], [3])
-        wanted = ([1], [2, 3]) if in_place else ([1, 2], [3])
-        assert (seen(place / "target"), seen(place / "target" / DEAD_LETTERS)) == wanted
-        attempt(place, "third", None, [1, 2, 3], [])
-        assert (seen(place / "target"), seen(place / "target" / DEAD_LETTERS)) == wanted
-
-
-def test_dead_letters_of_a_try_go_with_it(tmp_path: Path) -> None:
-    seen_dead = []
-    for killed, _ in kills(tmp_path, [1], [2]):
-        place = tmp_path / str(killed)
-        if seen(place / "target") or not seen(place / "target" / DEAD_LETTERS):
-            continue
-        seen_dead.append(killed)
-        attempt(place, "second", None, [1, 2], [])
-        assert (seen(place / "target"), seen(place / "target" / DEAD_LETTERS)) == ([1, 2], [])
-    assert seen_dead
-
-
 def ingest_files(root: Path, kill_after: int | None, unsynced: set[str]) -> None:
-    """One life of an ingest without Spark: four messages, in two commits of a directory of files."""
+    """One life of an ingest: four messages of each of two queues, in two commits; and columns come between them."""
     fs = DeadlyFileSystem(root, kill_after)
     fs.unsynced_names = unsynced
     schema = pa.schema([("seq", pa.int64())])
     try:
-        table = ParquetTable(fs, root, "orders", "target")
+        table = ParquetTable(fs, root, "target")
         if table.schema is None:
             table.create(schema)
         for upto in (2, 4):
-            assert not unsynced  # nothing is told to the queue before
-            if table.refresh() < upto:
-                table.commit(pa.table({"seq": [upto - 1, upto]}, schema), upto)
+            assert not unsynced  # nothing is told to the queues before
+            there = table.refresh(QUEUES)
+            rows = pa.table({"seq": [upto - 1, upto]}, schema)
+            if left := {key: rows for key in QUEUES if there[key] < upto}:
+                table.commit(left, dict.fromkeys(left, upto))
+            if table.schema == schema:
+                table.grow(schema.append(pa.field("more", pa.int32())))
     finally:
         fs.close()
 
 
-def numbers_in(target: Path) -> list[int]:
-    files = sorted(target.glob("*.parquet"))
+def numbers_in(target: Path, key: str) -> list[int]:
+    files = sorted(target.glob(f"{key.replace(':', '.')}.*.parquet"))
     return [seq for path in files for seq in pq.read_table(path)["seq"].to_pylist()]
 
 
-def test_files_of_an_ingest_without_spark(tmp_path: Path) -> None:
-    """Killed at each call: a reader sees commits whole, each once, and the next life finds where they end."""
+def test_files_of_an_ingest(tmp_path: Path) -> None:
     for calls in count():
         place, unsynced, target = tmp_path / str(calls), set[str](), tmp_path / str(calls) / "target"
         place.mkdir()
         with suppress(Killed):
             ingest_files(place, calls, unsynced)
             break
-        assert numbers_in(target) in ([], [1, 2], [1, 2, 3, 4])
+        for key in QUEUES:
+            assert numbers_in(target, key) in ([], [1, 2], [1, 2, 3, 4])
         ingest_files(place, None, unsynced)
-        assert numbers_in(target) == [1, 2, 3, 4]
+        for key in QUEUES:
+            assert numbers_in(target, key) == [1, 2, 3, 4]
+        assert pq.read_schema(target / COLUMNS).names == ["seq", "more"]
         assert {path.suffix for path in target.iterdir()} == {".parquet"}
-    assert calls > 10
+    assert calls > 20
 
 
-def test_all_is_on_disk_when_spark_may_go_on(tmp_path: Path) -> None:
-    fs = attempt(tmp_path, "first", None, [1, 2], [3])
-    assert fs.unsynced_names == set()
-
-
-def test_a_batch_of_other_offsets_is_not_taken_for_this_one(tmp_path: Path) -> None:
-    attempt(tmp_path, "first", None, [1, 2], [3])
-    target = Target(DirectoryFileSystem(tmp_path), "target", ".target.staging", "second")
-    assert target.batch(1, OFFSETS) == IngestedBatch(2, 1)
-    assert target.batch(2, OFFSETS) is None
-    with pytest.raises(OperationalError, match=r"restored from an earlier copy.*another target"):
-        target.batch(1, '{"seq": 4}')
-
-
-def test_a_target_is_new_or_empty_or_ours(tmp_path: Path) -> None:
-    foreign = tmp_path / "foreign"
-    foreign.mkdir()
-    (foreign / "data.csv").write_text("x")
-    with pytest.raises(InvalidArgument, match=r"is not empty .*data\.csv.*new or empty"):
-        open_target(foreign).__enter__()
-    assert [path.name for path in foreign.iterdir()] == ["data.csv"]
-    with pytest.raises(InvalidArgument, match="is no directory"):
-        open_target(foreign / "data.csv").__enter__()
-    with open_target(tmp_path / "some" / "where") as (root, target):
-        assert root == tmp_path / "some" / "where"
-        with pytest.raises(OperationalError, match="another process ingests"):
-            open_target(root).__enter__()
-        target.write_record(RECORD)
-    assert [path.name for path in (tmp_path / "some").iterdir()] == ["where"]
-    with open_target(tmp_path / "some" / "where") as (_, target):
-        assert target.record() == RECORD
-
-
-def test_a_target_that_cannot_be_read_says_so(tmp_path: Path) -> None:
-    (tmp_path / "_ingest.json").write_text('{"format": 2}')
-    with open_target(tmp_path) as (_, target), pytest.raises(InvalidArgument, match="a format that this xaqueue"):
-        target.record()
-    (tmp_path / "_ingest.json").write_text("{")
-    with open_target(tmp_path) as (_, target), pytest.raises(OperationalError, match="is damaged: restore"):
-        target.record()
-
-
-def checkpoint(path: Path, query: str | None, commits: int = 0) -> Checkpoint:
-    path.mkdir()
-    if query is not None:
-        (path / "metadata").write_text(f'{{"id":"{query}"}}')
-    (path / "commits").mkdir()
-    for number in range(commits):
-        (path / "commits" / str(number)).write_text("v1\n{}")
-    return Checkpoint(path)
-
-
-@pytest.mark.parametrize(
-    ("found", "commits", "remembered", "said"),
-    [
-        (None, 0, None, None),
-        ("a", 0, None, None),
-        ("a", 3, "a", None),
-        ("a", 1, None, "whose rows are not in"),
-        (None, 0, "a", "whose checkpoint is not in"),
-        ("a", 3, "b", "another stream"),
-    ],
-)
-def test_checkpoint_and_target_go_together(
-    tmp_path: Path, found: str | None, commits: int, remembered: str | None, said: str | None
-) -> None:
-    made = checkpoint(tmp_path / "checkpoint", found, commits)
-    if said is None:
-        check_checkpoint(made, remembered, tmp_path)
-        return
-    with pytest.raises(InvalidArgument, match=said):
-        check_checkpoint(made, remembered, tmp_path)
-
-
-def test_the_offsets_of_a_batch_are_hardened_as_spark_wrote_them(tmp_path: Path) -> None:
-    made = checkpoint(tmp_path / "checkpoint", "a")
-    (tmp_path / "checkpoint" / "offsets").mkdir()
-    (tmp_path / "checkpoint" / "offsets" / "7").write_text('v1\n{"batchWatermarkMs":0}\n{"seq":9}')
-    assert made.offsets(7) == '{"seq":9}'
-    made.harden(7)
-    with pytest.raises(FileNotFoundError):
-        made.offsets(8)
+def test_a_number_that_a_table_has_gets_more_rows(tmp_path: Path) -> None:
+    """Of dead letters that are ahead of the rows: what is there stays, whenever it is killed."""
+    schema = pa.schema([("seq", pa.int64())])
+    for calls in count():
+        place = tmp_path / str(calls)
+        place.mkdir()
+        fs = DeadlyFileSystem(place)
+        table = ParquetTable(fs, place, "target")
+        table.create(schema)
+        table.commit({QUEUES[0]: pa.table({"seq": [2]}, schema)}, {QUEUES[0]: 4})
+        fs.left = calls
+        try:
+            table.commit({QUEUES[0]: pa.table({"seq": [1]}, schema)}, {QUEUES[0]: 4})
+        except Killed:
+            assert numbers_in(place / "target", QUEUES[0]) in ([2], [2, 1])
+            continue
+        finally:
+            fs.close()
+        assert numbers_in(place / "target", QUEUES[0]) == [2, 1]
+        break
+    assert calls > 3

@@ -184,7 +184,6 @@ EXCEPTIONS = {
     "xaqueue.rpc.server.listeners": "makes and removes the Unix socket that it listens on: no file of a space",
     "xaqueue.rpc.client.server_launcher": "makes the log and directory of a job's server: no file of a space",
     "xaqueue.lake.ingest_tables": "makes the directory for Parquet files that the person named",
-    "xaqueue.spark.ingest_target": "makes the directory for Parquet files that the person named",
     "xaqueue.lake.iceberg": "writes files of tables where the person keeps them, each synced by who has written it",
     "xaqueue.spark.java": "links a Java runtime into the person's cache",
     "xaqueue.cli.messages": "writes a message's body into a file that the person named",

@@ -1,4 +1,4 @@
-"""A queue flows into a table without Spark, and the process is killed: at steps, at calls of the system, at random.
+"""Queues of two spaces flow into a table, and the process is killed: at steps, at calls of the system, at random.
 
 Between the kills messages come. At last DuckDB and Polars read the same rows, each message once, as a row or as a dead
 letter. ``XAQUEUE_CRASH_FULL=1`` kills 100 times in each way, without it a few times.
@@ -43,21 +43,26 @@ pytestmark = pytest.mark.crash
 FULL = bool(os.environ.get("XAQUEUE_CRASH_FULL"))
 KILLS = int(os.environ.get("XAQUEUE_KILLS", "100" if FULL else "6"))
 SEED = int(os.environ.get("XAQUEUE_KILL_SEED", random.SystemRandom().randrange(1 << 32)))
-EACH, BATCH = 12, 5
+EACH, BATCH = 4, 7
+
+
+QUEUES = ("orders", "refunds")
 
 
 class Scene:
-    """A space, a table that its queue flows into, and the process whose forks are killed."""
+    """Two spaces, a table that their queues flow into, and the process whose forks are killed."""
 
     def __init__(self, place: Path, to: str, consume: str) -> None:
-        self.space, self.lake, self.to, self.sent = place / "space", place / "lake", to, 0
-        create(self.space, any_queue=True)
+        self.spaces = [place / "space-1", place / "space-2"]
+        self.lake, self.to, self.sent = place / "lake", to, 0
+        for space in self.spaces:
+            create(space, any_queue=True)
         self.lake.mkdir()
         self.catalog = f"sqlite:///{self.lake}/catalog.db,warehouse=file://{self.lake}/warehouse"
         self.target = "shop.orders" if to == "iceberg" else str(self.lake / "orders")
         self.job: dict[str, Any] = {
-            "space": str(self.space),
-            "queue": "orders",
+            "space": f"{place}/space-*",
+            "queue": "orders,ref*",
             "target": self.target,
             "to": to,
             "consume": consume,
@@ -67,11 +72,14 @@ class Scene:
         self.child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def put(self) -> None:
-        """Every fifth is no JSON."""
-        numbers = range(self.sent, self.sent + EACH)
-        with xaqueue.connect(self.space) as connection:
-            connection.enqueue_many("orders", [b"%d!" % n if n % 5 == 4 else b'{"n":%d,"s":"x"}' % n for n in numbers])
-        self.sent += EACH
+        """To each queue as many; every fifth is no JSON."""
+        for space in self.spaces:
+            with xaqueue.connect(space) as connection:
+                for queue in QUEUES:
+                    numbers = range(self.sent, self.sent + EACH)
+                    bodies = [b"%d!" % n if n % 5 == 4 else b'{"n":%d,"s":"x"}' % n for n in numbers]
+                    connection.enqueue_many(queue, bodies)
+                    self.sent += EACH
 
     def ingest(self, **death: Any) -> tuple[int, float]:
         assert self.child.stdin is not None
@@ -83,24 +91,24 @@ class Scene:
 
     def found(self, dead: bool = False) -> list[tuple[int, Any]]:
         """By DuckDB, which Polars agrees with."""
-        value, order = ("body", "seq") if dead else ("n", "seq")
+        value = "body" if dead else "n"
         place = self.target + (("_dead_letters" if self.to == "iceberg" else "/_dead_letters") if dead else "")
         lazy: polars.LazyFrame
         with duckdb.connect() as duck:
             if self.to == "parquet":
-                rows = duck.sql(f"select seq, {value} from '{place}/*.parquet' order by {order}").fetchall()
+                rows = duck.sql(f"select seq, {value} from '{place}/*.parquet' order by {value}").fetchall()
                 lazy = polars.scan_parquet(f"{place}/*.parquet")
             elif self.to == "delta":
                 duck.register("found", DeltaTable(place).to_pyarrow_dataset())
-                rows = duck.sql(f"select seq, {value} from found order by {order}").fetchall()
+                rows = duck.sql(f"select seq, {value} from found order by {value}").fetchall()
                 lazy = polars.scan_delta(place)
             else:
                 with catalog_named(self.catalog) as catalog:
                     iceberg = catalog.load_table(place)
                     duck.register("found", iceberg.scan().to_arrow())
-                    rows = duck.sql(f"select seq, {value} from found order by {order}").fetchall()
+                    rows = duck.sql(f"select seq, {value} from found order by {value}").fetchall()
                     lazy = polars.scan_iceberg(iceberg)
-        assert lazy.select("seq", value).collect().sort("seq").rows() == rows
+        assert lazy.select("seq", value).collect().sort(value).rows() == rows
         return [(seq, found) for seq, found in rows]
 
     def check(self) -> None:
@@ -108,18 +116,20 @@ class Scene:
         eventually(lambda: self.ingest()[0] == 0 and len(self.found()) + len(self.found(dead=True)) >= self.sent)
         rows, dead = self.found(), self.found(dead=True)
         assert [number for _, number in rows] == [n for n in range(self.sent) if n % 5 != 4]
-        assert [body for _, body in dead] == [b"%d!" % n for n in range(self.sent) if n % 5 == 4]
-        assert sorted(seq for seq, _ in (*rows, *dead)) == list(range(1, self.sent + 1))
+        assert [body for _, body in dead] == sorted(b"%d!" % n for n in range(self.sent) if n % 5 == 4)
+        of_each = range(1, self.sent // 4 + 1)
+        assert sorted(seq for seq, _ in (*rows, *dead)) == sorted(4 * [*of_each])
         if self.job["consume"] == "delete":
-            reader = QueueReader(self.space, "orders")
-            eventually(lambda: not list(reader.read(0, self.sent)))
+            readers = [QueueReader(space, queue) for space in self.spaces for queue in QUEUES]
+            eventually(lambda: not any(list(reader.read(0, self.sent)) for reader in readers))
 
     def close(self) -> None:
         self.child.communicate()
-        owner = read_owner(self.space)
-        if owner is not None and is_owned(self.space):
-            with suppress(ProcessLookupError):
-                os.kill(owner.pid, signal.SIGTERM)
+        for space in self.spaces:
+            owner = read_owner(space)
+            if owner is not None and is_owned(space):
+                with suppress(ProcessLookupError):
+                    os.kill(owner.pid, signal.SIGTERM)
 
 
 @pytest.fixture(params=["parquet", "delta", "iceberg"])

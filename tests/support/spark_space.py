@@ -36,11 +36,11 @@ def keep(root: Path, queue: str, stream: str, consumed: int = 0) -> None:
 class FabricatedSpace:
     """Messages appear in it with ``put``, and are visible to readers once ``publish`` has raised the watermark."""
 
-    def __init__(self, root: Path, name: str = "fabricated") -> None:
+    def __init__(self, root: Path, name: str = "fabricated", number: int = 1) -> None:
         self.root = root
         for directory in layout.directories():
             (root / directory).mkdir(parents=True)
-        (root / layout.FORMAT).write_text(f"xaqueue 1 {name} {UUID(int=1)}\n")
+        (root / layout.FORMAT).write_text(f"xaqueue 1 {name} {UUID(int=number)}\n")
 
     def put(self, queue: str, seq: int, content: bytes | None = None, **properties: Any) -> Path:
         """One committed message, not yet under the watermark. Its file. Tries stand beside it."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from decimal import Decimal
 from itertools import chain, count, repeat
@@ -20,7 +22,7 @@ from support.patience import eventually
 from support.served import serving
 from support.spark_space import FabricatedSpace, keep
 from xaqueue.cli.main import app
-from xaqueue.errors import InvalidArgument, OperationalError, QueueReserved, SpaceError, UnknownQueue
+from xaqueue.errors import DamagedBlock, InvalidArgument, OperationalError, QueueReserved, SpaceError, UnknownQueue
 from xaqueue.features.opening import create
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
@@ -33,6 +35,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 from deltalake import DeltaTable
 from pyiceberg.catalog import Catalog
+from pyiceberg.types import LongType
 
 from xaqueue.lake import iceberg, ingest_bodies
 from xaqueue.lake.catalog import catalog_named
@@ -133,12 +136,7 @@ class TestEachFormat:
         done = run(job(space, lake, to))
         assert (done.rows, done.dead_letters, done.batches, done.lag) == (2, len(BAD), 1, 0)
         first, second = read(lake, to)
-        assert {name: first[name] for name in ("carrier", "delay", "body_day", "legs")} == {
-            "carrier": "UA",
-            "delay": -3,
-            "body_day": 14,
-            "legs": [{"to": "IAH", "miles": 1400}],
-        }
+        assert {name: first[name] for name in GOOD} == GOOD
         assert (first["message_id"], first["correlation_id"], dict(first["headers"])) == (f"{1:032x}", b"1", {"k": "v"})
         assert (second["carrier"], second["delay"], second["queue"]) == ("B6", None, "flights")
         letters = read(lake, to, dead=True)
@@ -199,7 +197,12 @@ class TestEachFormat:
         assert rows == [seq for seq in range(1, 3 * last + 1) if seq % 3 != 2]
         assert dead == list(range(2, 3 * last, 3))
 
-    def test_a_run_that_ended_between_the_two_tables(self, space: FabricatedSpace, lake: Path, to: str) -> None:
+    @pytest.mark.parametrize("most", [1, 100])
+    def test_a_run_that_ended_between_the_two_tables(
+        self, space: FabricatedSpace, lake: Path, to: str, most: int
+    ) -> None:
+        """By the schema of the next one a row is a dead letter, too."""
+
         class Killed(BaseException):
             pass
 
@@ -207,17 +210,16 @@ class TestEachFormat:
             if step.endswith("_dead_letters"):
                 raise Killed
 
-        put(space, {"delay": 1}, b"dead", {"delay": 2})
+        put(space, {"delay": 1, "more": "x"}, b"dead", {"delay": 2}, {"delay": 3, "more": "y"}, b"dead")
         with pytest.raises(Killed):
             run(job(space, lake, to), step=die)
-        assert numbers(read(lake, to, dead=True)) == [2]
-        put(space, b"dead as well", {"delay": 3}, after=3)
-        with pytest.raises(InvalidArgument, match="run it once without a new --schema"):
-            run(job(space, lake, to, schema=f"{SCHEMA}, more INT"))
-        done = run(job(space, lake, to))
-        assert (done.rows, done.dead_letters) == (3, 1)
-        assert numbers(read(lake, to)) == [1, 3, 5]
-        assert numbers(read(lake, to, dead=True)) == [2, 4]
+        assert numbers(read(lake, to, dead=True)) == [2, 5]
+        put(space, b"dead as well", {"delay": 3}, after=5)
+        for _ in range(10):
+            with suppress(Killed):
+                run(job(space, lake, to, schema=f"{SCHEMA}, more INT", most_messages=most), step=die)
+        assert numbers(read(lake, to)) == [3, 7]
+        assert numbers(read(lake, to, dead=True)) == [1, 2, 4, 5, 6]
 
     def test_an_older_copy_of_the_space_and_what_others_consumed(
         self, space: FabricatedSpace, lake: Path, to: str
@@ -297,6 +299,24 @@ def test_a_table_that_was_put_back_gets_its_rows_again(space: FabricatedSpace, l
         assert run(job(space, lake, to)).rows == 0
 
 
+def test_a_delta_table_is_put_back_between_look_and_commit(space: FabricatedSpace, lake: Path) -> None:
+    """The rows behind that version would be missing for ever."""
+    put(space, *[{"delay": n} for n in range(6)])
+    original, calls = DeltaLake.commit, count(1)
+
+    def late(table: Any, *what: Any) -> bool:
+        if next(calls) == 3:
+            DeltaTable(target(lake, "delta")).restore(1)
+        return original(table, *what)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(DeltaLake, "commit", late)
+        with pytest.raises(OperationalError, match="was put back, or made anew"):
+            run(job(space, lake, "delta", most_messages=2))
+    run(job(space, lake, "delta"))
+    assert numbers(read(lake, "delta")) == [1, 2, 3, 4, 5, 6]
+
+
 def test_a_delta_table_that_was_put_back_to_before_its_first_row(space: FabricatedSpace, lake: Path) -> None:
     put(space, {"delay": 1})
     run(job(space, lake, "delta"))
@@ -345,11 +365,11 @@ def test_whoever_is_quicker_the_rows_are_there_once(space: FabricatedSpace, lake
     kind: Any = DeltaLake if to == "delta" else IcebergTable
     original, others = kind.commit, list[int]()
 
-    def late(table: Any, rows: pa.Table, upto: int) -> bool:
+    def late(table: Any, *what: Any) -> bool:
         if not others:
             others.append(1)
             assert run(job(space, lake, to, most_messages=8), stopping=once()).rows == 8
-        return bool(original(table, rows, upto))
+        return bool(original(table, *what))
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(kind, "commit", late)
@@ -357,21 +377,89 @@ def test_whoever_is_quicker_the_rows_are_there_once(space: FabricatedSpace, lake
     assert (done.rows, numbers(read(lake, to))) == (7, list(range(1, 21)))
 
 
-def test_two_queues_may_have_one_table(space: FabricatedSpace, lake: Path) -> None:
-    put(space, {"delay": 1}, {"delay": 2})
-    space.put("other", 1, b'{"delay":7}')
-    space.publish("other", 1)
-    for to in ("delta", "iceberg"):
-        run(job(space, lake, to))
-        run(replace(job(space, lake, to), queue="other"))
-        assert sorted((row["queue"], row["seq"]) for row in read(lake, to)) == [
-            ("flights", 1),
-            ("flights", 2),
-            ("other", 1),
-        ]
-    run(job(space, lake, "parquet"))
-    with pytest.raises(InvalidArgument, match=r"has the messages of xaqueue:.*:flights, not of xaqueue:.*:other"):
-        run(replace(job(space, lake, "parquet"), queue="other"))
+def many(space: FabricatedSpace, tmp_path: Path) -> tuple[str, list[tuple[str, str, int]]]:
+    """Two spaces with three queues, of which each has five messages, and a fourth; a pattern for both, and what they
+    have."""
+    other = FabricatedSpace(tmp_path / "space-2", number=2)
+    wanted = []
+    for place in (space, other):
+        for queue in ("orders-a", "orders-b", "refunds", "else"):
+            for seq in range(1, 6):
+                place.put(queue, seq, b"dead" if seq == 3 else b'{"delay":%d}' % seq)
+                wanted += [(str(place.root), queue, seq)] if queue != "else" else []
+            place.publish(queue, 5)
+    return f"{tmp_path}/space*", sorted(wanted)
+
+
+def whose(rows: list[dict[str, Any]]) -> list[tuple[str, str, int]]:
+    return sorted((row["space"], row["queue"], row["seq"]) for row in rows)
+
+
+@pytest.mark.parametrize("to", FORMATS)
+class TestSeveral:
+    def test_queues_and_spaces_flow_into_one_table(
+        self, space: FabricatedSpace, lake: Path, tmp_path: Path, to: str
+    ) -> None:
+        """A batch at a time of no more messages than it may have; what comes meanwhile joins, a new queue, too."""
+        spaces, wanted = many(space, tmp_path)
+        asked = replace(job(space, lake, to, most_messages=7), space=spaces, queue="orders-*, refunds", once=False)
+        seen: list[int] = []
+
+        def more(progress: IngestProgress) -> None:
+            seen.append(progress.messages)
+            if len(seen) == 5:
+                space.put("orders-c", 1, b'{"delay":9}')
+                space.publish("orders-c", 1)
+
+        done = run(replace(asked, every_s=0.01), more, lambda: bool(seen) and seen[-1] > len(wanted))
+        assert (done.rows, done.dead_letters, done.lag, seen[0]) == (25, 6, 0, 7)
+        rows, dead = whose(read(lake, to)), whose(read(lake, to, dead=True))
+        assert sorted([*rows, *dead]) == sorted([*wanted, (str(space.root), "orders-c", 1)])
+        assert {seq for _, _, seq in dead} == {3}
+        assert run(replace(asked, once=True)).batches == 0
+
+
+def test_of_several_what_is_wrong_is_said(space: FabricatedSpace, lake: Path, tmp_path: Path) -> None:
+    spaces, _ = many(space, tmp_path)
+    asked = replace(job(space, lake, "parquet"), space=spaces, queue="refunds")
+    shutil.copytree(tmp_path / "space-2", tmp_path / "space-3")
+    with pytest.raises(InvalidArgument, match=r"space-2 and .*space-3 are one space, or its copy"):
+        run(asked)
+    shutil.rmtree(tmp_path / "space-3")
+    with pytest.raises(InvalidArgument, match="--server is one URL and there are several"):
+        run(replace(asked, consume="delete", server="xaq://localhost:1"))
+    with pytest.raises(SpaceError, match="names no queue space"):
+        run(replace(asked, space=f"{tmp_path}/none*"))
+    run(asked)
+    (lake / "parquet-flights" / "_ingest.json").touch()
+    with pytest.raises(InvalidArgument, match="made by an earlier xaqueue, with Spark: name a new target"):
+        run(asked)
+
+
+def test_a_space_becomes_another_one_while_it_runs(space: FabricatedSpace, lake: Path, tmp_path: Path) -> None:
+    spaces, _ = many(space, tmp_path)
+
+    def change(step: str) -> None:
+        if step.startswith("committed") and not step.endswith("_dead_letters"):
+            shutil.rmtree(tmp_path / "space-2")
+            FabricatedSpace(tmp_path / "space-2", number=3)
+
+    with pytest.raises(SpaceError, match="space-2 became another space meanwhile"):
+        run(replace(job(space, lake, "parquet", once=False, every_s=0), space=spaces, queue="*"), step=change)
+
+
+def test_what_was_dead_fits_a_column_that_a_person_has_widened(
+    space: FabricatedSpace, lake: Path, catalog: Catalog
+) -> None:
+    """Between the two tables: it stays what it is there."""
+    put(space, {"delay": 1}, {"delay": 3_000_000_000})
+    with pytest.raises(ZeroDivisionError):
+        run(job(space, lake, "iceberg"), step=lambda step: 1 // (not step.endswith("_dead_letters")))  # type: ignore[arg-type]
+    with catalog.load_table("shop.flights").update_schema() as columns:
+        columns.update_column("delay", LongType())
+    run(job(space, lake, "iceberg", schema=None))
+    assert numbers(read(lake, "iceberg")) == [1]
+    assert numbers(read(lake, "iceberg", dead=True)) == [2]
 
 
 def test_a_delta_table_is_compacted(space: FabricatedSpace, lake: Path) -> None:
@@ -513,25 +601,60 @@ def test_what_is_wrong_is_said(space: FabricatedSpace, lake: Path, tmp_path: Pat
 
 def test_the_command(space: FabricatedSpace, lake: Path) -> None:
     put(space, GOOD, b"dead")
-    words = [
-        "ingest",
-        "flights",
-        target(lake, "iceberg"),
-        "--to",
-        "iceberg",
-        "--once",
-        "--space",
-        str(space.root),
-        "--catalog",
-        at(lake),
-    ]
-    said = CliRunner().invoke(app, [*words, "--schema", SCHEMA])
+    words = ["ingest", "flights", "--once", "--space", str(space.root), "--schema", SCHEMA]
+    said = CliRunner().invoke(app, [*words, "shop.flights", "--to", "iceberg", "--catalog", at(lake)])
     assert (said.exit_code, said.stderr) == (0, "")
     assert "1 in shop.flights_dead_letters" in said.stdout
-    told = CliRunner().invoke(app, [*words, "--json"])
+    said = CliRunner().invoke(app, [*words, target(lake, "parquet")])
+    assert f"1 in {target(lake, 'parquet')}/_dead_letters" in said.stdout
+    told = CliRunner().invoke(app, [*words, target(lake, "parquet"), "--json"])
     assert json.loads(told.stdout)["rows"] == 0
-    refused = CliRunner().invoke(app, [*words, "--checkpoint", "x"])
-    assert isinstance(refused.exception, InvalidArgument) or "--checkpoint is Spark's" in refused.output
+    assert CliRunner().invoke(app, [*words[:-1], "nonsense", target(lake, "delta")]).exit_code == 2
+
+
+@pytest.mark.parametrize(("number", "words"), [(signal.SIGTERM, []), (signal.SIGINT, ["--once"])])
+def test_who_asks_for_the_end_is_heard(
+    space: FabricatedSpace, lake: Path, monkeypatch: pytest.MonkeyPatch, number: int, words: list[str]
+) -> None:
+    """Behind the batch at work; the second Ctrl-C ends it at once."""
+
+    def asked(_: TableJob, __: object, stopping: Callable[[], bool]) -> IngestProgress:
+        assert not stopping()
+        signal.raise_signal(number)
+        assert stopping()
+        if again:
+            signal.raise_signal(number)
+        return IngestProgress(stopped=True)
+
+    monkeypatch.setattr("xaqueue.lake.ingest.run", asked)
+    before = signal.getsignal(number)
+    for again in (False, number == signal.SIGINT):
+        said = CliRunner().invoke(app, ["ingest", "flights", "x", "--space", str(space.root), *words])
+        assert said.exit_code == (130 if words else 0)
+        assert again or "ended as asked" in said.stdout
+    assert signal.getsignal(number) == before
+
+
+def test_a_damaged_message_ends_it_and_nothing_is_lost(space: FabricatedSpace, lake: Path) -> None:
+    put(space, {"delay": 1}, {"delay": 2}, {"delay": 3})
+    damaged = space.path("flights", 3)
+    sound = damaged.read_bytes()
+    damaged.write_bytes(sound[:-1])
+    with pytest.raises(DamagedBlock, match=str(damaged)):
+        run(job(space, lake, "parquet", most_messages=2))
+    damaged.write_bytes(sound)
+    assert run(job(space, lake, "parquet")).rows > 0
+    assert numbers(read(lake, "parquet")) == [1, 2, 3]
+
+
+def test_a_schema_is_sampled_once(space: FabricatedSpace, lake: Path) -> None:
+    put(space, b"no JSON", {"delay": 1, "carrier": "UA"})
+    assert run(job(space, lake, "parquet", schema=None)).rows == 1
+    put(space, {"delay": "much", "gate": 1}, {"delay": 2}, after=2)
+    done = run(job(space, lake, "parquet", schema=None))
+    assert (done.rows, done.dead_letters) == (1, 1)
+    assert [row["delay"] for row in read(lake, "parquet")] == [1, 2]
+    assert "gate" not in read(lake, "parquet")[1]
 
 
 class TestBodies:
@@ -584,7 +707,7 @@ class TestBodies:
             ("a INT b INT", "a comma is missing before 'b'"),
             ("a ARRAY<INT", "> is missing"),
             ("a INT, A STRING", "more than one column a"),
-            ("day INT, DAY INT", "more than one column body_day"),
+            ("body INT, BODY INT", "more than one column body_body"),
             ("a DECIMAL(50,2)", "is none"),
             ("< INT", "'<' is no name"),
             ("a MAP<INT,INT>", "keys of a JSON object are STRING"),

@@ -1,15 +1,13 @@
-"""The verb that lets queues flow into tables, with Spark or without."""
+"""The verb that lets queues flow into tables."""
 
 from __future__ import annotations
 
-import logging
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -19,11 +17,10 @@ from xaqueue.cli import output
 from xaqueue.cli.exit_codes import ExitCode, extra_there
 from xaqueue.cli.location import JsonOption, SpaceOption, location_of, paths_of
 from xaqueue.cli.log_output import LogFormatOption, LogLevelOption
-from xaqueue.errors import InvalidArgument
+from xaqueue.endpoint import is_url
 
 if TYPE_CHECKING:
     from xaqueue.lake.ingest import IngestProgress
-    from xaqueue.spark.ingest import IngestJob
 
 SAY_S = 10.0
 """Between two lines where stderr is no terminal."""
@@ -36,9 +33,8 @@ def ingest(
         str, typer.Argument(metavar="TARGET", help="A directory or a table: new, empty, or of an earlier ingest.")
     ],
     to: Annotated[
-        Literal["spark", "parquet", "delta", "iceberg"],
-        typer.Option(help="Parquet files by Spark, or without it files, a Delta or an Iceberg table."),
-    ] = "spark",
+        Literal["parquet", "delta", "iceberg"], typer.Option(help="Parquet files, a Delta or an Iceberg table.")
+    ] = "parquet",
     catalog: Annotated[
         str | None, typer.Option(metavar="NAME|URI", help="Of Iceberg, if not PyIceberg's default.")
     ] = None,
@@ -47,17 +43,12 @@ def ingest(
         typer.Option(metavar="DDL|FILE", help="Of the JSON bodies; taken from the first messages without it."),
     ] = None,
     sample: Annotated[int, typer.Option(metavar="N", min=1, help="Without --schema: from so many messages.")] = 1_000,
-    keep_body: Annotated[
-        bool | None, typer.Option("--keep-body", help="Keep each message's body in its row, too.")
-    ] = None,
+    keep_body: Annotated[bool, typer.Option("--keep-body", help="Keep each message's body in its row, too.")] = False,
     once: Annotated[bool, typer.Option("--once", help="End when all is in that was there at the start.")] = False,
     every: Annotated[float, typer.Option(metavar="S", min=0, help="Seconds between the starts of two batches.")] = 10.0,
     consume: Annotated[
         Literal["delete", "archive", "keep"], typer.Option(help="What becomes of messages that are in the target.")
     ] = "keep",
-    checkpoint: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Spark's checkpoint; TARGET/_checkpoint without it.")
-    ] = None,
     most: Annotated[
         int, typer.Option("--max-messages-per-trigger", metavar="N", min=1, help="The largest batch.")
     ] = 100_000,
@@ -67,8 +58,6 @@ def ingest(
     fail_on_data_loss: Annotated[
         bool, typer.Option(help="End where messages may be missing, or go on with those that are there.")
     ] = True,
-    cores: Annotated[int, typer.Option(metavar="N", min=1, help="Processor cores for Spark.")] = 2,
-    memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory of Spark's JVM.")] = "2g",
     json: JsonOption = False,
     log_format: LogFormatOption = "text",
     log_level: LogLevelOption = None,
@@ -78,81 +67,37 @@ def ingest(
 
     Bodies are JSON objects. A row has their fields as columns. A message whose body is no JSON object or does not fit
     the schema goes whole into the table TARGET/_dead_letters, with the reason. A batch appears whole. Started again, it
-    goes on where it ended, however that was.
-
-    With Spark queue and space may be several, or a pattern, and partitions are batch, queue, day (UTC, of the time when
-    the message was enqueued). Without it, one queue goes into one table, whose columns a new ingest goes on with.
+    goes on where it ended, however that was. What is there of a table is gone on with.
 
     Ctrl-C or SIGTERM ends it after the batch at work.
     """
-    if to == "spark":
-        options = {"consume": consume, "failOnDataLoss": str(fail_on_data_loss).lower()}
-        options |= {"server": server} if server else {}
-        with extra_there("spark"):
-            from xaqueue.spark import ingest as engine
+    with extra_there("lake"):
+        from xaqueue.lake import ingest as tables
 
-        job = engine.IngestJob(
-            space=paths_of(space),
-            queue=queue,
-            target=Path(target),
-            schema=schema,
-            sample=sample,
-            keep_body=keep_body,
-            once=once,
-            every_s=every,
-            checkpoint=checkpoint,
-            most_per_trigger=most,
-            options=tuple(options.items()),
-        )
-        done, dead = _run(job, cores, memory), f"{target}/_dead_letters"
-    else:
-        if checkpoint:
-            raise InvalidArgument("--checkpoint is Spark's: with --to the table itself says how far it is")
-        with extra_there("lake"):
-            from xaqueue.lake import ingest as tables
-
-            table_job = tables.TableJob(
-                space=str(location_of(space)),
-                queue=queue,
-                target=target,
-                to=to,
-                catalog=catalog,
-                schema=schema,
-                sample=sample,
-                keep_body=bool(keep_body),
-                once=once,
-                every_s=every,
-                most_messages=most,
-                consume=consume,
-                server=server,
-                fails_on_loss=fail_on_data_loss,
-            )
-            with _progress() as show, closing(_EndRequest()) as asked:
-                asked.listen()
-                done = tables.run(table_job, show, lambda: asked.made)
-        dead = f"{target}_dead_letters" if to == "iceberg" else f"{target}/_dead_letters"
+    job = tables.TableJob(
+        space=str(location_of(space)) if space and is_url(space) else paths_of(space),
+        queue=queue,
+        target=target,
+        to=to,
+        catalog=catalog,
+        schema=schema,
+        sample=sample,
+        keep_body=keep_body,
+        once=once,
+        every_s=every,
+        most_messages=most,
+        consume=consume,
+        server=server,
+        fails_on_loss=fail_on_data_loss,
+    )
+    with _progress() as show, closing(_EndRequest()) as asked:
+        done = tables.run(job, show, lambda: asked.made)
     if json:
         output.as_json({**asdict(done), "target": target})
     else:
-        _report(done, dead)
+        _report(done, f"{target}_dead_letters" if to == "iceberg" else f"{target}/_dead_letters")
     if done.stopped and once:
         raise typer.Exit(ExitCode.INTERRUPTED)
-
-
-def _run(job: IngestJob, cores: int, memory: str) -> IngestProgress:
-    from xaqueue.spark import ingest as engine
-    from xaqueue.spark import session
-
-    with _progress() as show, closing(_EndRequest()) as asked:
-
-        def start() -> Any:
-            started = session("xaqueue ingest", cores=cores, **{"spark.driver.memory": memory})
-            if not logging.getLogger("xaqueue").isEnabledFor(logging.INFO):  # --verbose
-                started.sparkContext.setLogLevel("FATAL")  # what fails is said in a sentence, not in a stack of Java's
-            asked.listen()  # now: Spark has put a handler of its own for Ctrl-C, which would cancel the batch
-            return started
-
-        return engine.run(job, start, show, lambda: asked.made)
 
 
 def _report(done: IngestProgress, dead: str) -> None:
@@ -174,10 +119,7 @@ class _EndRequest:
 
     def __init__(self) -> None:
         self.made = False
-        self._before: dict[signal.Signals, Any] = {}
-
-    def listen(self) -> None:
-        self._before = {number: signal.signal(number, self._ask) for number in ENDING}
+        self._before: dict[signal.Signals, Any] = {number: signal.signal(number, self._ask) for number in ENDING}
 
     def close(self) -> None:
         for number, action in self._before.items():

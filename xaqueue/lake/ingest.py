@@ -1,11 +1,11 @@
-"""``xaqueue ingest --to``: a queue flows into a table, each message once, as a row or as a dead letter; without Spark.
+"""``xaqueue ingest``: queues flow into a table, each message once, as a row or as a dead letter.
 
-    ask the table how far it is -> read the queue behind that -> commit the dead letters, then the rows, each with the
-    number up to which their table is then -> the queue is told, where it is consumed, and again
+    ask the table how far it is -> read the queues behind that -> commit the dead letters, then the rows, each with the
+    numbers up to which their table is then -> the queues are told, where they are consumed, and again
 
-A table's rows and its number are one commit (see ``ingest_tables``), so wherever this is killed the next one goes on
-behind what is in. Killed between the two tables it finds the dead letters there already, by their table's own number.
-What leaves the queue is in a table that was hardened before.
+A table's rows and its numbers are one commit (see ``ingest_tables``), so wherever this is killed the next one goes on
+behind what is in. Killed between the two tables it finds the dead letters there already, by their table's own numbers.
+What leaves a queue is in a table that was hardened before.
 """
 
 from __future__ import annotations
@@ -15,24 +15,20 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from xaqueue.endpoint import is_url
-from xaqueue.errors import InvalidArgument, OperationalError, SpaceError, UnknownQueue
+from xaqueue.errors import InvalidArgument, OperationalError, SpaceError
 from xaqueue.lake.batches import record_batches
 from xaqueue.lake.columns import HOUSE, Rows
-from xaqueue.lake.ingest_bodies import DEAD_KEPT, KEPT, Bodies, column, field_of, given, sampled
-from xaqueue.lake.ingest_tables import Table, open_table
-from xaqueue.lake.place import Place, QueueScan, place_at
+from xaqueue.lake.ingest_bodies import KEPT, MESSAGE, Bodies, column, field_of, given, sampled
+from xaqueue.lake.ingest_sources import Source, Sources
+from xaqueue.lake.ingest_tables import Numbers, Table, open_table
 from xaqueue.lake.scan import chosen
-from xaqueue.message import check_queue_name
-from xaqueue.offline.spans import Position
-from xaqueue.rpc.client.manager import RemoteManager
-from xaqueue.rpc.client.server_launcher import reach
 
 BATCH_BYTES = 64 * 1024 * 1024
 """Of messages, of which a commit is not made larger."""
@@ -41,23 +37,32 @@ COMMITS = 20
 LOOK_S = 0.2
 OF_FORMATS = ("deltalake", "_internal", "pyiceberg", "pyarrow", "sqlalchemy", "requests")
 """Packages whose errors say what is wrong with a table or its place."""
-MESSAGE = (*DEAD_KEPT, "space", "queue", "body")
-"""Columns of a table that are the message's own; all others are fields of its body."""
 
 Step = Callable[[str], None]
+
+
+class _Part(NamedTuple):
+    """Messages of one queue, with other columns of theirs, and the number up to which there are no more."""
+
+    source: Source
+    upto: int
+    messages: pa.Table
+    others: Sequence[pa.Array]
+
 
 _log = logging.getLogger("xaqueue.lake")
 
 
 @dataclass(frozen=True, slots=True)
 class TableJob:
-    """What is to be ingested, from one queue into one table."""
+    """What is to be ingested, from queues into a table."""
 
     space: str
-    """A directory, or the URL of its server."""
+    """A directory, several (a,b), a pattern, or the URL of a server."""
     queue: str
+    """One, several, or a pattern."""
     target: str
-    to: str
+    to: str = "parquet"
     """parquet, delta or iceberg."""
     catalog: str | None = None
     schema: str | None = None
@@ -103,24 +108,14 @@ def run(
 
     Raises InvalidArgument for a table or schema that do not fit, UnknownQueue, SpaceError, OperationalError.
     """
-    url = job.space if is_url(job.space) else ""
     with ExitStack() as held:
-        place = place_at(job.space, url)
-        held.callback(place.close)
-        source = f"xaqueue:{place.id()}:{check_queue_name(job.queue)}"
-        known = place.known()
-        if not known.any_queue and job.queue not in known.names:
-            raise UnknownQueue(f"{job.space} has no queue {job.queue}: it has {', '.join(sorted(known.names))}")
-        table = open_table(job.to, job.target, source, job.catalog, held)
-        owner = None
+        sources = Sources(job.space, job.queue, held)
+        sources.check()
+        table = open_table(job.to, job.target, job.catalog, held)
         if job.consume != "keep":
-            owner = reach(job.space, job.server or url)
-            held.callback(owner.close)
-            if owner.space_id != place.id():
-                raise InvalidArgument(f"the server {job.server} serves another space than {job.space}: mend --server")
-        place.check()
+            sources.consume(job.server)
         try:
-            return _Ingest(job, place, table, owner, step).run(notify, stopping)
+            return _Ingest(job, sources, table, step).run(notify, stopping)
         except Exception as error:
             if type(error).__module__.partition(".")[0] not in OF_FORMATS:
                 raise
@@ -128,38 +123,89 @@ def run(
             raise OperationalError(f"{table.name}: {said}; what is in it stays, run it again to go on") from error
 
 
+@dataclass(slots=True)
+class _Known:
+    """What this run knows of a table: which one it is, and how far it had each queue when it was looked at."""
+
+    identity: str = ""
+    numbers: dict[str, int] = field(default_factory=dict)
+
+
 class _Ingest:
-    def __init__(self, job: TableJob, place: Place, table: Table, owner: RemoteManager | None, step: Step) -> None:
-        self._job, self._table, self._owner, self._step = job, table, owner, step
-        self._reader: QueueScan = place.queue(job.queue)
+    def __init__(self, job: TableJob, sources: Sources, table: Table, step: Step) -> None:
+        self._job, self._sources, self._table, self._step = job, sources, table, step
         self._columns = chosen(MESSAGE)
         self._progress = IngestProgress()
-        self._done = table.refresh()
         self._dead = table.dead_letters()
+        table.refresh(())
         self._schema = self._settled()
+        self._known = {table.name: _Known(), self._dead.name: _Known()}
         fields = [one for one in self._schema if one.name not in MESSAGE]
         self._bodies = Bodies(pa.schema([pa.field(field_of(one.name), one.type, one.nullable) for one in fields]))
         name = re.sub(r"[^\w.-]", "_", table.name.rpartition("/")[2])[:80]
         self._stream = f"ingest-{name}#{table.identity}"
-        self._there = {one.name: (one.refresh(), one.identity) for one in (table, self._dead)}
-        """Up to which number each table had the queue, and which one that was."""
-        self._begin()
 
     def run(self, notify: Callable[[IngestProgress], None], stopping: Callable[[], bool]) -> IngestProgress:
         progress, started = self._progress, time.monotonic()
         while True:
-            begun, upto = time.monotonic(), self._position().seen
-            while self._done < upto and not stopping():
-                self._batch(upto)
-                progress.seconds, progress.lag = time.monotonic() - started, upto - self._done
+            begun, sources = time.monotonic(), self._look()
+            while (left := [one for one in sources if one.lag]) and not stopping():
+                first = progress.batches % len(left)  # each comes first in its turn
+                self._batch(left[first:] + left[:first])
+                progress.seconds, progress.lag = time.monotonic() - started, sum(one.lag for one in sources)
                 notify(progress)
             if self._job.once or stopping():
                 break
             while time.monotonic() < begun + self._job.every_s and not stopping():
                 time.sleep(LOOK_S)
-        progress.stopped = self._done < upto or not self._job.once
-        progress.seconds, progress.lag = time.monotonic() - started, upto - self._done
+        progress.stopped = bool(left) or not self._job.once
+        progress.seconds, progress.lag = time.monotonic() - started, sum(one.lag for one in sources)
         return progress
+
+    def _look(self) -> list[Source]:
+        """All queues, and how far they are; of what is new, where it goes on. Raises SpaceError, OperationalError."""
+        found = self._sources.look()
+        known = self._known[self._table.name].numbers
+        if new := [one for one in found if one.key not in known]:
+            keys = [one.key for one in new]
+            rows, dead = (self._refreshed(table, keys) for table in (self._table, self._dead))
+            for one in new:
+                one.done, one.dead = rows[one.key], dead[one.key]
+        for one in found:
+            if one.done > one.found.seen:
+                raise SpaceError(
+                    f"{self._table.name} has queue {one.queue} up to message {one.done}, and {one.space} has published "
+                    f"{one.found.seen}: this is an older copy of the space, or a server serves one"
+                )
+        for one in new:
+            self._begin(one)
+        return found
+
+    def _begin(self, one: Source) -> None:
+        """Where it goes on. Raises OperationalError."""
+        found = one.found
+        stream = found.record.stream if found.record else ""
+        if found.consumed > max(one.done, one.dead) and (one.done or stream == self._stream):
+            lost = (
+                f"queue {one.queue} is consumed to {found.consumed} by stream {stream}, and {self._table.name} has it "
+                f"to {one.done}: messages are missing"
+            )
+            if self._job.fails_on_loss:
+                raise OperationalError(f"{lost}; --no-fail-on-data-loss goes on without them")
+            _log.warning("[messages-missing] %s", lost)
+        one.done = max(one.done, found.consumed)
+        self._reserve(one, one.done)
+        if one.done > found.consumed:  # maybe it was killed before the queue was told
+            self._consume(one)
+
+    def _refreshed(self, table: Table, keys: Iterable[str]) -> Numbers:
+        """Raises OperationalError for a table that has no more what this run has passed."""
+        there, known = table.refresh(keys), self._known[table.name]
+        if known.identity not in ("", table.identity) or any(there[key] < known.numbers.get(key, 0) for key in there):
+            raise OperationalError(f"{table.name} was put back, or made anew, meanwhile: run it again to go on")
+        known.identity = table.identity
+        known.numbers |= there
+        return there
 
     def _settled(self) -> pa.Schema:
         """The table's columns, with what a new schema adds: they say what is a dead letter, and so come before any.
@@ -171,13 +217,8 @@ class _Ingest:
         if found is None:
             self._created(wanted)
         elif wanted.names != found.names:
-            if self._dead.refresh() > self._done:
-                raise InvalidArgument(
-                    f"{table.name}: the last run ended before all of its last batch was in: run it once without a new "
-                    "--schema, and then with it"
-                )
             table.grow(wanted)
-        self._done = table.refresh()
+        table.refresh(())
         assert table.schema is not None
         return table.schema.remove_metadata()
 
@@ -200,7 +241,7 @@ class _Ingest:
         if job.schema is not None:
             fields = given(job.schema)
         elif found is None:
-            fields = sampled(islice(self._sample(), job.sample))
+            fields = sampled(self._sample())
         wanted = [pa.field(column(one.name), one.type) for one in fields]
         body = [_of_message("body")] if job.keep_body else []
         if found is None:
@@ -215,99 +256,102 @@ class _Ingest:
         return pa.schema([*found, *(one for one in (*body, *wanted) if one.name not in types)])
 
     def _sample(self) -> Iterator[bytes]:
-        for batch in self._read_batches(self._reader.position().seen):
-            yield from batch["body"].to_pylist()
+        """Bodies, of each queue as many."""
+        sources = self._sources.look()
+        for one in sources:
+            batches = self._read_batches(one, one.found.seen)
+            bodies = (body for batch in batches for body in batch["body"].to_pylist())
+            yield from islice(bodies, max(1, self._job.sample // len(sources)))
 
-    def _begin(self) -> None:
-        """Where it goes on. Raises SpaceError, OperationalError."""
-        job, found = self._job, self._position()
-        stream = found.record.stream if found.record else ""
-        if found.consumed > max(self._done, self._dead.refresh()) and (self._done or stream == self._stream):
-            lost = (
-                f"queue {job.queue} is consumed to {found.consumed} by stream {stream}, and {self._table.name} has it "
-                f"to {self._done}: messages are missing"
-            )
-            if job.fails_on_loss:
-                raise OperationalError(f"{lost}; --no-fail-on-data-loss goes on without them")
-            _log.warning("[messages-missing] %s", lost)
-        self._done = max(self._done, found.consumed)
-        self._reserve(self._done)
-        if self._done > found.consumed:  # maybe it was killed before the queue was told
-            self._consume()
-
-    def _position(self) -> Position:
-        """Raises SpaceError."""
-        job, found = self._job, self._reader.position()
-        if self._done > found.seen:
-            raise SpaceError(
-                f"{self._table.name} has queue {job.queue} up to message {self._done}, and {job.space} has published "
-                f"{found.seen}: this is an older copy of the space, or a server serves one"
-            )
-        return found
-
-    def _batch(self, upto: int) -> None:
-        self._reserve(upto)
-        messages, upto = self._read(upto)
-        reasons, columns = self._bodies.columns(messages["body"].to_pylist())
-        why = pa.array(reasons, pa.string())
+    def _batch(self, sources: Iterable[Source]) -> None:
+        """What waits in these queues, as much of it as one commit may have."""
+        rows, dead, most, size_bytes = list[_Part](), list[_Part](), self._job.most_messages, BATCH_BYTES
+        for one in sources:
+            if most <= 0 or size_bytes <= 0:
+                break
+            self._reserve(one, one.found.seen)
+            messages, upto = self._read(one, most, size_bytes)
+            most, size_bytes = most - messages.num_rows, size_bytes - messages.nbytes
+            if one.dead > one.done:  # a run that was killed between the two tables may have had another schema
+                messages = messages.filter(self._lacks(self._dead, one, messages, one.dead))
+            reasons, columns = self._bodies.columns(messages["body"].to_pylist())
+            why = pa.array(reasons, pa.string())
+            rows.append(_Part(one, upto, messages.filter(why.is_null()), columns))
+            dead.append(_Part(one, upto, messages.filter(why.is_valid()), [why.drop_null()]))
         self._step("read")
-        dead = messages.filter(why.is_valid())
-        if dead.num_rows:
-            if not self._dead.refresh() and self._dead.schema is None:
-                self._dead.create(pa.schema([*map(_of_message, MESSAGE), ("reason", pa.string())]))
-            self._progress.dead_letters += self._put(self._dead, self._dead.schema, dead, upto, [why.drop_null()])
-        rows = messages.filter(why.is_null())
-        if rows.num_rows:
-            self._progress.rows += self._put(self._table, self._schema, rows, upto, columns)
-        self._progress.batches += bool(messages.num_rows)
-        self._done = upto
-        self._consume()
+        progress, before = self._progress, self._progress.messages
+        progress.dead_letters += self._put(self._dead, dead)
+        progress.rows += self._put(self._table, rows)
+        progress.batches += progress.messages > before
+        for part in rows:
+            part.source.done = part.upto
+            self._consume(part.source)
 
-    def _read(self, upto: int) -> tuple[pa.Table, int]:
-        """The next messages, as many as one commit may have, and the number up to which there are no others."""
-        found, rows, size_bytes = [], 0, 0
-        for batch in self._read_batches(upto):
-            found.append(batch.slice(0, self._job.most_messages - rows))
-            rows, size_bytes = rows + batch.num_rows, size_bytes + batch.nbytes
-            if rows >= self._job.most_messages or size_bytes >= BATCH_BYTES:
+    def _read(self, one: Source, most: int, size_bytes: int) -> tuple[pa.Table, int]:
+        """The next messages, so many at the most, and the number up to which there are no others."""
+        found, upto = list[pa.RecordBatch](), one.found.seen
+        for batch in self._read_batches(one, upto):
+            found.append(batch.slice(0, most))
+            most, size_bytes = most - batch.num_rows, size_bytes - batch.nbytes
+            if most <= 0 or size_bytes <= 0:
                 upto = found[-1]["seq"][-1].as_py()
                 break
         return pa.Table.from_batches(found, self._columns.schema), upto
 
-    def _read_batches(self, upto: int) -> Iterator[pa.RecordBatch]:
-        files = self._reader.files(self._done, upto)
-        return record_batches(files, Rows(self._job.queue, self._job.space), self._columns)
+    def _read_batches(self, one: Source, upto: int) -> Iterator[pa.RecordBatch]:
+        return record_batches(one.reader.files(one.done, upto), Rows(one.queue, one.space), self._columns)
 
-    def _put(self, table: Table, schema: pa.Schema, messages: pa.Table, upto: int, others: Sequence[pa.Array]) -> int:
-        """Commits what the table has not got yet, and returns how much that was. others: of the bodies."""
-        rows = _fitting(schema, messages, iter(others))
+    def _put(self, table: Table, parts: Iterable[_Part]) -> int:
+        """Commits what the table has not got yet, and returns how much that was."""
+        parts = [one for one in parts if one.messages.num_rows]
+        if not parts:
+            return 0
+        if table.schema is None:
+            table.create(pa.schema([*map(_of_message, MESSAGE), ("reason", pa.string())]))
+        schema = self._schema if table is self._table else table.schema
+        assert schema is not None
+        fitted = [_fitting(schema, one.messages, iter(one.others)) for one in parts]
         for _ in range(COMMITS):
-            there = table.refresh()
-            before, identity = self._there[table.name]
-            if there < before or identity not in ("", table.identity):  # what this run has passed is not in it
-                raise OperationalError(f"{table.name} was put back, or made anew, meanwhile: run it again to go on")
-            self._there[table.name] = there, table.identity
-            left = rows.filter(pc.greater(messages["seq"], there))
+            there = self._refreshed(table, [one.source.key for one in parts])
             if table.schema is None or table.schema.names != schema.names:
                 raise OperationalError(f"{table.name} has other columns meanwhile: run it again to go on")
-            if not left.num_rows:
+            left, numbers = dict[str, pa.Table](), dict[str, int]()
+            for (source, upto, messages, _others), rows in zip(parts, fitted, strict=True):
+                found = rows.filter(self._lacks(table, source, messages, there[source.key]))
+                if found.num_rows:
+                    left[source.key], numbers[source.key] = found, max(upto, there[source.key])
+            if not left:
                 self._progress.repeated += 1
                 return 0
-            if table.commit(left, upto):
-                self._there[table.name] = upto, table.identity
+            if table.commit(left, numbers):
+                self._known[table.name].numbers |= numbers
                 self._step(f"committed {table.name}")
-                return int(left.num_rows)
+                return sum(rows.num_rows for rows in left.values())
         raise OperationalError(f"{table.name}: others were quicker {COMMITS} times; run it again to go on")
 
-    def _reserve(self, upto: int) -> None:
-        if self._owner is not None:
-            self._owner.reserve(self._job.queue, self._stream, self._done, upto)
+    def _lacks(self, table: Table, one: Source, messages: pa.Table, there: int) -> pa.ChunkedArray:
+        """Which of these messages the table has not. Dead letters that are ahead of the rows are known by their ids: by
+        another schema others may be dead.
+        """
+        if table is self._table or there <= one.done:
+            return pc.greater(messages["seq"], there)
+        ids = [
+            bytes.fromhex(found) if isinstance(found, str) else found
+            for found in table.ids(one.key, one.done).to_pylist()
+        ]
+        return pc.invert(pc.is_in(messages["message_id"], pa.array(ids, pa.binary())))
+
+    def _reserve(self, one: Source, upto: int) -> None:
+        if one.owner is not None:
+            latest = one.owner.reserve(one.queue, self._stream, one.done, upto).latest
+            if latest < upto:
+                raise SpaceError(f"the server of {one.space} has queue {one.queue} to {latest} only: it serves a copy")
             self._step("reserved")
 
-    def _consume(self) -> None:
+    def _consume(self, one: Source) -> None:
         """What is in the tables leaves the queue."""
-        if self._owner is not None:
-            self._owner.consume(self._job.queue, self._stream, self._done, self._job.consume == "archive")
+        if one.owner is not None:
+            one.owner.consume(one.queue, self._stream, one.done, self._job.consume == "archive")
             self._step("consumed")
 
 

@@ -22,10 +22,9 @@ from xaqueue.errors import InvalidArgument
 
 KEPT = ("seq", "message_id", "enqueued_at", "correlation_id", "headers")
 """What a row says of its message, beside its space and queue."""
-DEAD_KEPT = (*KEPT, "priority", "content_type")
-PARTITION = ("queue", "day")
-"""Of the table that Spark writes."""
-TAKEN = frozenset({*DEAD_KEPT, *PARTITION, "space", "batch", "body", "reason"})
+MESSAGE = (*KEPT, "priority", "content_type", "space", "queue", "body")
+"""Columns of a table that are the message's own; all others are fields of its body."""
+TAKEN = frozenset({*MESSAGE, "reason"})
 """Names that a field of a body cannot have: it gets ``body_`` before its own."""
 
 _PLAIN = {

@@ -1,25 +1,26 @@
 """Tables that remember, with each commit, up to which number of a queue they have its messages.
 
-What makes an ingest exactly once is that rows and number are one commit, and that the number is asked of the table
+What makes an ingest exactly once is that rows and numbers are one commit, and that the numbers are asked of the table
 before each: a commit that was based on an older look is refused by the format itself, whoever else ingests meanwhile.
 
-    Parquet   a file <after>-<upto>.parquet: written beside, synced, renamed; one process has the directory's lock
-    Delta     an application transaction of the version; another one's meanwhile makes it fail
-    Iceberg   a property of the snapshot, and of the table, since snapshots expire; a snapshot has one parent, so of two
-              who add one to the same the second fails
+    Parquet   a file of each queue, <key>.<upto>.parquet: written beside, synced, renamed; one process has the
+              directory's lock; 0-columns.parquet has no rows and all columns
+    Delta     an application transaction of each queue; another version meanwhile makes the commit fail
+    Iceberg   a property of each queue, of the snapshot, and of the table, since snapshots expire; a snapshot has one
+              parent, so of two who add one to the same the second fails
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
@@ -36,11 +37,22 @@ if TYPE_CHECKING:
 
 DEAD_LETTERS = "_dead_letters"
 LOCK = "_lock"
-_FILE = re.compile(r"(\d{19})-(\d{19})\.parquet")
+COLUMNS = "0-columns.parquet"
+"""Before all others, as some readers take the columns from the first."""
+EARLIER = "_ingest.json"
+"""In what Spark wrote for the command, once."""
+_FILE = re.compile(r"(xaqueue\..+)\.(\d{19})\.parquet")
 _TEMPORARY = ".new"
 _KEY = b"xaqueue"
+KEYS = "xaqueue:"
+"""What each queue's begins with."""
 RECENT = 20
 """Versions of a Delta table that are looked through first."""
+
+Numbers = Mapping[str, int]
+"""Up to which number a table has queues, by their keys."""
+Parts = Mapping[str, pa.Table]
+"""Rows, by their queues' keys."""
 
 
 class Table(Protocol):
@@ -50,8 +62,8 @@ class Table(Protocol):
     schema: pa.Schema | None
     identity: str
 
-    def refresh(self) -> int:
-        """Looks at it: up to which number it has the queue's messages."""
+    def refresh(self, keys: Iterable[str]) -> Numbers:
+        """Looks at it: how far it has these queues."""
 
     def create(self, schema: pa.Schema) -> None:
         """Made, empty, unless somebody else was quicker."""
@@ -59,9 +71,12 @@ class Table(Protocol):
     def grow(self, schema: pa.Schema) -> None:
         """More columns."""
 
-    def commit(self, rows: pa.Table, upto: int) -> bool:
-        """Adds these rows and the number. False where somebody else has added something since the last look, and
-        nothing was done."""
+    def commit(self, parts: Parts, numbers: Numbers) -> bool:
+        """Adds these rows and numbers. False where somebody else has changed it since the last look, and nothing was
+        done."""
+
+    def ids(self, key: str, after: int) -> pa.ChunkedArray:
+        """Of the messages behind this number that it has, as of the last look; others' may be among them."""
 
     def dead_letters(self) -> Table: ...
 
@@ -69,32 +84,27 @@ class Table(Protocol):
 class ParquetTable:
     """A directory of files."""
 
-    def __init__(self, fs: FileSystem, root: Path, source: str, below: str = "") -> None:
-        """fs: opened on root. source: whose messages it has. below: of root the directory."""
-        self._fs, self._root, self._source, self._below = fs, root, source, below
+    def __init__(self, fs: FileSystem, root: Path, below: str = "") -> None:
+        """fs: opened on root. below: of root the directory."""
+        self._fs, self._root, self._below = fs, root, below
         self.name = str(root / below)
         self.schema: pa.Schema | None = None
         self.identity = ""
-        self._upto = 0
-        self._last = ""
-        names = fs.list(below) if fs.is_dir(below) else []
+        names = self._names()
         for name in names:
             if name.endswith(_TEMPORARY):
                 fs.unlink(self._path(name))
-        found = max(filter(_FILE.fullmatch, names), default="")
-        if found:
+        if COLUMNS in names:
             fs.sync_dir(below)  # a run that was killed may have ended between rename and sync
-            self.schema = pq.read_schema(root / self._path(found))
-            said = json.loads((self.schema.metadata or {}).get(_KEY, b"{}"))
-            self.identity, self._upto, self._last = said.get("id", ""), int(found[20:39]), self._path(found)
-            if said.get("source") != source:
-                raise InvalidArgument(
-                    f"{self.name} has the messages of {said.get('source')}, not of {source}: name another directory"
-                )
-            self.schema = self.schema.remove_metadata()
+            found = pq.read_schema(root / self._path(COLUMNS))
+            self.identity = (found.metadata or {}).get(_KEY, b"").decode()
+            self.schema = found.remove_metadata()
 
-    def refresh(self) -> int:
-        return self._upto if self._last and self._fs.exists(self._last) else 0
+    def refresh(self, keys: Iterable[str]) -> Numbers:
+        ends: dict[str, int] = {}
+        for found in filter(None, map(_FILE.fullmatch, self._names())):
+            ends[found[1]] = max(ends.get(found[1], 0), int(found[2]))
+        return {key: ends.get(_stem(key), 0) for key in keys}
 
     def create(self, schema: pa.Schema) -> None:
         if not self._fs.is_dir(self._below):
@@ -104,72 +114,106 @@ class ParquetTable:
         self.grow(schema)
 
     def grow(self, schema: pa.Schema) -> None:
-        self.commit(schema.empty_table(), self._upto)
+        self._put({COLUMNS: schema.with_metadata({_KEY: self.identity.encode()}).empty_table()})
+        self.schema = schema
 
-    def commit(self, rows: pa.Table, upto: int) -> bool:
-        said = json.dumps({"id": self.identity, "source": self._source})
-        sink = pa.BufferOutputStream()
-        pq.write_table(rows.replace_schema_metadata({_KEY: said.encode()}), sink, compression="zstd")
-        path = self._path(f"{self._upto:019}-{upto:019}.parquet")
-        self._fs.create(path + _TEMPORARY, [sink.getvalue().to_pybytes()])
-        self._fs.sync_file(path + _TEMPORARY)
-        self._fs.rename(path + _TEMPORARY, path)
-        self._fs.sync_dir(self._below)
-        self.schema, self._upto, self._last = rows.schema, upto, path
+    def commit(self, parts: Parts, numbers: Numbers) -> bool:
+        files = {f"{_stem(key)}.{numbers[key]:019}.parquet": rows for key, rows in parts.items()}
+        there = {name: pq.read_table(self._root / self._path(name)) for name in files if name in self._names()}
+        self._put({name: pa.concat_tables([there.get(name, rows[:0]), rows]) for name, rows in files.items()})
         return True
 
+    def _put(self, files: Mapping[str, pa.Table]) -> None:
+        for name, rows in files.items():
+            sink, path = pa.BufferOutputStream(), self._path(name)
+            pq.write_table(rows, sink, compression="zstd")
+            self._fs.create(path + _TEMPORARY, [sink.getvalue().to_pybytes()])
+            self._fs.sync_file(path + _TEMPORARY)
+            self._fs.rename(path + _TEMPORARY, path)
+        self._fs.sync_dir(self._below)
+
+    def ids(self, key: str, after: int) -> pa.ChunkedArray:
+        files = filter(None, map(_FILE.fullmatch, self._names()))
+        paths = [self._root / self._path(one[0]) for one in files if one[1] == _stem(key) and int(one[2]) > after]
+        return pa.concat_tables([pq.read_table(path, columns=["message_id"]) for path in paths])["message_id"]
+
     def dead_letters(self) -> Table:
-        return ParquetTable(self._fs, self._root, self._source, DEAD_LETTERS)
+        return ParquetTable(self._fs, self._root, DEAD_LETTERS)
+
+    def _names(self) -> list[str]:
+        return self._fs.list(self._below) if self._fs.is_dir(self._below) else []
 
     def _path(self, name: str) -> str:
         return f"{self._below}/{name}" if self._below else name
 
 
+def _stem(key: str) -> str:
+    """Of the files that have this queue."""
+    return key.replace(":", ".")
+
+
 class DeltaLake:
     """A Delta table, in a directory or an object store."""
 
-    def __init__(self, target: str, source: str) -> None:
-        self.name, self._source = target, source
+    def __init__(self, target: str) -> None:
+        self.name = target
         self.schema: pa.Schema | None = None
         self.identity = ""
         self._found: DeltaTable | None = None
+        self._numbers: dict[str, int] = {}
+        self._looked = 0
+        """At which version these are what it has, of the queues that were asked for."""
 
-    def refresh(self) -> int:
+    def refresh(self, keys: Iterable[str]) -> Numbers:
         from deltalake import DeltaTable
 
         if Path(self.name).is_file():
             raise InvalidArgument(f"{self.name} is no directory: name one that is new or empty")
         if not DeltaTable.is_deltatable(self.name):
-            return 0
-        self._found = DeltaTable(self.name)  # anew: another one may be in its place
-        self.schema = pa.schema(self._found.schema().to_arrow())
-        self.identity = str(self._found.metadata().id)
-        return self._upto(self._found)
+            return dict.fromkeys(keys, 0)
+        found = DeltaTable(self.name)  # anew: another one may be in its place
+        identity, version = str(found.metadata().id), found.version()
+        if identity != self.identity:
+            self._numbers.clear()
+        elif version > self._looked:
+            for one in reversed(found.history(version - self._looked)):
+                if one["operation"] == "RESTORE":
+                    self._numbers.clear()
+                self._numbers |= {key: int(one[key]) for key in one if key.startswith(KEYS)}
+        self._found, self._looked, self.identity = found, version, identity
+        self.schema = pa.schema(found.schema().to_arrow())
+        wanted = [*keys]
+        if missing := {*wanted} - self._numbers.keys():
+            self._numbers |= self._asked(found, missing)
+        return {key: self._numbers[key] for key in wanted}
 
-    def _upto(self, found: DeltaTable) -> int:
+    def _asked(self, found: DeltaTable, keys: set[str]) -> Numbers:
         """Of the rows that readers see: a RESTORE to an earlier version leaves the transactions as they are."""
+        numbers: dict[str, int] = {}
         newest = top = found.version()
         history: list[dict[str, Any]] = []
         for limit in (RECENT, None):
-            history = found.history(limit)
+            history, top = found.history(limit), newest
             for one in history:
                 if one["version"] > top:
                     continue
-                if self._source in one:
-                    return int(one[self._source])
+                numbers |= {key: int(one[key]) for key in keys - numbers.keys() if key in one}
+                if len(numbers) == len(keys):
+                    return numbers
                 if one["operation"] == "RESTORE":
                     wanted = one["operationParameters"].get("version")
                     if wanted is None:
                         raise OperationalError(f"{self.name} was restored to a time: restore it to a version")
                     top = int(wanted)
-        if top < newest:
-            if history[-1]["version"] == 0:  # nothing of the queue was in it
-                return 0
-            raise OperationalError(
-                f"{self.name} was restored to version {top}, and its log does not tell what that has of the queue: "
-                "restore it to a later version, or name another table"
-            )
-        return found.transaction_version(self._source) or 0
+        left = keys - numbers.keys()
+        if top == newest:
+            return numbers | {key: found.transaction_version(key) or 0 for key in left}
+        if history[-1]["version"] == 0:  # nothing of these queues was in it
+            return numbers | dict.fromkeys(left, 0)
+        raise OperationalError(
+            f"{self.name} was restored to version {top}, and its log does not tell what that has of the queue: "
+            "restore it to a later version, or name another table"
+        )
 
     def create(self, schema: pa.Schema) -> None:
         from deltalake import DeltaTable, Schema
@@ -180,64 +224,72 @@ class DeltaLake:
         try:
             DeltaTable.create(self.name, Schema.from_arrow(schema), mode="error")
         except DeltaError:
-            self.refresh()
+            self.refresh(())
             if self.schema is None:
                 raise
-        self.refresh()
+        self.refresh(())
 
     def grow(self, schema: pa.Schema) -> None:
         from deltalake import write_deltalake
 
         write_deltalake(self.name, schema.empty_table(), mode="append", schema_mode="merge")
 
-    def commit(self, rows: pa.Table, upto: int) -> bool:
+    def commit(self, parts: Parts, numbers: Numbers) -> bool:
         from deltalake import CommitProperties, Transaction, write_deltalake
         from deltalake.exceptions import CommitFailedError
 
         assert self._found is not None
-        said, transactions = {self._source: str(upto)}, [Transaction(self._source, upto)]
-        properties = CommitProperties(custom_metadata=said, app_transactions=transactions)
-        try:
-            write_deltalake(self._found, rows, mode="append", commit_properties=properties)
+        said, transactions = (
+            {key: str(numbers[key]) for key in parts},
+            [Transaction(key, numbers[key]) for key in parts],
+        )
+        properties = CommitProperties(custom_metadata=said, app_transactions=transactions, max_commit_retries=0)
+        try:  # on the version that was looked at, and no other: that may have been put back
+            write_deltalake(self._found, _joined(parts), mode="append", commit_properties=properties)
         except CommitFailedError:
             return False
         _harden(self.name)
         return True
 
+    def ids(self, key: str, after: int) -> pa.ChunkedArray:
+        assert self._found is not None
+        found = self._found.to_pyarrow_dataset().to_table(["message_id"], filter=pc.field("seq") > after)
+        return found["message_id"]
+
     def dead_letters(self) -> Table:
-        return DeltaLake(f"{self.name.rstrip('/')}/{DEAD_LETTERS}", self._source)
+        return DeltaLake(f"{self.name.rstrip('/')}/{DEAD_LETTERS}")
 
 
 class IcebergTable:
     """A table of a catalogue, whichever that is."""
 
-    def __init__(self, catalog: Catalog, name: str, source: str) -> None:
-        self._catalog, self.name, self._source = catalog, name, source
+    def __init__(self, catalog: Catalog, name: str) -> None:
+        self._catalog, self.name = catalog, name
         self.schema: pa.Schema | None = None
         self.identity = ""
         self._found: Iceberg | None = None
 
-    def refresh(self) -> int:
+    def refresh(self, keys: Iterable[str]) -> Numbers:
+        """Of the snapshot that readers see, which a person may have put back to an earlier one."""
         from pyiceberg.exceptions import NoSuchTableError
 
+        wanted = {*keys}
         try:
             self._found = found = self._catalog.load_table(self.name)
         except NoSuchTableError:
-            return 0
+            return dict.fromkeys(wanted, 0)
         self.schema, self.identity = found.schema().as_arrow(), str(found.metadata.table_uuid)
-        return self._upto(found)
-
-    def _upto(self, found: Iceberg) -> int:
-        """Of the snapshot that readers see, which a person may have put back to an earlier one."""
-        snapshot = found.current_snapshot()
-        while snapshot is not None:
-            said = snapshot.summary.additional_properties.get(self._source) if snapshot.summary else None
-            if said is not None:
-                return int(said)
-            if snapshot.sequence_number == 1:  # the table's first; of another one that begins those before expired
-                return 0
-            snapshot = found.snapshot_by_id(snapshot.parent_snapshot_id) if snapshot.parent_snapshot_id else None
-        return int(found.properties.get(self._source, 0))
+        snapshots = {one.snapshot_id: one for one in found.metadata.snapshots}
+        snapshot, numbers, is_whole = found.current_snapshot(), dict[str, int](), False
+        while snapshot is not None and len(numbers) < len(wanted):
+            said = snapshot.summary.additional_properties if snapshot.summary else {}
+            numbers = {key: int(said[key]) for key in wanted & said.keys()} | numbers
+            is_whole = (
+                snapshot.sequence_number == 1
+            )  # the table's first; of another one that begins those before expired
+            snapshot = snapshots.get(snapshot.parent_snapshot_id or -1)
+        rest = {} if is_whole else found.properties
+        return {key: numbers.get(key, int(rest.get(key, 0))) for key in wanted}
 
     def create(self, schema: pa.Schema) -> None:
         from pyiceberg.exceptions import TableAlreadyExistsError
@@ -245,39 +297,47 @@ class IcebergTable:
         self._catalog.create_namespace_if_not_exists(self.name.rpartition(".")[0])
         with suppress(TableAlreadyExistsError):
             self._catalog.create_table(self.name, schema=schema)
-        self.refresh()
+        self.refresh(())
 
     def grow(self, schema: pa.Schema) -> None:
         with self._catalog.load_table(self.name).update_schema() as columns:
             columns.union_by_name(schema)
 
-    def commit(self, rows: pa.Table, upto: int) -> bool:
+    def commit(self, parts: Parts, numbers: Numbers) -> bool:
         from pyiceberg.exceptions import CommitFailedException
 
         from xaqueue.lake.catalog import OneSnapshot
 
         assert self._found is not None
-        said = {self._source: str(upto)}
+        said = {key: str(numbers[key]) for key in parts}
         try:
             with OneSnapshot(self._found) as transaction:
-                transaction.append(rows, snapshot_properties=said)
+                transaction.append(_joined(parts), snapshot_properties=said)
                 transaction.set_properties(said)
         except CommitFailedException:
             return False
         _harden(self._found.location())
         return True
 
+    def ids(self, key: str, after: int) -> pa.ChunkedArray:
+        assert self._found is not None
+        return self._found.scan(f"seq > {after}", selected_fields=("message_id",)).to_arrow()["message_id"]
+
     def dead_letters(self) -> Table:
-        return IcebergTable(self._catalog, f"{self.name}{DEAD_LETTERS}", self._source)
+        return IcebergTable(self._catalog, f"{self.name}{DEAD_LETTERS}")
 
 
-def open_table(to: str, target: str, source: str, catalog: str | None, held: ExitStack) -> Table:
-    """source: whose messages it is to have. held: what it needs until the end.
+def _joined(parts: Parts) -> pa.Table:
+    return pa.concat_tables(parts.values())
+
+
+def open_table(to: str, target: str, catalog: str | None, held: ExitStack) -> Table:
+    """held: what it needs until the end.
 
     Raises InvalidArgument for a place that is taken, OperationalError where another process has it.
     """
     if to == "delta":
-        return DeltaLake(target, source)
+        return DeltaLake(target)
     if to == "iceberg":
         from xaqueue.lake.catalog import catalog_named
 
@@ -287,7 +347,7 @@ def open_table(to: str, target: str, source: str, catalog: str | None, held: Exi
         said = found.properties
         if not said.get("uri", "").startswith("http") and _path_of(said.get("warehouse", "")) is not None:
             said.setdefault("py-io-impl", "xaqueue.lake.iceberg.SyncedFiles")
-        return IcebergTable(found, target, source)
+        return IcebergTable(found, target)
     root = Path(target).resolve()
     _check_empty(root, _is_ours)
     root.mkdir(parents=True, exist_ok=True)
@@ -298,7 +358,7 @@ def open_table(to: str, target: str, source: str, catalog: str | None, held: Exi
         raise OperationalError(f"another process ingests into {root}: wait until it has ended, or end it")
     fs = DirectoryFileSystem(root, keep_unsynced=False, modes=BY_UMASK)
     held.callback(fs.close)
-    return ParquetTable(fs, root, source)
+    return ParquetTable(fs, root)
 
 
 def _check_empty(root: Path, ours: Callable[[str], bool]) -> None:
@@ -306,6 +366,8 @@ def _check_empty(root: Path, ours: Callable[[str], bool]) -> None:
     if root.exists() and not root.is_dir():
         raise InvalidArgument(f"{root} is no directory: name one that is new or empty, or an earlier ingest's")
     foreign = [name for name in sorted(os.listdir(root)) if not ours(name)] if root.is_dir() else []  # noqa: PTH208
+    if EARLIER in foreign:
+        raise InvalidArgument(f"{root} was made by an earlier xaqueue, with Spark: name a new target; that one stays")
     if foreign:
         raise InvalidArgument(
             f"{root} is not empty and was not made by an ingest of this kind (it has {foreign[0]}): "
@@ -314,7 +376,10 @@ def _check_empty(root: Path, ours: Callable[[str], bool]) -> None:
 
 
 def _is_ours(name: str) -> bool:
-    return name in (LOCK, DEAD_LETTERS) or _FILE.fullmatch(name.removesuffix(_TEMPORARY)) is not None
+    return (
+        name in (LOCK, DEAD_LETTERS, COLUMNS, COLUMNS + _TEMPORARY)
+        or _FILE.fullmatch(name.removesuffix(_TEMPORARY)) is not None
+    )
 
 
 def _path_of(location: str) -> str | None:

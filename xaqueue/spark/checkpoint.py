@@ -49,10 +49,6 @@ class Checkpoint:
         names = self._fs.list(directory) if self._fs.is_dir(directory) else ()
         return max((int(name) for name in names if name.isdigit()), default=None)
 
-    def offsets(self, number: int) -> str:
-        """Which messages a batch has: the end of its ranges; they begin where the batch before ends."""
-        return self._fs.read(f"{OFFSETS}/{number}").decode().splitlines()[-1]
-
     def plan_of(self, number: int) -> Plan:
         """What Spark has written down of a batch before it ran it.
 
