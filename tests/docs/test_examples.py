@@ -145,8 +145,10 @@ def test_the_commands_of_the_guide_to_backups_work(tmp_path: Path) -> None:
     assert shown["possible_duplicate"] is True
     assert call("xaqueue browse orders").count("one") == 1
     (table,) = re.findall(r"^    \[snapshots\]\n(?:    .*\n)+", told, re.MULTILINE)
-    with (tmp_path / "data" / "shop" / "queues.toml").open("a") as definitions:
-        definitions.write(f"\n{textwrap.dedent(table)}")
+    definitions = tmp_path / "data" / "shop" / "queues.toml"
+    there = re.sub(r"^\[snapshots\].*\n(?:\w.*\n)+", "", made := definitions.read_text(), count=1, flags=re.MULTILINE)
+    assert there != made, "init writes one"
+    definitions.write_text(f"{there}\n{textwrap.dedent(table)}")
     call("xaqueue snapshot take")
     call("xaqueue put orders three")
     moment = datetime.now(UTC).isoformat()

@@ -175,6 +175,7 @@ SHUTIL_CHANGES = {"rmtree", "move", "copy", "copy2", "copyfile", "copytree", "co
 EXCEPTIONS = {
     "xaqueue.core.owner.open": "makes the directories of a new space, before there is a port that is opened on them",
     "xaqueue.features.replica.follower": "makes the directory of a new replica, before a port is opened on it",
+    "xaqueue.features.snapshots.copies": "copies a snapshot to a directory that the person named",
     "xaqueue.tools.rates": "makes the preallocated log that the disk is measured by, on files of its own",
     "xaqueue.tools.iotest": "measures the bare system calls that a space would make, on files of its own",
     "xaqueue.tools.demo.stage": "makes and removes the demo's own directory, keeps what its programs print there",
@@ -189,7 +190,6 @@ EXCEPTIONS = {
     "xaqueue.cli.messages": "writes a message's body into a file that the person named",
     "xaqueue.cli.log_output": "writes events to stderr from a thread, where Python's own stream would hold a lock",
     "xaqueue.cli.replacing": "replaces files that the person named, each as a whole",
-    "xaqueue.cli.snapshots": "copies a snapshot to a directory that the person named",
     "xaqueue.cli.tools": "writes a bench's result into a file that the person named",
     "xaqueue.cli.exit_codes": "points standard output at nothing once its reader is gone",
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
@@ -31,8 +30,8 @@ from xaqueue.core.owner.definitions_file import usable_definitions
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.features.carry.carrier_note import statuses as carriers_in
-from xaqueue.features.snapshots import manifest, store
-from xaqueue.features.snapshots.manifest import MANIFEST, SNAPSHOTS
+from xaqueue.features.snapshots import copies, store
+from xaqueue.features.snapshots.manifest import SNAPSHOTS
 from xaqueue.features.snapshots.restoring import plan_of
 from xaqueue.features.snapshots.restoring import restore as restore_space
 from xaqueue.offline.plan import site_of
@@ -90,17 +89,8 @@ def take(
 
 
 def _copy(space: Path, number: int, to: Path) -> None:
-    """The whole copy takes its name at once, and is synced before."""
-    making = to.with_name(f".{to.name}.new")
     try:
-        shutil.rmtree(making, ignore_errors=True)
-        shutil.copytree(space / SNAPSHOTS / str(number), making, symlinks=True)
-        with closing(DirectoryFileSystem(making.parent, keep_unsynced=False)) as fs:
-            made = replace(manifest.read(fs, making.name), is_held=False)  # put back, it is one as any other
-            (making / MANIFEST).write_bytes(manifest.encode(made))
-            fs.sync_all()
-            fs.rename(making.name, to.name)
-            fs.sync_dir("")
+        copies.copy(space, number, to)
     except OSError as error:
         why = f"{to} cannot be written ({error.strerror}): snapshot {number} is kept for a day"
         raise OperationalError(why) from error

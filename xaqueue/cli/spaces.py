@@ -25,6 +25,7 @@ from xaqueue.errors import AccessDenied, ConnectionLost, InvalidArgument
 from xaqueue.features import opening
 from xaqueue.features.counters.values import Counting
 from xaqueue.features.defining import edits, queues_file
+from xaqueue.features.snapshots.options import DAILY
 from xaqueue.features.topics.options import TOPICS
 from xaqueue.message import check_queue_name
 from xaqueue.offline import inspect
@@ -48,10 +49,13 @@ def init(
 ) -> None:
     """Make a directory a queue space."""
     there = (directory / layout.FORMAT).exists()
+    is_defined = (directory / layout.QUEUES).exists()
     written = opening.create(directory, name=name, sync=sync)
     if there:
         typer.echo(f"{directory} is queue space {written.name} already: left as it is")
         return
+    if not is_defined:
+        definitions_file.write_definitions(directory, definitions.read(directory) + DAILY)
     if default is not None:
         text = definitions.read(directory)
         definitions_file.write_definitions(directory, edits.with_default(text, default.value))

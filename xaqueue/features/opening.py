@@ -84,10 +84,10 @@ class Whole(Features):
         yield counters.WriteCounters(space)
         if not space.waiting.is_served:  # else the server sees to it
             yield Sweep(space)
-        if lasting and policy_of(space.definitions).interval_min:
-            yield TakeSnapshots(space)
         if lasting and isinstance(space.definer, QueuesFile):
             yield Archive(space, space.definer.root)
+            if policy_of(space.definitions).interval_min:
+                yield TakeSnapshots(space, space.definer.root)
         if lasting and DAYS.of(space.definitions):
             yield Scrub(space)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from pathlib import Path
 
 from xaqueue.core.engine.state import Space
 from xaqueue.core.owner.chores import NEVER, Chore, Chores
-from xaqueue.errors import Error, ResourceFailed, RetryLater
+from xaqueue.errors import Error, ResourceFailed, RetryLater, SpaceError
 from xaqueue.features.snapshots import store
+from xaqueue.features.snapshots.copies import copy_and_keep
 from xaqueue.features.snapshots.options import policy_of
 from xaqueue.features.snapshots.take import take_and_keep
 
@@ -25,6 +27,10 @@ class TakeSnapshots(Chore):
 
     thread = "snapshot"
 
+    def __init__(self, space: Space, root: Path) -> None:
+        super().__init__(space)
+        self._root = root
+
     def run(self, turn: Chores) -> float:
         try:
             left_s = self.left_of_interval_s()
@@ -32,7 +38,7 @@ class TakeSnapshots(Chore):
                 return left_s
             taken = take_and_keep(self.space)
             turn.began = time.monotonic()
-            self._check(taken.number, turn)
+            self._check_and_copy(taken.number, turn)
         except ResourceFailed:
             raise
         except (Error, OSError) as error:
@@ -40,7 +46,8 @@ class TakeSnapshots(Chore):
             return RETRY_S
         return 0.0
 
-    def _check(self, number: int, turn: Chores) -> None:
+    def _check_and_copy(self, number: int, turn: Chores) -> None:
+        """One that is damaged is copied nowhere: there it would take the place of a better one."""
         next_at = time.monotonic() + self.left_of_interval_s()
 
         def pause() -> None:
@@ -50,12 +57,18 @@ class TakeSnapshots(Chore):
         try:
             problems = store.check(self.space.fs, number, self.space.now_us(), pause)
         except (RetryLater, OSError) as error:
+            problems = []
             if not turn.is_over():
                 log.warning("[snapshot-unread] snapshot %d was not read to its end: %s", number, error)
-        else:
-            if problems:
-                text = "[snapshot-damaged] snapshot %d has %d problems, the first: %s"
-                log.error(text, number, len(problems), problems[0])
+        if problems:
+            text = "[snapshot-damaged] snapshot %d has %d problems, the first: %s"
+            log.error(text, number, len(problems), problems[0])
+            return
+        try:
+            copy_and_keep(self.space, self._root, number, pause)
+        except (SpaceError, RetryLater, OSError) as error:
+            if not turn.is_over():
+                log.warning("[snapshot-uncopied] snapshot %d was not copied to [snapshots] path: %s", number, error)
 
     def left_of_interval_s(self) -> float:
         """Until the next one is due; much of it, since the clock may be set."""

@@ -4,6 +4,7 @@
 interval_min = 1440
 keep = 3
 point_in_time = true               # the journal is kept since the oldest, too
+path = "/backup/orders"            # each is copied there, too: see copies.py
 restore = "by hand"                # or "auto": the newest takes the place of what cannot be used
 """
 
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from xaqueue.core.model.definitions import Definitions
-from xaqueue.core.model.options import Table, all_of, choice, number, switch, values
+from xaqueue.core.model.options import Table, all_of, choice, number, switch, text, values
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class Snapshots:
     """Whether the journal is kept since the oldest, at the level that has one."""
     restores: bool = False
     """Whether the newest takes the place of what cannot be used by itself."""
+    path: str = ""
+    """Where each is copied to, relative to the space; empty for nowhere."""
 
 
 NO_SNAPSHOTS = Snapshots()
@@ -35,14 +38,22 @@ KEYS = (
     number("keep", 3, "a number", 2, 367),
     switch("point_in_time", default=True),
     choice("restore", "by hand", "auto"),
+    text("path"),
 )
+DAILY = """
+[snapshots]          # taken while a server or a program has the space open; see SNAPSHOTS in xaqueue(7)
+interval_min = 1440
+keep = 7
+point_in_time = false    # true: the journal since the oldest as well, with room for all that passes
+"""
+"""What a space that is made by hand begins with."""
 
 
 def _snapshots(table: Mapping[str, Any]) -> Snapshots:
     """A table that stands there has defaults of its own."""
     said = values(table, "[snapshots]", KEYS)
-    interval_min, keep, point_in_time, restore = all_of(KEYS, said)
-    return Snapshots(interval_min, keep, point_in_time, restore == "auto")
+    interval_min, keep, point_in_time, restore, path = all_of(KEYS, said)
+    return Snapshots(interval_min, keep, point_in_time, restore == "auto", path)
 
 
 TABLE = Table("snapshots", _snapshots)

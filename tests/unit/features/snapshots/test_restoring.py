@@ -364,7 +364,7 @@ def test_how_long_it_is_until_the_next(root: Path) -> None:
     (root / "queues.toml").write_text(text + "[snapshots]\ninterval_min = 1\n")
     session = attach(root)
     try:
-        made = TakeSnapshots(session.space)
+        made = TakeSnapshots(session.space, root)
         assert 50 < made.left_of_interval_s() <= 60
     finally:
         session.close()

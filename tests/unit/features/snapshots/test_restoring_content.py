@@ -22,8 +22,11 @@ from xaqueue.cli.main import app
 from xaqueue.core.model.format import read_format
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.errors import RetryLater, SpaceError
+from xaqueue.features import opening
+from xaqueue.features.session import attach
 from xaqueue.features.snapshots import manifest, store
 from xaqueue.features.snapshots.chores import TakeSnapshots
+from xaqueue.features.snapshots.copies import copy_and_keep
 from xaqueue.features.snapshots.restored import RESTORED
 from xaqueue.features.snapshots.restoring import restore
 
@@ -205,6 +208,34 @@ def test_one_that_was_due_is_read_and_the_log_says_what_is_damaged(
     with xaqueue.connect(root):
         eventually(lambda: (root / "snapshots/3/CHECKED").exists())
         eventually(lambda: any("[snapshot-damaged] snapshot 3 has 1 problem" in one for one in caplog.messages))
+
+
+def test_each_that_is_whole_is_copied_to_another_disk(
+    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """STD-34, STD-41: and the space comes back from there, whatever became of it."""
+    backup, another, taken = tmp_path / "backup", tmp_path / "another", root / "snapshots"
+    monkeypatch.setattr(TakeSnapshots, "left_of_interval_s", lambda _: 60.0 if (taken / "3").exists() else 0.0)
+    for space in (root, another):
+        opening.create(space)
+        (space / "queues.toml").write_text('[default]\n[snapshots]\nkeep = 3\npath = "../backup"\n')
+    with xaqueue.connect(root):
+        eventually(lambda: any("backup is no directory" in one for one in caplog.messages))
+    backup.mkdir()
+    shutil.rmtree(taken / "3")
+    flipped(blocks(root)[1])
+    with xaqueue.connect(root):
+        eventually(lambda: any("[snapshot-damaged] snapshot 3" in one for one in caplog.messages))
+    assert not list(backup.glob("*/*")), "one that is damaged is copied nowhere"
+    with closing(attach(root)) as session:
+        for number in (1, 2, 1, 2):
+            copy_and_keep(session.space, root, number, lambda: None)
+    assert sorted(path.name for path in backup.glob("snapshots/*")) == ["2", "3", "4"]
+    with closing(attach(another)) as session, pytest.raises(SpaceError, match="of another space"):
+        copy_and_keep(session.space, another, 1, lambda: None)
+    shutil.rmtree(root)
+    assert CliRunner().invoke(app, ["restore", "--space", str(backup), "--yes"]).exit_code == 0
+    assert bodies(backup) == BODIES
 
 
 def test_the_newest_that_was_read_and_is_good_stays(root: Path) -> None:
