@@ -242,6 +242,8 @@ def host_and_port(text: str) -> tuple[str, int]:
         raise InvalidArgument(
             f"{text!r} is no host and port: write host:port" + (", an IPv6 address as [::1]:port" if bare else "")
         )
+    if int(match["port"]) > PORT_LIMIT:
+        raise InvalidArgument(f"port {match['port']} is refused: a number up to {PORT_LIMIT} is wanted")
     if match["six"] is None:
         return match["host"], int(match["port"])
     host = unquote(match["six"])

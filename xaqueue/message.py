@@ -101,8 +101,9 @@ def body_of(value: Any) -> bytes:
     """Of bytes, or of what has them. Raises InvalidArgument."""
     if isinstance(value, Body):
         return bytes(value)
-    what = f"body is a {type(value).__name__}: bytes are wanted"
-    raise InvalidArgument(f"{what}, so encode it: body.encode()" if isinstance(value, str) else what)
+    how = {"str": ", so encode it: body.encode()", "dict": ", so encode it: json.dumps(body).encode()"}
+    kind = type(value).__name__
+    raise InvalidArgument(f"body is a {kind}: bytes are wanted{how.get(kind, '')}")
 
 
 @dataclass

@@ -105,7 +105,7 @@ class Transaction:
 
     def check_open(self) -> None:
         if self.phase is Phase.CLOSED:
-            raise InterfaceError("the connection is closed")
+            raise InterfaceError("the connection is closed: open another one")
 
     def check(self, method: str) -> Xid:
         """The transaction that is meant, where the method has its place; outside of one, any xid."""

@@ -73,7 +73,7 @@ def test_status_tells_what_cannot_be_moved(space: Path) -> None:
 def test_what_define_refuses(space: Path) -> None:
     for word, complaint in (
         ("max_trys=3", "did you mean 'max_tries'"),
-        ("max_tries", "KEY=VALUE is wanted"),
+        ("max_tries", "'max_tries': KEY=VALUE is wanted, or max_tries= to take it away"),
         ("max_tries=0", "a number of tries from 1"),
         ("max_tries=many", "max_tries = 'many'"),
         ("retry_jitter=2", "a share from 0 to 1"),
@@ -193,7 +193,7 @@ def test_what_move_and_requeue_refuse(space: Path) -> None:
     for words, complaint in (
         (("requeue", "orders", "--where", "colour=red"), "write tries>=3, age>2h"),
         (("requeue", "orders", "--where", "tries=many"), "a number of tries"),
-        (("requeue", "orders", "--where", "age>2"), "give it a unit"),
+        (("requeue", "orders", "--where", "age>2"), "give a number its unit"),
         (("requeue", "orders", "--where", "reason>tries"), "reason takes = and !="),
         (("move", "orders", "a/b"), "queue name 'a/b'"),
         (("move", "nothing", "orders"), "'nothing' is not defined"),

@@ -43,6 +43,14 @@ class ExitCode(IntEnum):
     PIPE_CLOSED = 141
 
 
+WORDS = {
+    "Input should be a valid integer, unable to parse string as an integer": "a whole number is wanted",
+    "Input should be a valid number, unable to parse string as a number": "a number is wanted",
+    "Input should be": "it is to be",
+    "Value error, ": "",
+    "Got unexpected extra argument(s)": "there are words too many",
+}
+"""What Typer says of a value, and we do."""
 EXIT_HELP = (
     "Exit codes: 0 done; 1 nothing to get, damage or duplicates found, no advice, a participant that cannot be asked, "
     "branches left after the timeout of drain, "
@@ -110,7 +118,9 @@ def translated() -> Iterator[None]:
             context = getattr(error, "ctx", None)
             command = context.command_path if context is not None else "xaqueue"
             said = message().rstrip(".")
-            if "unexpected extra argument" in said and context is not None and "space" in context.params:
+            for theirs, ours in WORDS.items():
+                said = said.replace(theirs, ours)
+            if "words too many" in said and context is not None and "space" in context.params:
                 said += ": a space is named by --space"
             complain(f"{said} (see `{command} --help`)")
         raise typer.Exit(ExitCode.USAGE) from None

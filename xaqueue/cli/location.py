@@ -6,6 +6,7 @@ Where the directory is being served, work goes to its owner by itself: the owner
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -97,7 +98,16 @@ def location_of(space: str | None) -> Location:
     if is_url(space):
         return Location(url=space)
     directory, name = parse_open_string(space)
-    found = read_format(directory).name
+    try:
+        found = read_format(directory).name
+    except SpaceError:
+        if re.fullmatch(r"[\w.-]+:\d+", directory):
+            raise InvalidArgument(
+                f"{directory} is no directory: the URL of a server there is xaq://{directory}"
+            ) from None
+        for inside in sorted(Path(directory).glob(f"*/{layout.FORMAT}")):
+            raise SpaceError(f"{directory} is no queue space, and has some in it: take {inside.parent}") from None
+        raise
     if name not in (None, found):
         raise SpaceError(f"{directory} is queue space {found!r}, not {name!r}")
     return Location(directory)

@@ -27,7 +27,7 @@ from xaqueue.cli.location import (
 from xaqueue.connection import Connection
 from xaqueue.core.engine.taking import message_of
 from xaqueue.core.storage.ids import fresh_id
-from xaqueue.errors import DamagedBlock, Error, InvalidArgument, RetryLater, RolledBack
+from xaqueue.errors import DamagedBlock, Error, InvalidArgument, RetryLater, RolledBack, UnknownQueue
 from xaqueue.features.session import Session
 from xaqueue.message import EnqueueOptions, Message
 from xaqueue.offline import inspect
@@ -102,7 +102,7 @@ def put(
         options["priority"] = priority
     location = location_of(space)
     if lines:
-        with opened(file, "rb") as source, connected(location, watch=True) as connection:
+        with _or_topic(topic), opened(file, "rb") as source, connected(location, watch=True) as connection:
             add = partial(connection.publish if topic else connection.enqueue, queue, **options)
             put_in = _put_lines(connection, add, source, count_per_branch)
         typer.echo(f"{output.counted(put_in, 'message')} put into {queue}")
@@ -114,7 +114,7 @@ def put(
             content = source.read()
     else:
         content = body.encode("utf-8", "surrogateescape")
-    with connected(location) as connection:
+    with _or_topic(topic), connected(location) as connection:
         message_id = (connection.publish if topic else connection.enqueue)(queue, content, **options)
         connection.commit()
     typer.echo(message_id.hex())
@@ -252,6 +252,15 @@ def looked(
     else:
         known = check_known(location.directory, queue)
         yield islice(inspect.browse(location.directory, known, damaged, id_digits), most)
+
+
+@contextmanager
+def _or_topic(is_topic: bool) -> Iterator[None]:
+    """Around a put: what is no queue may be a topic."""
+    try:
+        yield
+    except UnknownQueue as error:
+        raise UnknownQueue(f"{error}{'' if is_topic else '; a topic is published to with --topic'}") from None
 
 
 def complain_of_damage(seq: int, damage: str) -> None:

@@ -46,7 +46,7 @@ def span(text: str | None) -> timedelta | None:
         return None
     match = _SPAN.fullmatch(text.strip())
     if match is None:
-        raise InvalidArgument(f"{text!r} is no time from now on: give it a unit, {SPAN_HELP}")
+        raise InvalidArgument(f"{text!r} is no span of time: give a number its unit, {SPAN_HELP}")
     seconds = float(match[1]) * _UNITS[match[2]]
     if seconds > MOST_SPAN_S:
         raise InvalidArgument(f"{text!r} is longer than 1,000 years, and refused")

@@ -143,8 +143,8 @@ def torture(
         if not json:
             typer.echo(text, err=True)
 
-    if directory.exists() and not directory.is_dir():
-        raise InvalidArgument(f"{directory} is no directory")
+    if not directory.is_dir():
+        raise InvalidArgument(f"{directory} is no directory: make one, on the disk that a space is to be on")
     with ended_in_order():
         results, used = run.run(directory, flags or (), seconds, say, seed)
     if json:

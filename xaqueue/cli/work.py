@@ -157,7 +157,7 @@ def _config(source: Location, target: Location, log: Path | None, queue: str) ->
             parse(one.url)  # what is wrong is not written down
     where = log or Path(f"{source.place}.forward-{queue}")
     if target.directory:
-        read_format(target.directory, is_expected=True)
+        read_format(target.directory, is_expected=(where / PARTICIPANTS).exists())
     ends = {name: ParticipantConfig(name, "xaqueue", one.place) for name, one in ((SOURCE, source), (TARGET, target))}
     if not (where / PARTICIPANTS).exists():
         tables = (

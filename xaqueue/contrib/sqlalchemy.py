@@ -315,7 +315,7 @@ class _EngineConnection:
         """One of the Engine's, from the first use until its work is over."""
         if self._borrowed is None:
             if self._is_closed:
-                raise ProtocolError("the connection is closed")
+                raise ProtocolError("the connection is closed: open another one")
             self._borrowed = self._engine.connect()
             self._driver = self._borrowed.connection.dbapi_connection
             driver = self._borrowed.connection.driver_connection

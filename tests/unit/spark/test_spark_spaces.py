@@ -136,9 +136,7 @@ def test_a_pattern_that_matches_no_space_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_queue_that_no_space_knows_is_refused_with_the_known_ones(spaces: Path) -> None:
-    with pytest.raises(
-        UnknownQueue, match=r"has no queue 'bils': did you mean 'bills'\?; its queues are bills, orders"
-    ):
+    with pytest.raises(UnknownQueue, match=r"has no queue 'bils': did you mean 'bills'\? Its queues are bills, orders"):
         kept(spaces / "*", "bils,orders")
 
 

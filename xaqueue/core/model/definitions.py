@@ -135,8 +135,8 @@ class Definitions:
             definition = self.default
         if definition is None:
             raise UnknownQueue(
-                f"queue {name!r} is not defined{suggestion(name, self.queues)}; "
-                f"define it with `xaqueue define {name}`, or give queues.toml a [default] table"
+                f"queue {name!r} is not defined{suggestion(name, self.queues) or '.'} "
+                f"Define it with `xaqueue define {name}`, or give queues.toml a [default] table"
             )
         self.known.add(name)
         return definition
@@ -234,10 +234,10 @@ def options_of(words: Iterable[str]) -> dict[str, object]:
     known = [one.name for one in options.everything().queue]
     for word in words:
         key, is_given, value = word.partition("=")
-        if not is_given or key not in known:
-            raise InvalidArgument(
-                f"{word!r}: KEY=VALUE is wanted, and KEY is one of {', '.join(known)}{suggestion(key, known)}"
-            )
+        if key not in known:
+            raise InvalidArgument(f"queues have no {key!r}{suggestion(key, known) or '.'} They take {', '.join(known)}")
+        if not is_given:
+            raise InvalidArgument(f"{word!r}: KEY=VALUE is wanted, or {key}= to take it away")
         try:
             found[key] = tomllib.loads(f"value = {value}")["value"] if value else None
         except tomllib.TOMLDecodeError:

@@ -97,7 +97,7 @@ def only(table: Any, where: str, known: Sequence[str]) -> None:
     for key in table:
         if key not in known:
             raise InvalidArgument(
-                f"queues.toml: {where} does not take {key!r}{suggestion(key, known)}; it takes {', '.join(known)}"
+                f"queues.toml: {where} does not take {key!r}{suggestion(key, known) or '.'} It takes {', '.join(known)}"
             )
 
 

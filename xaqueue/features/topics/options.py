@@ -50,9 +50,11 @@ def subscribers(definitions: Definitions, topic: str, headers: Mapping[str, str]
     """The queues that get a message with these headers which is published there, sorted. Raises UnknownQueue."""
     topics = topics_of(definitions)
     if topic not in topics:
+        if topic in definitions.queues:
+            raise UnknownQueue(f"{topic!r} is a queue, and no topic: enqueue into it (`xaqueue put` without --topic)")
         raise UnknownQueue(
-            f"topic {topic!r} is not defined{suggestion(topic, topics)}; "
-            f"define it with `xaqueue define --topic {topic}`"
+            f"topic {topic!r} is not defined{suggestion(topic, topics) or '.'} "
+            f"Define it with `xaqueue define --topic {topic}`"
         )
     return sorted(
         name

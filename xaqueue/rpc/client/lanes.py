@@ -137,7 +137,7 @@ class Lanes:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise InterfaceError("the connection is closed")
+            raise InterfaceError("the connection is closed: open another one")
 
     async def close(self) -> None:
         """What is held on lease comes back. Who waits on one is told that its connection is lost."""

@@ -226,7 +226,8 @@ class Spaces:
             way = f"`xaqueue define {unknown[0]} --space {shlex.quote(next(iter(snapshot.spaces)))}` makes it"
             raise UnknownQueue(
                 f"{', '.join(list(snapshot.spaces)[:NAMED])} has no queue {unknown[0]!r}"
-                f"{suggestion(unknown[0], sorted(known))}; its queues are {', '.join(sorted(known)) or 'none yet'}. "
+                f"{suggestion(unknown[0], sorted(known)) or '.'} "
+                f"Its queues are {', '.join(sorted(known)) or 'none yet'}. "
                 f"{way}{', and with option createQueues=true its first message does' if may_come else ''}"
             )
 

@@ -68,7 +68,7 @@ def test_an_empty_file_defines_nothing(text: str) -> None:
     [
         ("[queues", "no TOML"),
         ("[queue.orders]", "does not take 'queue': did you mean 'queues'"),
-        ("[limits]\n", "does not take 'limits'; it takes space, default, queues, topics, access"),
+        ("[limits]\n", "does not take 'limits'. It takes space, default, queues, topics, access"),
         ("[space]\nmax_body = 1\n", r"\[space\] does not take 'max_body': did you mean 'max_body_bytes'"),
         ("[space]\nmax_body_bytes = 0\n", "max_body_bytes = 0: a number of bytes from 1"),
         ("[space]\nmax_body_bytes = '1'\n", "max_body_bytes = '1'"),
@@ -84,7 +84,7 @@ def test_an_empty_file_defines_nothing(text: str) -> None:
         ("[queues.a]\nmatch = {k = 'v'}\n", "\\[queues.a\\] match needs topic"),
         ("[topics.t]\n[queues.a]\ntopic = 't'\nmatch = {k = 1}\n", "\\[queues.a\\] match = .*headers and their values"),
         ("[topics.t]\n[queues.a]\ntopic = 't'\nmatch = 'k'\n", "headers and their values"),
-        ("[topics.t]\nname = 'x'\n", "\\[topics.t\\] does not take 'name'; it takes description"),
+        ("[topics.t]\nname = 'x'\n", "\\[topics.t\\] does not take 'name'. It takes description"),
         ("[topics.a]\n[queues.a]\n", "\\[topics.a\\] is a queue as well"),
         ("topics = {t = 1}\n", "\\[topics.t\\] is 1: a table is wanted"),
         ("[topics.t]\n[default]\ntopic = 't'\n", "\\[default\\] does not take 'topic'"),
@@ -141,9 +141,9 @@ def test_a_queue_is_found_by_its_definition_or_the_template() -> None:
 def test_an_unknown_queue_is_refused_with_a_suggestion() -> None:
     """Black-box behaviour 9."""
     definitions = parse("[queues.orders]\n[queues.replies]\n")
-    with pytest.raises(UnknownQueue, match=r"'order' is not defined: did you mean 'orders'\?; define it with"):
+    with pytest.raises(UnknownQueue, match=r"'order' is not defined: did you mean 'orders'\? Define it with"):
         definitions.find("order")
-    with pytest.raises(UnknownQueue, match=r"'zzz' is not defined; define it with `xaqueue define zzz`"):
+    with pytest.raises(UnknownQueue, match=r"'zzz' is not defined. Define it with `xaqueue define zzz`"):
         definitions.find("zzz")
 
 
@@ -272,8 +272,12 @@ def test_words_of_a_command_are_values_as_in_toml_or_plain_text() -> None:
         "description": "a = b",
         "expiry_queue": None,
     }
-    for word in ("orders", "=1", "order_=fifo"):
-        with pytest.raises(InvalidArgument, match="KEY=VALUE is wanted"):
+    for word, said in (
+        ("max_tries", "'max_tries': KEY=VALUE is wanted, or max_tries= to take it away"),
+        ("=1", "queues have no ''"),
+        ("order_=fifo", r"queues have no 'order_': did you mean 'order'\? They take order, "),
+    ):
+        with pytest.raises(InvalidArgument, match=said):
             options_of([word])
 
 

@@ -47,7 +47,7 @@ def test_what_a_key_takes(key: str, value: object, taken: object) -> None:
         ("is_on", 1, "is_on = 1: true or false is wanted"),
         ("next", "a", "next is the queue itself: name another"),
         ("next", "/", r"next: queue name '/' is refused"),
-        ("sise", 1, "does not take 'sise': did you mean 'size'.; it takes size, length_s, colour"),
+        ("sise", 1, "does not take 'sise': did you mean 'size'. It takes size, length_s, colour"),
     ],
 )
 def test_what_a_key_does_not_take(key: str, value: object, why: str) -> None:
