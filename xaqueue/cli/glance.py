@@ -20,6 +20,7 @@ from xaqueue.core.owner.record import RECOVERING, read_owner
 from xaqueue.core.storage.owner_file import is_owned
 from xaqueue.errors import Error, SpaceError
 from xaqueue.features.counters.values import Counters
+from xaqueue.features.topics.options import TopicStatus, topic_list
 from xaqueue.offline import inspect
 from xaqueue.offline.health import NEAR
 from xaqueue.offline.inspect import QueueStatus
@@ -52,7 +53,8 @@ def queues(
     How many messages are ready, wait for their time (delayed), are held by transactions at work (locked) or by branches
     in doubt; the age of the oldest that is ready; the bytes of all, and how many sessions wait for one. A narrow
     terminal lacks some columns; --json has all. Of a queue that a stream consumes also which one that is, up to which
-    number it has consumed, what it reads now, and how far it is behind.
+    number it has consumed, what it reads now, and how far it is behind. Below them each topic, and which queues get
+    what is published there; `status --json` has these, too.
 
     Works while another process owns the space, and of a server by its URL. A "-" is what is not known: what is locked,
     and who waits, only the process knows that has the space open, and only a server can be asked. Of any other process
@@ -60,11 +62,11 @@ def queues(
     left each second meanwhile, where a server tells it. Exit 2 where queues.toml is refused: stderr says why.
     """
     location, rated = location_of(space), dict[str, Rates | None]()
-    found, is_served, complaint = looked(location)
+    found, is_served, complaint, topics = looked(location)
     if interval is not None:
         before, began = {queue.name: queue for queue in found} if is_served else {}, time.monotonic()
         time.sleep(interval)
-        found, is_served, complaint = looked(location)
+        found, is_served, complaint, topics = looked(location)
         elapsed_s = time.monotonic() - began
         rated = {one.name: rates(one, before.get(one.name) if is_served else None, elapsed_s) for one in found}
     if json:
@@ -74,18 +76,20 @@ def queues(
         counter_table(found)
     else:
         queue_table(found, rated)
+        topic_table(topics)
     if complaint:
         complain(f"queues.toml is refused, and what it says is not in force: {complaint}")
         raise typer.Exit(ExitCode.USAGE)
 
 
-def looked(location: Location) -> tuple[list[QueueStatus], bool, str]:
-    """The queues, whether a server tells of them, and what is wrong with queues.toml."""
+def looked(location: Location) -> tuple[list[QueueStatus], bool, str, list[TopicStatus]]:
+    """The queues, whether a server tells of them, what is wrong with queues.toml, and the topics."""
     fields = served_status(location)
     if fields is None:
-        return inspect.queue_list(location.directory), False, inspect.complaint(location.directory)
+        definitions, complaint = inspect.definitions_in(location.directory)
+        return inspect.queue_list(location.directory), False, complaint, topic_list(definitions)
     status = status_of(fields)
-    return status.queues, True, status.complaint
+    return status.queues, True, status.complaint, status.topics
 
 
 def rates(now: QueueStatus, before: QueueStatus | None, elapsed_s: float) -> Rates | None:
@@ -224,3 +228,13 @@ def queue_table(found: Sequence[QueueStatus], rated: Mapping[str, Rates | None] 
     )
     stuck = [(q.name, q.exhausted, q.stuck) for q in found if q.exhausted or q.stuck]
     output.below(("queue", "had all their tries", "cannot be moved since"), stuck, right=("had all their tries",))
+
+
+def topic_table(topics: Sequence[TopicStatus]) -> None:
+    """A row for each queue that subscribes, or one where none does."""
+    rows = [
+        (one.name, queue, ", ".join(f"{header}={value}" for header, value in match.items()), one.description)
+        for one in topics
+        for queue, match in (one.subscribers or {"nobody": {}}).items()
+    ]
+    output.below(("topic", "goes to", "only with", "description"), rows)

@@ -14,7 +14,7 @@ import typer
 from xaqueue.carried import CarrierState, CarrierStatus
 from xaqueue.cli import completion, output
 from xaqueue.cli.exit_codes import ExitCode
-from xaqueue.cli.glance import counter_table, queue_document, queue_table, served_status
+from xaqueue.cli.glance import counter_table, queue_document, queue_table, served_status, topic_table
 from xaqueue.cli.location import JsonOption, SpaceOption, location_of, no_url, reached, remote, served_at
 from xaqueue.core.model import definitions, layout
 from xaqueue.core.model import options as takes
@@ -88,6 +88,7 @@ def status(json: JsonOption = False, space: SpaceOption = None) -> None:
     output.pairs([*server, *_status_rows(found, has_all=bool(server))])
     typer.echo()
     queue_table(found.queues)
+    topic_table(found.topics)
     used = [queue for queue in found.queues if any(astuple(queue.counters))]
     if used:
         typer.echo()

@@ -40,6 +40,7 @@ from xaqueue.features.replica.replicated import ReplicationStatus
 from xaqueue.features.retries.options import limit_of
 from xaqueue.features.snapshots import restored
 from xaqueue.features.streams.message_files import QueueMessages, message_names
+from xaqueue.features.topics.options import TopicStatus, topic_list
 from xaqueue.message import Message, MessageId
 from xaqueue.offline import aside
 from xaqueue.offline.aside import Aside
@@ -171,6 +172,7 @@ class Status:
     """Of an owner at work: "recovering", "ready" or "read-only"; "alive" where it does not say; else empty."""
     counting: Counting | None = None
     """Since when the queues are counted; None where that is not written, or damaged."""
+    topics: list[TopicStatus] = field(default_factory=list)
 
     @property
     def recovery(self) -> str:
@@ -187,7 +189,7 @@ def status(path: str | os.PathLike[str]) -> Status:
     """What the space is and holds. Raises SpaceError where the directory is none."""
     looked = look_into(path)
     owned, owner, fs = looked.owned, looked.owner, looked.fs
-    definitions, _ = _definitions(path)
+    definitions, _ = definitions_in(path)
     hardening = hardening_of(owner.sync if owned and owner is not None else None, definitions)
     waiting = in_doubt_in(fs, looked.again)
     counted, counting = counters.read(fs), None
@@ -225,7 +227,8 @@ def fields_of_files(
         "free_bytes": left.free_bytes,
         "free_inodes": left.free_inodes if left.total_inodes else None,
         "low": disk_space.refusal(definitions, left),
-        "complaint": complaint(path),
+        "complaint": definitions_in(path)[1],
+        "topics": topic_list(definitions),
         "aside": aside.totals(fs),
         "journal": journal_status(fs, seen),
         **{name: said for kind in KINDS for name, said in kind.view(fs).items()},
@@ -235,7 +238,7 @@ def fields_of_files(
 def queue_list(path: str | os.PathLike[str]) -> list[QueueStatus]:
     """The queues that are defined or have a directory, sorted. Raises SpaceError."""
     looked = look_into(path)
-    return queue_list_in(looked.fs, _definitions(path)[0], in_doubt_in(looked.fs, looked.again), owned=looked.owned)
+    return queue_list_in(looked.fs, definitions_in(path)[0], in_doubt_in(looked.fs, looked.again), owned=looked.owned)
 
 
 def queue_list_in(
@@ -287,16 +290,11 @@ def check_known(path: str | os.PathLike[str], queue: str) -> str:
     return queue
 
 
-def _definitions(path: str | os.PathLike[str]) -> tuple[Definitions, str]:
+def definitions_in(path: str | os.PathLike[str]) -> tuple[Definitions, str]:
     try:
         return usable_definitions(path)
     except InvalidArgument as error:
         return Definitions(), str(error)
-
-
-def complaint(path: str | os.PathLike[str]) -> str:
-    """What is wrong with queues.toml, or empty."""
-    return _definitions(path)[1]
 
 
 def described(definitions: Definitions, queue: str) -> tuple[str, str]:
@@ -379,7 +377,7 @@ def browse(
 
 
 def _defined(path: str | os.PathLike[str], queue: str) -> QueueDefinition:
-    definitions, _ = _definitions(path)  # what is wrong with them is told by status
+    definitions, _ = definitions_in(path)  # what is wrong with them is told by status
     return definitions.of(queue) or QueueDefinition()
 
 

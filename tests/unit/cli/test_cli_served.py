@@ -289,6 +289,32 @@ def test_queues_that_are_full(server: ServerThread) -> None:
     run("put", "small", "2", *url)
 
 
+@pytest.mark.parametrize("is_served", [True, False])
+def test_topics_are_listed_with_who_gets_what_is_published(server: ServerThread, is_served: bool) -> None:
+    """SMQ-48."""
+    where = ("--space", server.url if is_served else str(server.root))
+    for words in (("--topic", "events", "--description", "what happens"), ("--topic", "unheard")):
+        run("define", *words, *where)
+    run("define", "audit", "topic=events", *where)
+    run("define", "paid", "topic=events", 'match={kind = "paid", region = "eu*"}', *where)
+    if not is_served:
+        server.stop()
+    rows = [
+        ["topic", "goes", "to", "only", "with", "description"],
+        ["events", "audit", "what", "happens"],
+        ["events", "paid", "kind=paid,", "region=eu*", "what", "happens"],
+        ["unheard", "nobody"],
+    ]
+    for command in ("queues", "status"):
+        lines = [line.split() for line in run(command, *where).splitlines()]
+        assert [line for line in lines if line in rows] == rows, command
+    assert json.loads(run("status", "--json", *where))["topics"][0] == {
+        "name": "events",
+        "description": "what happens",
+        "subscribers": {"audit": {}, "paid": {"kind": "paid", "region": "eu*"}},
+    }
+
+
 def test_queues_that_are_nearly_full(server: ServerThread) -> None:
     """STD-46: from nine tenths on it is told, before anybody is refused."""
     url = ("--space", server.url)

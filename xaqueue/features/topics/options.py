@@ -11,6 +11,7 @@ match = {kind = "paid", region = "eu*"}    # to messages with these headers; * s
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from xaqueue.core.model.definitions import Definitions
@@ -44,6 +45,28 @@ def topics_of(definitions: Definitions) -> Mapping[str, Mapping[str, Any]]:
     """By name, what is said of each."""
     found: Mapping[str, Mapping[str, Any]] = definitions.tables.get(TOPICS.name, {})
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class TopicStatus:
+    """A topic, and who gets what is published there."""
+
+    name: str
+    description: str
+    subscribers: dict[str, dict[str, str]]
+    """By queue what it says to ``match``."""
+
+
+def topic_list(definitions: Definitions) -> list[TopicStatus]:
+    """All of them, sorted."""
+    return [
+        TopicStatus(
+            name,
+            said.get(DESCRIPTION.name, ""),
+            {queue: dict(MATCH.of(one)) for queue, one in sorted(definitions.queues.items()) if TOPIC.of(one) == name},
+        )
+        for name, said in sorted(topics_of(definitions).items())
+    ]
 
 
 def subscribers(definitions: Definitions, topic: str, headers: Mapping[str, str]) -> list[str]:
