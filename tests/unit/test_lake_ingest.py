@@ -667,7 +667,7 @@ class TestBodies:
             ("DOUBLE", '"NaN"', None),
             ("BIGINT", "9223372036854775807", 2**63 - 1),
             ("DECIMAL(6,2)", "1234.565", Decimal("1234.57")),
-            ("DECIMAL(6,2)", "12345.5", ValueError),
+            ("DECIMAL (6, 2)", "12345.5", ValueError),
             ("DECIMAL(6,2)", "NaN", ValueError),
             ("DATE", '"2026-11-29"', "2026-11-29"),
             ("DATE", "5", ValueError),
@@ -704,7 +704,7 @@ class TestBodies:
             ("", "it has no columns"),
             ("a", "it ends too early"),
             ("a INTX", "INTX is no type"),
-            ("a INT b INT", "a comma is missing before 'b'"),
+            ("a INT b INT", ", is missing before 'b'"),
             ("a ARRAY<INT", "> is missing"),
             ("a INT, A STRING", "more than one column a"),
             ("body INT, BODY INT", "more than one column body_body"),
@@ -721,6 +721,8 @@ class TestBodies:
     def test_a_schema_in_a_file(self, tmp_path: Path) -> None:
         (tmp_path / "s.ddl").write_text("a: INT,\n b STRUCT<c: ARRAY<STRING>>\n")
         assert ingest_bodies.given(str(tmp_path / "s.ddl")).names == ["a", "b"]
+        names = [f"a_long_name_of_a_column_{number}" for number in range(200)]
+        assert ingest_bodies.given(", ".join(f"{name} INT" for name in names)).names == names
 
     def test_a_sample(self) -> None:
         bodies = [b'{"a":1,"b":[1,2.0],"c":null,"d":{}}', b"x", b'{"a":"s","d":{"q":true},"e":[{"f":1},{"g":2}]}']

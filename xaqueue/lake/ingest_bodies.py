@@ -1,12 +1,13 @@
 """A body is a row or a dead letter: a row where it is one JSON object that fits the schema in every field.
 
-What fits which type is as Spark's parser has it, so that both ways of ``xaqueue ingest`` make the same rows; the syntax
-is checked strictly. A field that the schema does not name is passed over, one that is missing is null.
+What fits which type is as Spark's parser has it, so that a job of Spark's makes the same rows; the syntax is checked
+strictly. A field that the schema does not name is passed over, one that is missing is null.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 from base64 import b64decode
 from collections import deque
@@ -41,7 +42,8 @@ _PLAIN = {
     **dict.fromkeys(("TIMESTAMP", "TIMESTAMP_LTZ"), pa.timestamp("us", tz="UTC")),
     "TIMESTAMP_NTZ": pa.timestamp("us"),
 }
-_TOKEN = re.compile(r"\s*(`(?:[^`]|``)*`|'(?:[^'\\]|\\.)*'|\w+|[<>(),:]|\S)")
+_TOKEN = re.compile(r"\s*(`(?:[^`]|``)*`|'(?:[^'\\]|\\.)*'|\w+\s*\(\s*\d+\s*(?:,\s*\d+\s*)?\)|\w+|\S)")
+_DECIMAL = re.compile(r"(?:DECIMAL|DEC|NUMERIC)(?:\s*\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\))?")
 _FORMS = "DDL such as 'carrier STRING, dep_delay INT, stops ARRAY<STRING>', or a file with that"
 _TEXT = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, default=float)
 _DEEPEST = 30
@@ -50,11 +52,6 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 Reader = Callable[[Any], Any]
 """Of a value as JSON has it, other than null, the one of the column. Raises ValueError or TypeError."""
-
-
-def why_no_object(body: bytes) -> str | None:
-    """Why the bytes are no JSON object; None where they are one."""
-    return None if isinstance(found := _object(body), dict) else found
 
 
 def _object(body: bytes, loads: Callable[[str], Any] = json.loads) -> dict[str, Any] | str:
@@ -85,8 +82,8 @@ def field_of(of: str) -> str:
 
 def given(text: str) -> pa.Schema:
     """The fields that a person gave: DDL, or the name of a file with DDL. Raises InvalidArgument."""
-    path = Path(text)
-    return _checked(_Words(path.read_text("utf-8") if len(text) < 4096 and path.is_file() else text).schema(), text)
+    is_file = os.path.isfile(text)  # noqa: PTH113  # that of a Path raises where the text is too long for a name
+    return _checked(_Words(Path(text).read_text("utf-8") if is_file else text).schema(), text)
 
 
 def sampled(bodies: Iterable[bytes]) -> pa.Schema:
@@ -155,7 +152,7 @@ class Bodies:
                     rows.append([read(found.get(name)) for name, read in self._readers])
                     reasons.append(None)
                     continue
-                except (ValueError, TypeError, ArithmeticError):
+                except (ValueError, TypeError, ArithmeticError, RecursionError):
                     found = "does not fit the schema"
             reasons.append(found)
         return reasons, [pa.array([row[at] for row in rows], one.type) for at, one in enumerate(self.schema)]
@@ -246,8 +243,8 @@ class _Words:
     def _fields(self, end: str) -> list[pa.Field]:
         found: list[pa.Field] = []
         while not self._skip(end):
-            if found and not self._skip(","):
-                self._refuse(f"a comma is missing before {self._next!r}")
+            if found:
+                self._want(",")
             name = self._word()
             if name[0] != "`" and not re.fullmatch(r"\w+", name):
                 self._refuse(f"{name!r} is no name")
@@ -263,40 +260,28 @@ class _Words:
         name = self._word().upper()
         if name in _PLAIN:
             return _PLAIN[name]
-        if name in ("DECIMAL", "DEC", "NUMERIC"):
-            digits = [10, 0]
-            if self._skip("("):
-                digits = [self._number(), self._number() if self._skip(",") else 0]
-                self._want(")")
-            is_one = 0 <= digits[1] <= digits[0] <= 38 and digits[0]
-            return pa.decimal128(*digits) if is_one else self._refuse(f"DECIMAL({digits[0]},{digits[1]}) is none")
+        if exact := _DECIMAL.fullmatch(name):
+            digits = [int(exact[1] or 10), int(exact[2] or 0)]
+            return pa.decimal128(*digits) if digits[1] <= digits[0] in range(1, 39) else self._refuse(f"{name} is none")
         if name not in ("ARRAY", "MAP", "STRUCT"):
             self._refuse(f"{name} is no type of a column")
         self._want("<")
         if name == "STRUCT":
             return pa.struct(self._fields(">"))
-        of = [self._kind()]
         if name == "MAP":
-            self._want(",")
-            of.append(self._kind())
-            if of[0] != pa.string():
+            if self._kind() != pa.string():
                 self._refuse("the keys of a JSON object are STRING")
+            self._want(",")
+        of = self._kind()
         self._want(">")
-        return pa.map_(*of) if name == "MAP" else pa.list_(*of)
-
-    @property
-    def _next(self) -> str:
-        return self._left[0] if self._left else ""
+        return pa.map_(pa.string(), of) if name == "MAP" else pa.list_(of)
 
     def _word(self) -> str:
         return self._left.popleft() if self._left else str(self._refuse("it ends too early"))
 
-    def _number(self) -> int:
-        word = self._word()
-        return int(word) if word.isdecimal() else self._refuse(f"{word!r} is no number")
-
     def _skip(self, word: str) -> bool:
-        if self._next.upper() != word:
+        """Whether it comes next; the empty one at the end."""
+        if "".join([*self._left][:1]).upper() != word:
             return False
         if word:
             self._left.popleft()
@@ -304,7 +289,7 @@ class _Words:
 
     def _want(self, word: str) -> None:
         if not self._skip(word):
-            self._refuse(f"{word} is missing before {self._next!r}")
+            self._refuse(f"{word} is missing before {self._left[0] if self._left else ''!r}")
 
     def _refuse(self, why: str) -> Any:
         raise InvalidArgument(f"schema {self._text!r} is refused: {why}; give {_FORMS}")
