@@ -118,9 +118,12 @@ class ParquetTable:
         self.schema = schema
 
     def commit(self, parts: Parts, numbers: Numbers) -> bool:
-        files = {f"{_stem(key)}.{numbers[key]:019}.parquet": rows for key, rows in parts.items()}
-        there = {name: pq.read_table(self._root / self._path(name)) for name in files if name in self._names()}
-        self._put({name: pa.concat_tables([there.get(name, rows[:0]), rows]) for name, rows in files.items()})
+        files, names = dict[str, pa.Table](), {*self._names()}
+        for key, rows in parts.items():
+            name = f"{_stem(key)}.{numbers[key]:019}.parquet"
+            before = [pq.read_table(self._root / self._path(name))] if name in names else []
+            files[name] = pa.concat_tables([*before, rows])
+        self._put(files)
         return True
 
     def _put(self, files: Mapping[str, pa.Table]) -> None:
@@ -239,12 +242,12 @@ class DeltaLake:
         from deltalake.exceptions import CommitFailedError
 
         assert self._found is not None
-        said, transactions = (
-            {key: str(numbers[key]) for key in parts},
-            [Transaction(key, numbers[key]) for key in parts],
+        properties = CommitProperties(
+            custom_metadata={key: str(numbers[key]) for key in parts},
+            app_transactions=[Transaction(key, numbers[key]) for key in parts],
+            max_commit_retries=0,  # on no version but that which was looked at: another may be one that was put back
         )
-        properties = CommitProperties(custom_metadata=said, app_transactions=transactions, max_commit_retries=0)
-        try:  # on the version that was looked at, and no other: that may have been put back
+        try:
             write_deltalake(self._found, _joined(parts), mode="append", commit_properties=properties)
         except CommitFailedError:
             return False
@@ -284,9 +287,7 @@ class IcebergTable:
         while snapshot is not None and len(numbers) < len(wanted):
             said = snapshot.summary.additional_properties if snapshot.summary else {}
             numbers = {key: int(said[key]) for key in wanted & said.keys()} | numbers
-            is_whole = (
-                snapshot.sequence_number == 1
-            )  # the table's first; of another one that begins those before expired
+            is_whole = snapshot.sequence_number == 1  # else those before the last one that there is have expired
             snapshot = snapshots.get(snapshot.parent_snapshot_id or -1)
         rest = {} if is_whole else found.properties
         return {key: numbers.get(key, int(rest.get(key, 0))) for key in wanted}
@@ -376,10 +377,8 @@ def _check_empty(root: Path, ours: Callable[[str], bool]) -> None:
 
 
 def _is_ours(name: str) -> bool:
-    return (
-        name in (LOCK, DEAD_LETTERS, COLUMNS, COLUMNS + _TEMPORARY)
-        or _FILE.fullmatch(name.removesuffix(_TEMPORARY)) is not None
-    )
+    made = name.removesuffix(_TEMPORARY)
+    return made in (LOCK, DEAD_LETTERS, COLUMNS) or _FILE.fullmatch(made) is not None
 
 
 def _path_of(location: str) -> str | None:
