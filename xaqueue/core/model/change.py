@@ -220,8 +220,9 @@ Final = dict[str, Content | Moved | None]
 
 
 def final_states(changes: Iterable[Sequence[Op]], put: set[str] | None = None) -> Final:
-    """What each path that these operations name is once all of them are done, in their order. put: gets those where
-    the first thing that they do is to put a file; to move there what they have put is to put it, too."""
+    """What each path that these operations name is once all of them are done, in the order in which that may be done:
+    a record before the bitmap that it explains, and what moves before another file that takes its place. put: gets
+    those where the first thing that they do is to put a file; to move there what they have put is to put it, too."""
     wanted: Final = {}
     put = set() if put is None else put
     for ops in changes:
@@ -233,7 +234,9 @@ def final_states(changes: Iterable[Sequence[Op]], put: set[str] | None = None) -
                 wanted[op[1]] = None
             elif code == PUT:
                 _, path, head, body, when_us = op
-                if path not in wanted:
+                if path in wanted:
+                    del wanted[path]  # likewise
+                else:
                     put.add(path)
                 wanted[path] = Content(head, body, when_us)
             else:
@@ -246,7 +249,9 @@ def final_states(changes: Iterable[Sequence[Op]], put: set[str] | None = None) -
                     want.when_us = when_us  # only this path had it
                     wanted[target] = want
                 else:
-                    wanted[target] = Moved((source, *(want.places if want is not None else ())), when_us)
+                    places = (source, *(want.places if want is not None else ()))
+                    wanted[target] = Moved(places, when_us)
+                    wanted[places[-1]] = wanted.pop(places[-1], None)  # where another file may stand by then
                 wanted[source] = None
     return wanted
 

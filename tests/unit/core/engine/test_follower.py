@@ -117,6 +117,22 @@ def test_what_comes_and_goes_never_touches_the_directories() -> None:
     assert log._made == 0
 
 
+def test_what_was_put_leaves_its_place_before_another_file_takes_that() -> None:
+    """However far it goes in the same turn."""
+    fs = directories()
+    log = LoggedDirectories(fs)
+    log.do((PUT, "prepared/a", b"1", b"one", 0))
+    log.follow()
+    log.do((MOVE, "prepared/a", f"{RANGE}/a", 0))
+    log.do((PUT, "prepared/a", b"2", b"two", 0))
+    log.do((MOVE, f"{RANGE}/a", f"{RANGE}/b", 0))
+    log.follow()
+    assert {path: fs.read(path) for path in PATHS if fs.exists(path)} == {
+        "prepared/a": b"2two",
+        f"{RANGE}/b": b"1one",
+    }
+
+
 def test_what_a_turn_comes_to_is_worked_out_while_others_have_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     """There may be many changes. Whoever is interrupted meanwhile has neither followed any nor lost a watermark."""
     fs = directories()

@@ -94,6 +94,51 @@ def test_a_commit_keeps_what_it_takes(bare: BareSpace) -> None:
     assert len(bare.fs.list("archive/queue=q/range=0000000000000")) == 2
 
 
+def test_nothing_is_missing_while_it_is_taken(bare: BareSpace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At no call, of two steps that the directories follow together: a bitmap is behind the record that explains it."""
+    connection = bare.connect()
+    connection.enqueue_many("q", BODIES)
+    connection.commit()
+    bare.space.log.settle()
+    there, looks = live(bare.fs, "q"), list[str]()
+
+    def look(call: str, path: str) -> None:
+        with monkeypatch.context() as unseen:
+            unseen.setattr(bare.fs, "strike", lambda *_: None)
+            looks.append(call)
+            said = {number for number, one in archived(bare.fs, "q").items() if one.by}
+            assert live(bare.fs, "q") | said == there, f"{call} {path}"
+
+    monkeypatch.setattr(bare.fs, "strike", look)
+    for counts in ((3, 4), (6, 7)):
+        for count in counts:
+            connection.dequeue_many("q", count)
+            connection.commit()
+        bare.space.log.settle()
+    assert looks
+    assert not live(bare.fs, "q")
+
+
+def test_an_xid_that_is_used_again_leaves_what_is_kept_alone(bare: BareSpace) -> None:
+    """The directories have followed its first life's prepare, and what comes then in one turn."""
+    connection = bare.connect()
+    xid = connection.xid(1, b"again", b"")
+    for body in (b"one", b"two"):
+        connection.tpc_begin(xid)
+        connection.enqueue("q", body, ttl=timedelta(microseconds=1))
+        connection.tpc_prepare()
+        if body == b"one":
+            bare.space.log.settle()
+            connection.tpc_commit()
+    cleanup.expire(bare.space)
+    assert kept(bare) == {b"one": "expired"}
+    bare.reopen()
+    assert bare.in_doubt() == [xid]
+    bare.connect().tpc_commit(xid)
+    bare.space.log.settle()
+    assert live(bare.fs, "q")
+
+
 def test_a_rollback_keeps_nothing(bare: BareSpace) -> None:
     bare.put("q", b"one")
     connection = bare.connect()
