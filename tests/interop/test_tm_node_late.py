@@ -66,7 +66,7 @@ def test_a_commit_that_is_on_its_way_for_long(
     manager, other = scene.make(through, on_step=die), scene.make()
     put(manager, 1)
     put(other, 2)
-    proxy.is_armed = is_armed = True
+    proxy.awaited, is_armed = b"values (3)", True
     said: list[BaseException] = []
 
     def work() -> None:

@@ -12,11 +12,12 @@ PATIENCE_S = 60.0
 
 
 class LateProxy:
-    """Listens in ``directory``. armed: the next COMMIT is kept back, once."""
+    """Listens in ``directory``. awaited: of the connection that sends this the next COMMIT is kept back, once, and none
+    of threads that give signs beside it."""
 
     def __init__(self, directory: Path, server: Path) -> None:
         self._server = server / SOCKET
-        self.is_armed = False
+        self.awaited = b""
         self.has_come, self.let_go = threading.Event(), threading.Event()
         self._clients: list[socket.socket] = []
         self._servers: list[socket.socket] = []
@@ -57,10 +58,12 @@ class LateProxy:
                 self._threads[-1].start()
 
     def _pass(self, source: socket.socket, target: socket.socket, is_request: bool) -> None:
+        is_it = False
         with suppress(OSError):  # the other way was cut
             while data := source.recv(65536):
-                if is_request and self.is_armed and b"COMMIT" in data:
-                    self.is_armed = False
+                is_it |= is_request and bool(self.awaited) and self.awaited in data
+                if is_it and b"COMMIT" in data:
+                    self.awaited, is_it = b"", False
                     self.has_come.set()
                     assert self.let_go.wait(PATIENCE_S)
                 with suppress(OSError):
