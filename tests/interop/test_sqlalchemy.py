@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import product
 from pathlib import Path
@@ -323,6 +324,15 @@ def test_in_sqlite_nobody_writes_between_what_is_read_and_what_is_written(tmp_pa
             other.execute("begin immediate")
         take(tx, 1)
     engine.dispose()
+
+
+@over(*EVERY)
+def test_a_first_transaction_wants_one_connection(sql_shop: Shop) -> None:
+    """As many of them at once as the pool has connections would wait for one another."""
+    engine = sql_shop.new_engine(pool_size=1, max_overflow=0, pool_timeout=10)
+    with sql_shop.manager(engine=engine, recovery_interval_s=60.0) as tm, ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda number: perform(tm, add(number)), range(1, 9)))
+    assert sql_shop.rows() == sorted(sql_shop.messages()) == [*range(1, 9)]
 
 
 def test_a_pool_that_shares_one_connection_is_refused() -> None:

@@ -10,6 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -132,6 +133,10 @@ class Coordinator:
         self.tracing = Tracing.of_process()
         self.ready: set[str] = set()
         """Participants whose databases may decide in this life: they have the table, and the log says so."""
+        borrow = [name for name, one in sources.items() if one.may_decide and not one.participant.idle]
+        self.pooled = set(borrow if not log.gives_signs else ())
+        """Those that may, and borrow of a pool, in which who has a connection may wait for a second one for ever: they
+        are made ready before a transaction takes the first."""
         self._undecided: dict[bytes, Undecided] = {}
         self._deferred: set[str] = set()
         """Participants that have committed something which they have not hardened yet."""
@@ -267,9 +272,21 @@ class Coordinator:
         """From here on this participant's database may decide. Raises what the driver raises, DecisionLogError."""
         if name not in self.ready:
             with self.sources[name].opened() as connection:
-                self.check_database(name, connection)
-            self.loop.in_thread(partial(self.log.note_last, name))
-            self.ready.add(name)
+                self._make_ready(name, connection)
+
+    def _make_ready(self, name: str, connection: Any) -> None:
+        self.check_database(name, connection)
+        self.loop.in_thread(partial(self.log.note_last, name))
+        self.ready.add(name)
+
+    def make_ready_ahead(self, name: str) -> None:
+        """Of one that is pooled. What fails is tried again, and raised, where the database is to decide."""
+        with suppress(Exception), self.sources[name].opened() as connection:
+            connection.rollback()  # it borrows with its first call: where the database is away, the next one tries
+            try:
+                self._make_ready(name, connection)
+            finally:
+                self.pooled.discard(name)
 
     def check_database(self, name: str, connection: Any) -> None:
         """It is the one that has this log's decisions, if there are any. Raises what ``make_ready`` there raises."""

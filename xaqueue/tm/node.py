@@ -205,15 +205,18 @@ class DatabaseNode(Decisions):
         if not branch.identity:
             found = self._databases.get(branch.name)
             if found is None:
-                found = branch.source.loop.in_thread(partial(self._identify, branch.name))
+                found = branch.source.loop.in_thread(partial(self._identify_apart, branch.name))
             branch.identity, branch.check_identity = found.answer, partial(self._check_identity, branch.name, found)
         if branch.identity not in self._known:
             branch.source.loop.in_thread(partial(self._meet, branch.identity))
 
-    def _identify(self, name: str) -> Identity:
+    def _identify_apart(self, name: str) -> Identity:
         with self._sources[name].opened() as connection:
-            found = self._databases[name] = node_schema.identity_of(connection, name)
-            return found
+            return self._identify(name, connection)
+
+    def _identify(self, name: str, connection: Any) -> Identity:
+        found = self._databases[name] = node_schema.identity_of(connection, name)
+        return found
 
     def _check_identity(self, name: str, known: Identity, connection: Any) -> None:
         here = run(connection, known.question)
@@ -275,7 +278,7 @@ class DatabaseNode(Decisions):
 
     def _hear(self, name: str, connection: Any) -> None:
         with suppress(Exception):  # it is told when it is to prepare
-            identity = identity_of(connection, name)
+            identity = driver.space_of(connection) or self._identify(name, connection).answer
             with self._hearing:
                 self._heard[name] = identity
                 self._hearing.notify_all()

@@ -225,6 +225,8 @@ class Transaction(Ending):
             raise InvalidArgument(f"{name!r} is no participant: there are {sorted(coordinator.sources)}")
         if coordinator.step is not unwatched:
             coordinator.step(TraceStep.BEGIN, self.gtrid, name)
+        if name in coordinator.pooled:
+            coordinator.make_ready_ahead(name)
         branch = enlist(coordinator.sources[name], self.gtrid)
         if coordinator.log.decides and branch.has_two_phases and name != coordinator.log.decides:
             try:
@@ -243,15 +245,18 @@ class Transaction(Ending):
             elif hasattr(connection, "pgconn"):
                 Told(self, name, carried if self.is_async else _at_once).nests(driver.driver_of(connection))
         if not branch.has_two_phases:
-            plain = [other.name for other in self._branches.values() if not other.has_two_phases]
-            if len(plain) > 1:
-                raise InvalidArgument(
-                    f"participants {' and '.join(map(repr, plain))} have no two-phase commit: one of them at most may "
-                    "take part in a transaction"
-                )
+            self._check_alone()
             if name not in coordinator.ready:
                 coordinator.make_ready(name)  # now: its database may be locked once there is work in it
         return branch
+
+    def _check_alone(self) -> None:
+        plain = [one.name for one in self._branches.values() if not one.has_two_phases]
+        if len(plain) > 1:
+            raise InvalidArgument(
+                f"participants {' and '.join(map(repr, plain))} have no two-phase commit: one of them at most may "
+                "take part in a transaction"
+            )
 
     def _let_decide(self, name: str) -> None:
         """Its database keeps the decision, though nothing else is done there."""
