@@ -38,7 +38,6 @@ from xaqueue.core.engine.log import (
     Copying,
     Keeping,
     Owner,
-    Register,
 )
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import ADDS, HEAD_READ_BYTES, Kind, size_in_head
@@ -50,7 +49,7 @@ from xaqueue.core.model.layout import ACTIVE, COMMITTED, PREPARED, RANGE_BITS
 from xaqueue.core.model.message_block import encode_gone
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage.fs import NO_ROOM, FileSystem, discard, remove_all, suppress_room
-from xaqueue.core.storage.group_commit import GroupCommit, Plan, Publish, Shipping, Step, nothing
+from xaqueue.core.storage.group_commit import GroupCommit, Plan, Publish, Step, nothing
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.core.storage.scheduling import THREADS, Threads
 from xaqueue.errors import Error, RetryLater
@@ -147,12 +146,6 @@ class DirectoryLog(GroupCommit):
             if error.errno not in NO_ROOM:
                 self.fail(error)
                 raise self._failed() from error
-
-    def return_untried(self, *taken: Written) -> None:
-        """They are where their blocks are."""
-
-    def remember_takes(self, begin: Callable[[], Register]) -> None:
-        """Its block says so."""
 
     def spill(self, branch: Branch) -> None:
         """It has files only."""
@@ -413,9 +406,6 @@ class DirectoryLog(GroupCommit):
     def perform_unrecorded(self, plan: Callable[[], Change]) -> None:
         self.perform(plan)
 
-    def ship(self, shipping: Shipping) -> None:
-        """It records nothing."""
-
     def mark_published_locked(self) -> None:
         """Readers learn of it; without room, with the next step."""
         marks = self._marks
@@ -443,18 +433,14 @@ class DirectoryLog(GroupCommit):
     def modified_us(self, path: str) -> int:
         return self.fs.modified_ns(path) // 1000
 
-    def settle(self) -> None:
-        """They hold everything."""
+    def _nothing(self, *_: object) -> None:
+        """The directories hold everything, and a block says of itself that its message was taken."""
+
+    settle = follow = checkpoint = ship = remember_takes = return_untried = _nothing
 
     def exclusively(self, call: Callable[[], None]) -> None:
         """Calls this, beside the steps."""
         call()
-
-    def follow(self) -> None:
-        """They are behind nothing."""
-
-    def checkpoint(self) -> None:
-        """There is nothing to cover."""
 
     def checkpoint_in(self, every_s: float) -> float:
         return NEVER

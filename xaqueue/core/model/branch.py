@@ -207,8 +207,7 @@ def call_of(verb: str, flags: Flag) -> Call:
 
 
 class Written:
-    """A command block of a branch: what it does, where its file stands, and where memory holds its message. What most
-    have none of stands in the class."""
+    """A command block of a branch: what it does, where its file stands, and where memory holds its message."""
 
     number: int
     kind: Kind
@@ -259,8 +258,7 @@ class Begun(NamedTuple):
 
 
 class Branch:
-    """One branch: its blocks, which sessions are in it, and how far it is. What most have none of stands in the
-    class."""
+    """One branch: its blocks, which sessions are in it, and how far it is. Most have what ``__init__`` sets alone."""
 
     xid: Xid
     name: str
