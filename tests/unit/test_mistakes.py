@@ -143,7 +143,7 @@ COMMANDS: dict[str, tuple[int, str]] = {
     "sessions": (3, "nobody serves shop: `xaqueue serve --space shop` does, and tells who is connected"),
     "snapshot take --to shop": (2, "shop is there already: name a directory that is not"),
     "snapshot rm 9": (2, "there is no snapshot 9, and none was removed: `xaqueue snapshot list` names those there are"),
-    "restore --yes": (3, "shop has no snapshots: `xaqueue snapshot take` makes one"),
+    "restore --yes --space data/orders": (3, "data/orders has no snapshots: `xaqueue snapshot take` makes one"),
     "replica copy --from shop": (2, "'shop': a URL is wanted, where `xaqueue serve` serves the space"),
     "promote shop --yes": (3, "shop is no replica, it is a space already: only what `xaqueue replica` has copied is"),
     "clean --older-than 1": (2, "'1' is no span of time: give a number its unit, like 90s, 5m, 2h or 1d"),
