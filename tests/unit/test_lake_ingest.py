@@ -431,6 +431,13 @@ def test_of_several_what_is_wrong_is_said(space: FabricatedSpace, lake: Path, tm
     with pytest.raises(SpaceError, match="names no queue space"):
         run(replace(asked, space=f"{tmp_path}/none*"))
     run(asked)
+    columns = lake / "parquet-flights" / "0-columns.parquet"
+    columns.write_bytes(b"PAR")
+    with pytest.raises(OperationalError, match=r"0-columns.parquet is damaged \(.*\): remove it, rows stay"):
+        run(asked)
+    columns.unlink()
+    assert run(asked).messages == 0
+    assert len(read(lake, "parquet")) == 8
     (lake / "parquet-flights" / "_ingest.json").touch()
     with pytest.raises(InvalidArgument, match="made by an earlier xaqueue, with Spark: name a new target"):
         run(asked)
@@ -552,9 +559,8 @@ def test_what_is_consumed_is_in_the_table_before(tmp_path: Path, lake: Path) -> 
         connection.commit()
         steps: list[str] = []
         for space in (server.url, str(made)):
-            done = run(
-                job(space, lake, "delta", consume="delete", most_messages=10, server=server.url), step=steps.append
-            )
+            asked = job(space, lake, "delta", consume="delete", most_messages=10, server=server.url)
+            done = run(replace(asked, queue="fl*,flights"), step=steps.append)
         assert done.batches == 0
         assert steps[:1] == ["reserved"]
         assert steps.count("consumed") == 3

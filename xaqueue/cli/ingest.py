@@ -67,7 +67,7 @@ def ingest(
 
     Bodies are JSON objects. A row has their fields as columns. A message whose body is no JSON object or does not fit
     the schema goes whole into the table TARGET/_dead_letters, with the reason. A batch appears whole. Started again, it
-    goes on where it ended, however that was. What is there of a table is gone on with.
+    goes on where it ended, however that was.
 
     Ctrl-C or SIGTERM ends it after the batch at work.
     """

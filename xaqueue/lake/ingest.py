@@ -111,16 +111,16 @@ def run(
     with ExitStack() as held:
         sources = Sources(job.space, job.queue, held)
         sources.check()
-        table = open_table(job.to, job.target, job.catalog, held)
-        if job.consume != "keep":
-            sources.consume(job.server)
         try:
+            table = open_table(job.to, job.target, job.catalog, held)
+            if job.consume != "keep":
+                sources.consume(job.server)
             return _Ingest(job, sources, table, step).run(notify, stopping)
         except Exception as error:
             if type(error).__module__.partition(".")[0] not in OF_FORMATS:
                 raise
             said = (str(error).strip() or type(error).__name__).splitlines()[0][:500]
-            raise OperationalError(f"{table.name}: {said}; what is in it stays, run it again to go on") from error
+            raise OperationalError(f"{job.target}: {said}; what is in it stays, run it again to go on") from error
 
 
 @dataclass(slots=True)

@@ -96,7 +96,10 @@ class ParquetTable:
                 fs.unlink(self._path(name))
         if COLUMNS in names:
             fs.sync_dir(below)  # a run that was killed may have ended between rename and sync
-            found = pq.read_schema(root / self._path(COLUMNS))
+            try:
+                found = pq.read_schema(root / self._path(COLUMNS))
+            except pa.ArrowException as damage:
+                raise OperationalError(f"{self.name}/{COLUMNS} is damaged ({damage}): remove it, rows stay") from damage
             self.identity = (found.metadata or {}).get(_KEY, b"").decode()
             self.schema = found.remove_metadata()
 
