@@ -43,7 +43,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("xaqueue.features.snapshots.options",),
     (
         *("xaqueue.features.replica.options", "xaqueue.features.replica.replicated", "xaqueue.features.streams.record"),
-        "xaqueue.features.streams.message_files",
+        *("xaqueue.features.streams.message_files", "xaqueue.features.streams.taken"),
     ),
     *(
         ("xaqueue.features.dedup", "xaqueue.features.groups", "xaqueue.features.limits", "xaqueue.features.counters"),

@@ -39,7 +39,7 @@ from xaqueue.features.replica.journal_copy import JournalCopy
 from xaqueue.features.replica.promote import _tell, promote
 from xaqueue.features.replica.replicated import LAG, REPLICATION, Replicated
 from xaqueue.features.replica.shipping import Shipping, shipping_of
-from xaqueue.features.snapshots import restore, segments
+from xaqueue.features.snapshots import archived, restore, segments
 from xaqueue.features.snapshots.manifest import SNAPSHOTS
 from xaqueue.features.snapshots.segments import Place
 from xaqueue.rpc.client.manager import RemoteManager, dialer, hello_of
@@ -412,17 +412,17 @@ def test_a_replica_that_was_being_replaced_is_promoted(
     """By a newer copy of itself, when it was killed; and its source is gone by then."""
     source = serve(made(tmp_path / "source"))
     put(source.url, b"a")
-    move = restore._move_away
+    move = archived.move_away
 
     def die(fs: DirectoryFileSystem, name: str, removed: str) -> None:
         move(fs, name, removed)
         if name == REPLICATION:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(restore, "_move_away", die)
+    monkeypatch.setattr(restore, "move_away", die)
     assert isinstance(killed(follow(tmp_path / "replica", source.url)), KeyboardInterrupt)
     source.stop()
-    monkeypatch.setattr(restore, "_move_away", move)
+    monkeypatch.setattr(restore, "move_away", move)
     promote(tmp_path / "replica", 1)
     with xaqueue.connect(tmp_path / "replica") as connection:
         assert bodies(connection) == [b"a"]

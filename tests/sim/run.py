@@ -26,6 +26,7 @@ from sim.rules.counts import Counts
 from sim.rules.dedup import Dedup
 from sim.rules.delays import Delays
 from sim.rules.groups import Groups
+from sim.rules.kept import Kept
 from sim.rules.leases import Leases
 from sim.rules.limits import ByteLimits, Limits
 from sim.rules.managed import Managed
@@ -42,7 +43,7 @@ from sim.world import STEPS, World
 FEATURES: tuple[type[Rules], ...] = (
     *(Retries, Limits, ByteLimits, Dedup, Groups, Delays, Leases, Topics),
     *(Streams, Batches, Carry, Managed, Undefine, Counts, Restores, Ages, Takeovers, Replicas, Waits, Moments),
-    Blocks,
+    *(Blocks, Kept),
 )
 SHRINK_S = 60.0
 

@@ -19,6 +19,7 @@ from sim.rules.batches import Batches
 from sim.rules.blocks import Blocks
 from sim.rules.counts import Counts
 from sim.rules.delays import Delays
+from sim.rules.kept import Kept
 from sim.rules.leases import Leases
 from sim.rules.restores import Restores
 from sim.rules.retries import Retries
@@ -42,6 +43,14 @@ def test_seeds(part: int) -> None:
         failure = run.failure_of(seed)
         if failure is not None:
             pytest.fail(run.told(seed, failure))
+
+
+@pytest.mark.parametrize("beside", [(), (Restores,), (Blocks,), (Blocks, Restores)])
+def test_messages_that_leave_for_an_archive(beside: tuple[type[Rules], ...]) -> None:
+    for seed in range(1, 1 + SEEDS // 3):
+        failure = run.failure_of(seed, None, (Kept, *beside))
+        if failure is not None:
+            pytest.fail(run.told(seed, failure, kinds=(Kept, *beside)))
 
 
 @pytest.mark.parametrize(

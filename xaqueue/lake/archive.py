@@ -20,7 +20,6 @@ import logging
 import os
 import sys
 import time
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -46,7 +45,7 @@ from xaqueue.core.storage.owner_file import FileLock
 from xaqueue.errors import DamagedBlock, Error, InvalidArgument, SpaceError
 from xaqueue.features.streams.message_files import whole_table
 from xaqueue.features.streams.record import archived_path
-from xaqueue.features.streams.taken import decode_taken, parse_taken, taken_directory
+from xaqueue.features.streams.taken import decode_taken, meets, parse_taken, taken_directory
 from xaqueue.lake.archive_files import KeptFile, KeptFiles, KeptRange, queues_kept
 from xaqueue.lake.archive_tables import TableFile, Tables, merged, queue_directory, table_name
 from xaqueue.lake.batches import record_batches
@@ -337,10 +336,10 @@ class _Queue:
             ends = parse_taken(name)
             if ends is None or (self._fs.modified_ns(path) > oldest_ns and not self._has(*ends)):
                 continue
-            if _meets(left, *ends):
+            if meets(left, *ends):
                 with suppress(DamagedBlock):
                     taken = decode_taken(self._fs.read(path, layout.LAST_SEQ), self._queue)
-                    if any(_meets(left, *span) for span in (*taken.spans, *taken.moved)):
+                    if any(meets(left, *span) for span in (*taken.spans, *taken.moved)):
                         continue
                     discard(self._fs, path)
                 continue
@@ -395,11 +394,6 @@ def _by_day(files: Sequence[TableFile]) -> dict[str, list[TableFile]]:
     for one in files:
         found.setdefault(one.day, []).append(one)
     return found
-
-
-def _meets(spans: Sequence[tuple[int, int]], first: int, last: int) -> bool:
-    at = bisect_right(spans, (last, layout.LAST_SEQ)) - 1
-    return at >= 0 and spans[at][1] >= first
 
 
 def main(directory: str) -> int:

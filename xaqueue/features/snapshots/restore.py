@@ -37,7 +37,8 @@ from xaqueue.errors import JournalDamaged, SpaceError
 from xaqueue.features.counters.values import COUNTERS
 from xaqueue.features.replica.replicated import REPLICATION, UNSHIPPED
 from xaqueue.features.retries.register import TRIES
-from xaqueue.features.snapshots import manifest, restored, store
+from xaqueue.features.snapshots import archived, manifest, restored, store
+from xaqueue.features.snapshots.archived import move_away
 from xaqueue.features.snapshots.below import Below
 from xaqueue.features.snapshots.history import History
 from xaqueue.features.snapshots.manifest import KEPT_JOURNAL, SNAPSHOTS, Manifest
@@ -96,6 +97,8 @@ class Done:
     """The moment up to which the journal was done again behind the snapshot, microseconds UTC; 0 for none."""
     passed: list[str] = field(default_factory=list)
     """Which snapshots were passed over, and why; and what is damaged in the one that was asked for."""
+    is_another: bool = False
+    """The snapshot is of another space, whose archive is not here."""
 
 
 def choose(fs: FileSystem, number: int | None, at_us: int, lives: Collection[str]) -> tuple[Manifest, list[str]]:
@@ -171,7 +174,7 @@ def restore(
         if not (wanted.exact or wanted.is_whole):
             _follow(fs, kinds)
         build = _Build(fs, found, wanted, now_us, kinds, sorted({*lives, found.space.split()[-1]}))
-        return put_in_place(fs, replace(build.build(), passed=passed), close)
+        return put_in_place(fs, replace(build.build(), passed=passed, is_another=is_another), close)
     return finish(fs, close)
 
 
@@ -195,7 +198,7 @@ def finish(fs: FileSystem, close: Callable[[], None] = lambda: None) -> Done:
         is_sound = False
     if not is_sound:  # it may have come from elsewhere, and names where things go
         raise SpaceError(f"{READY} is damaged, and nothing was moved: remove {PLACE}/ and restore anew")
-    _swap(fs, done.removed, close)
+    _swap(fs, done, close)
     return done
 
 
@@ -361,36 +364,30 @@ class _Build:
         link_into(self.fs, source, f"{PLACE}/{path}")
 
 
-def _swap(fs: FileSystem, removed: str, close: Callable[[], None]) -> None:
+def _swap(fs: FileSystem, done: Done, close: Callable[[], None]) -> None:
     """Each rename may have been done before."""
+    removed = done.removed
     redo.make_dirs(fs, removed)
     fs.sync_dir(REMOVED)
     fs.sync_dir("")
     if fs.exists(f"{PLACE}/{layout.FORMAT}"):
-        _move_away(fs, layout.FORMAT, removed)
+        move_away(fs, layout.FORMAT, removed)
         fs.sync_dir("")
         for name in (*REPLACED, *layout.directories()):
             is_built = fs.exists(f"{PLACE}/{name}")
             if is_built or name in NEVER_BUILT:  # else what stands there is what was built
-                _move_away(fs, name, removed)
+                move_away(fs, name, removed)
             if is_built:
                 fs.rename(f"{PLACE}/{name}", name)
         if not fs.exists(layout.OPERATORS) and fs.exists(f"{PLACE}/{layout.OPERATORS}"):
             fs.rename(f"{PLACE}/{layout.OPERATORS}", layout.OPERATORS)
+        archived.put_back(fs, PLACE, removed, is_another=done.is_another)
         fs.sync_all()
         close()
         fs.rename(f"{PLACE}/{layout.FORMAT}", layout.FORMAT)
         fs.sync_dir("")
     store.remove_tree(fs, PLACE)
     fs.sync_dir("")
-
-
-def _move_away(fs: FileSystem, name: str, removed: str) -> None:
-    if fs.exists(name):
-        if not fs.exists(f"{removed}/{name}"):
-            fs.rename(name, f"{removed}/{name}")
-        elif not fs.is_dir(name):  # the power went when its new name was on disk, and the old one not gone there
-            discard(fs, name)
 
 
 def _queue_of(path: str) -> str | None:

@@ -31,6 +31,7 @@ from xaqueue.features.snapshots.below import Below
 from xaqueue.features.snapshots.manifest import CHECKSUMS, MANIFEST, SNAPSHOTS, Manifest
 from xaqueue.features.snapshots.options import policy_of
 from xaqueue.features.streams.message_files import count_in
+from xaqueue.features.streams.taken import TAKEN, taken_directory
 from xaqueue.snapshot import SnapshotStatus
 
 _taking: WeakSet[Space] = WeakSet()
@@ -122,15 +123,15 @@ class _Links:
             self._make_dir(directory)
 
     def changing(self) -> None:
-        """All of every queue, but what is written in place."""
+        """All of every queue, but what is written in place; of its archive who took what."""
         own = {layout.GONE, *(kind.directory for kind in options.everything().kinds())}
-        for queue in self._names(layout.COMMITTED):
-            if layout.parse_queue_directory(queue) is None:
+        for name in self._names(layout.COMMITTED):
+            if (queue := layout.parse_queue_directory(name)) is None:
                 continue
-            above = f"{layout.COMMITTED}/{queue}"
-            for name in self._names(above):
-                directory = f"{above}/{name}"
-                if (name.startswith("range=") or name in own) and self.fs.is_dir(directory):
+            above = f"{layout.COMMITTED}/{name}"
+            inner = [one for one in self._names(above) if one.startswith("range=") or one in own]
+            for directory in (*(f"{above}/{one}" for one in inner), taken_directory(queue)):
+                if self.fs.is_dir(directory):
                     self.check()
                     self._make_dir(directory)
                     for file in self._names(directory):
@@ -139,7 +140,7 @@ class _Links:
     def again(self, paths: Iterable[str]) -> None:
         """What stands at these is what is there now."""
         for path in paths:
-            if path.startswith(layout.COMMITTED):
+            if path.startswith(layout.COMMITTED) or f"/{TAKEN}/" in path:
                 discard(self.fs, f"{self.place}/{path}")
                 self._make_dir(path.rpartition("/")[0])
                 self._link(path)

@@ -15,6 +15,7 @@ a message that is there is there, whatever a record says, and of several records
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -113,3 +114,25 @@ def spans_of(numbers: Iterable[int]) -> list[Span]:
         else:
             found.append((number, number))
     return found
+
+
+def meets(spans: Sequence[Span], first: int, last: int) -> bool:
+    """spans: ascending."""
+    at = bisect_right(spans, (last, LAST_SEQ)) - 1
+    return at >= 0 and spans[at][1] >= first
+
+
+def without(spans: Iterable[Span], others: Sequence[Span]) -> list[Span]:
+    """others: ascending."""
+    left = []
+    for first, last in spans:
+        begin = first
+        for low, high in others[max(bisect_right(others, (first, LAST_SEQ)) - 1, 0) :]:
+            if low > last:
+                break
+            if low > begin:
+                left.append((begin, low - 1))
+            begin = max(begin, high + 1)
+        if begin <= last:
+            left.append((begin, last))
+    return left
