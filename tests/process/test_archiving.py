@@ -70,3 +70,22 @@ def test_it_ends_with_whoever_started_it(space: Space, monkeypatch: pytest.Monke
     assert process.poll() is None
     chore.finish()
     assert process.poll() is not None
+
+
+def test_none_is_started_where_nothing_is_ready(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was taken of a block stays in it until the last of it is, however often somebody takes one."""
+    started: list[object] = []
+    monkeypatch.setattr(archiving.Archive, "_tell", lambda *given: started.append(given))
+    monkeypatch.setattr(archiving, "find_spec", lambda name: None)
+    chore, turn = archiving.Archive(space.session.space, space.root), Chores(space.session.space, [])
+    space.put(*(b"%d" % at for at in range(20)), many=True)
+    space.take(4)
+    for _ in range(20):
+        space.settle()
+        chore.run(turn)
+        assert len(started) == 1, "the four had files of their own"
+        space.take(1)
+    space.settle()
+    for _ in range(3):
+        chore.run(turn)
+    assert len(started) == 2

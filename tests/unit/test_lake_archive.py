@@ -15,6 +15,7 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 import pyarrow.parquet as pq
 
 from support.archive_space import Space, check, in_parquet, rows, spread
+from xaqueue import lake
 from xaqueue.errors import DamagedBlock, UnknownQueue
 from xaqueue.features.streams import cleanup
 from xaqueue.features.streams.message_files import gone_of
@@ -95,6 +96,19 @@ def test_what_a_stream_consumes_is_kept_and_told(space: Space) -> None:
     archive(space.root)
     check(space)
     assert in_parquet(space.root) == list(range(1, 22))
+
+
+def test_what_a_stream_alone_keeps_is_parquet_too(space: Space) -> None:
+    """The queue has no archive of its own."""
+    space.connection.enqueue_many("other", [b"%d" % at for at in range(20)])
+    space.connection.commit()
+    space.session.reserve("other", "query#1", 0, 0)
+    space.session.consume("other", "query#1", 20, True)
+    assert cleanup.clear(space.session.space)
+    space.settle()
+    assert archive(space.root).messages == 20
+    found = lake.scan(space.root, "other", ["seq", "taken_by"], archived=True).read_all().to_pylist()
+    assert found == [{"seq": seq, "taken_by": "query#1"} for seq in range(1, 21)]
 
 
 def _in_body(path: Path) -> int:

@@ -222,6 +222,11 @@ def _unknown(name: str, written: Mapping[str, str], whose: str) -> str:
             "a queue is no table of a catalog, so CREATE TABLE is refused: use CREATE TEMPORARY VIEW name USING "
             "xaqueue OPTIONS (path '/data/space', queue 'orders')"
         )
+    if name == "archive":
+        return (
+            'option "archive" is the queue\'s: `xaqueue define QUEUE archive=parquet` keeps whatever leaves it; what a '
+            'stream alone reads is kept with option "consume" archive, and `xaqueue archive` makes Parquet of that'
+        )
     near = get_close_matches(name, written, 1)
     hint = f" (did you mean {written[near[0]]}?)" if near else ""
     return f'option "{name}" is unknown to {whose}{hint}: {", ".join(written.values())} are accepted'

@@ -166,6 +166,11 @@ def test_create_table_is_told_of_the_view(name: str) -> None:
             parse({"path": "/x", "queue": "q", name: "x"})
 
 
+def test_who_wants_an_archive_is_told_whose_it_is() -> None:
+    with pytest.raises(InvalidArgument, match=r'define QUEUE archive=parquet.* option "consume" archive'):
+        options.parse({"path": "/x", "queue": "q", "archive": "parquet"})
+
+
 def test_options_of_a_kafka_connection_are_passed_over_by_both() -> None:
     told = {
         "kafka.bootstrap.servers": "h:1",

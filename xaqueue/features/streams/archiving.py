@@ -8,11 +8,12 @@ import logging
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 from xaqueue.core.engine.state import Space
-from xaqueue.core.model import layout
 from xaqueue.core.model.block_files import listed
 from xaqueue.core.owner.chores import Chore, Chores
 from xaqueue.features.streams.taken import taken_directory
@@ -31,8 +32,10 @@ class Archive(Chore):
         self._root = root
         self._looked_at = self._started_at = time.monotonic()
         self._process: subprocess.Popen[bytes] | None = None
-        self._seen: list[tuple[str, int]] = []
-        """Directories of messages that are kept, and how many were there when the last process was started."""
+        self._seen: set[str] = set()
+        """The records of steps by which something left a queue, as they were when the last process was started."""
+        self._moved: dict[str, int] = {}
+        """Directories of messages that are kept, and when one came or went, of that time."""
 
     def left_s(self) -> float:
         return self._looked_at + LOOK_S - time.monotonic()
@@ -47,11 +50,14 @@ class Archive(Chore):
                 self._tell("`xaqueue archive` says why")
         with self.space.lock:
             queues = [queue.name for queue in self.space.queues.values() if queue.kept_in]
-        filled = self._filled(queues)
-        is_time = self._looked_at >= self._started_at + AGE_S
-        if filled in ([], self._seen) or not (is_time or any(map(self._has_enough, queues))):
+        told = {f"{queue}/{name}" for queue in queues for name in listed(self.space.fs, taken_directory(queue))}
+        new, is_time = told - self._seen, self._looked_at >= self._started_at + AGE_S
+        if not new or not (is_time or len(new) >= ENOUGH):
             return 0.0
-        self._seen, self._started_at = filled, self._looked_at
+        self._started_at, moved = self._looked_at, dict(self._directories(queues))
+        if moved == self._moved:  # there is more of blocks of which some is left
+            return 0.0
+        self._seen, self._moved = told, moved
         if find_spec("pyarrow") is None:
             self._tell('pip install "xaqueue[lake]" brings what is needed')
             return 0.0
@@ -69,17 +75,12 @@ class Archive(Chore):
             process.kill()
             process.wait()
 
-    def _filled(self, queues: list[str]) -> list[tuple[str, int]]:
-        found = []
+    def _directories(self, queues: list[str]) -> Iterator[tuple[str, int]]:
         for queue in queues:
-            above = layout.ARCHIVE + layout.queue_path(queue).removeprefix(layout.COMMITTED)
-            for name in listed(self.space.fs, above):
-                if count := len(listed(self.space.fs, f"{above}/{name}")):
-                    found.append((f"{above}/{name}", count))
-        return found
-
-    def _has_enough(self, queue: str) -> bool:
-        return len(listed(self.space.fs, taken_directory(queue))) >= ENOUGH
+            above = taken_directory(queue).rpartition("/")[0]
+            for path in (f"{above}/{name}" for name in listed(self.space.fs, above)):
+                with suppress(FileNotFoundError):
+                    yield path, (self._root / path).stat().st_mtime_ns
 
     def _tell(self, why: str) -> None:
         log.warning("[archive-stuck] what left the queues of %s stays as it is: %s", self._root, why)
