@@ -167,7 +167,7 @@ def test_a_table_is_drawn_on_a_terminal(space: Path) -> None:
     terminal, side = pty.openpty()
     drawn = b""
     try:
-        environment = {**os.environ, "TERM": "dumb", "COLUMNS": "140"}
+        environment = {**os.environ, "TERM": "dumb", "COLUMNS": "140", "LINES": "25"}  # without both, dumb is 80 wide
         subprocess.run([*RUN, "queues"], stdout=side, env=environment, check=True)
         while b"at once" not in drawn:
             drawn += os.read(terminal, 4096)

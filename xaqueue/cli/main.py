@@ -166,12 +166,12 @@ class Verbs(TyperGroup):
             close = [name for name, others in OTHER_NAMES.items() if args[0].lower() in others.split()]
             close += get_close_matches(args[0], [verb for verb in PLACES if verb not in DESTRUCTIVE])
             ctx.fail(f"No such command {args[0]!r}" + (f". Did you mean '{close[0]}'?" if close else ""))
-        return super().resolve_command(ctx, args)
+        found = super().resolve_command(ctx, args)
+        if ctx.obj is not None:  # loaded, so Ctrl-C is an exception from here on, and what the verb does ends in order
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        return found
 
     def invoke(self, ctx: Any) -> Any:
-        """From here on Ctrl-C is an exception, and what the verb has begun is ended in order."""
-        if ctx.obj is not None:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
         with translated():
             return super().invoke(ctx)
 
