@@ -418,6 +418,23 @@ class TestSeveral:
         assert {seq for _, _, seq in dead} == {3}
         assert run(replace(asked, once=True)).batches == 0
 
+    def test_a_message_is_in_two_queues(self, space: FabricatedSpace, lake: Path, to: str) -> None:
+        """As one that was moved: what is a dead letter of one of them is none of the other by that."""
+        for queue, bodies in {
+            "orders": [b'{"delay":1}', b'{"delay":2}', b"dead"],
+            "refunds": [b"dead", b'{"delay":2}', b'{"delay":3,"more":"x"}'],
+        }.items():
+            for seq, body in enumerate(bodies, 1):
+                space.put(queue, seq, body)
+            space.publish(queue, 3)
+        asked = replace(job(space, lake, to), queue="*s")
+        with pytest.raises(ZeroDivisionError):
+            run(asked, step=lambda step: 1 // (not step.endswith("_dead_letters")))  # type: ignore[arg-type]
+        run(replace(asked, schema=f"{SCHEMA}, more INT"))
+        dead = [(row["queue"], row["seq"]) for row in read(lake, to, dead=True)]
+        assert sorted(dead) == [("orders", 3), ("refunds", 1), ("refunds", 3)]
+        assert numbers(read(lake, to)) == [1, 2, 2]
+
 
 def test_of_several_what_is_wrong_is_said(space: FabricatedSpace, lake: Path, tmp_path: Path) -> None:
     spaces, _ = many(space, tmp_path)

@@ -329,17 +329,14 @@ class _Ingest:
                 return sum(rows.num_rows for rows in left.values())
         raise OperationalError(f"{table.name}: others were quicker {COMMITS} times; run it again to go on")
 
-    def _lacks(self, table: Table, one: Source, messages: pa.Table, there: int) -> pa.ChunkedArray:
-        """Which of these messages the table has not. Dead letters that are ahead of the rows are known by their ids: by
-        another schema others may be dead.
+    def _lacks(self, table: Table, one: Source, messages: pa.Table, there: int) -> pa.Array | pa.ChunkedArray:
+        """Which of these messages the table has not. Dead letters that are ahead of the rows are looked for one by one:
+        by another schema others may be dead.
         """
         if table is self._table or there <= one.done:
             return pc.greater(messages["seq"], there)
-        ids = [
-            bytes.fromhex(found) if isinstance(found, str) else found
-            for found in table.ids(one.key, one.done).to_pylist()
-        ]
-        return pc.invert(pc.is_in(messages["message_id"], pa.array(ids, pa.binary())))
+        dead = {*_named(table.behind(one.key, one.done))}
+        return pa.array([name not in dead for name in _named(messages)], pa.bool_())
 
     def _reserve(self, one: Source, upto: int) -> None:
         if one.owner is not None:
@@ -359,13 +356,21 @@ def _of_message(name: str) -> pa.Field:
     return pa.field(name, pa.string() if name == "message_id" else HOUSE[name].kind)
 
 
+def _named(messages: pa.Table) -> Iterator[tuple[int, str]]:
+    return zip(messages["seq"].to_pylist(), map(_hex, messages["message_id"].to_pylist()), strict=True)
+
+
+def _hex(message_id: bytes | str) -> str:
+    return message_id if isinstance(message_id, str) else message_id.hex()
+
+
 def _fitting(schema: pa.Schema, messages: pa.Table, others: Iterator[pa.Array]) -> pa.Table:
     """The messages as the table has them."""
     columns = []
     for one in schema:
         values = messages[one.name] if one.name in MESSAGE else next(others)
         if one.name == "message_id" and not pa.types.is_binary(one.type) and not pa.types.is_large_binary(one.type):
-            values = pa.array([found.hex() for found in values.to_pylist()], pa.string())
+            values = pa.array(map(_hex, values.to_pylist()), pa.string())
         columns.append(values.cast(one.type))
     return pa.table(columns, schema=schema)
 

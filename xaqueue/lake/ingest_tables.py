@@ -45,7 +45,8 @@ _FILE = re.compile(r"(xaqueue\..+)\.(\d{19})\.parquet")
 _TEMPORARY = ".new"
 _KEY = b"xaqueue"
 KEYS = "xaqueue:"
-"""What each queue's begins with."""
+"""What each queue's begins with; the space's id and the queue's name follow."""
+BEHIND = ["seq", "message_id"]
 RECENT = 20
 """Versions of a Delta table that are looked through first."""
 
@@ -75,8 +76,8 @@ class Table(Protocol):
         """Adds these rows and numbers. False where somebody else has changed it since the last look, and nothing was
         done."""
 
-    def ids(self, key: str, after: int) -> pa.ChunkedArray:
-        """Of the messages behind this number that it has, as of the last look; others' may be among them."""
+    def behind(self, key: str, after: int) -> pa.Table:
+        """``seq`` and ``message_id`` of this queue's messages behind a number that it has, as of the last look."""
 
     def dead_letters(self) -> Table: ...
 
@@ -138,10 +139,10 @@ class ParquetTable:
             self._fs.rename(path + _TEMPORARY, path)
         self._fs.sync_dir(self._below)
 
-    def ids(self, key: str, after: int) -> pa.ChunkedArray:
+    def behind(self, key: str, after: int) -> pa.Table:
         files = filter(None, map(_FILE.fullmatch, self._names()))
         paths = [self._root / self._path(one[0]) for one in files if one[1] == _stem(key) and int(one[2]) > after]
-        return pa.concat_tables([pq.read_table(path, columns=["message_id"]) for path in paths])["message_id"]
+        return pa.concat_tables([pq.read_table(path, columns=BEHIND) for path in paths])
 
     def dead_letters(self) -> Table:
         return ParquetTable(self._fs, self._root, DEAD_LETTERS)
@@ -257,10 +258,10 @@ class DeltaLake:
         _harden(self.name)
         return True
 
-    def ids(self, key: str, after: int) -> pa.ChunkedArray:
+    def behind(self, key: str, after: int) -> pa.Table:
         assert self._found is not None
-        found = self._found.to_pyarrow_dataset().to_table(["message_id"], filter=pc.field("seq") > after)
-        return found["message_id"]
+        wanted = (pc.field("seq") > after) & (pc.field("queue") == queue_of(key))
+        return self._found.to_pyarrow_dataset().to_table(BEHIND, filter=wanted)
 
     def dead_letters(self) -> Table:
         return DeltaLake(f"{self.name.rstrip('/')}/{DEAD_LETTERS}")
@@ -323,12 +324,17 @@ class IcebergTable:
         _harden(self._found.location())
         return True
 
-    def ids(self, key: str, after: int) -> pa.ChunkedArray:
+    def behind(self, key: str, after: int) -> pa.Table:
         assert self._found is not None
-        return self._found.scan(f"seq > {after}", selected_fields=("message_id",)).to_arrow()["message_id"]
+        wanted = f"seq > {after} and queue = '{queue_of(key)}'"
+        return self._found.scan(wanted, selected_fields=tuple(BEHIND)).to_arrow()
 
     def dead_letters(self) -> Table:
         return IcebergTable(self._catalog, f"{self.name}{DEAD_LETTERS}")
+
+
+def queue_of(key: str) -> str:
+    return key.rpartition(":")[2]
 
 
 def _joined(parts: Parts) -> pa.Table:
