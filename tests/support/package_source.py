@@ -58,11 +58,11 @@ def imports_in(tree: ast.Module) -> Iterator[Import]:
 
 
 def _from_a_table(tree: ast.Module, name: ast.JoinedStr) -> list[str]:
-    """``f"package.{module}"``: the modules of that package with which texts of the same module begin, "module.name"."""
+    """``f"package.{module}"``: the modules of that package that texts of the same module name."""
     package = name.values[0]
     assert isinstance(package, ast.Constant), f"line {name.lineno}: nobody can tell what is imported"
     texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-    found = {f"{package.value!s}{text.partition('.')[0]}" for text in texts if "." in text}
+    found = {f"{package.value!s}{text}" for text in texts}
     return sorted(found & NAMES.keys())
 
 

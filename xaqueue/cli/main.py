@@ -27,57 +27,27 @@ from xaqueue.cli.location import SPACE_VARIABLE
 EVERY_DAY = ("init", "define", "put", "get", "browse", "queues", "status", "serve", "work", "indoubt")
 """They come first, and not again in their group."""
 GROUPS: dict[str, dict[str, str]] = {
-    "Messages": {
-        "put": "messages.put",
-        "get": "messages.get",
-        "browse": "messages.browse",
-        "show": "copies.show",
-        "tail": "messages.tail",
-        "move": "moves.move",
-        "requeue": "moves.requeue",
-        "rm": "moves.rm",
-        "purge": "moves.purge",
-        "export": "copies.export",
-        "import": "copies.import_",
-    },
-    "Queues": {
-        "init": "spaces.init",
-        "define": "spaces.define",
-        "undefine": "moves.undefine",
-        "queues": "glance.queues",
-        "release": "spaces.release",
-    },
-    "Serve and connect": {
-        "serve": "serve.serve",
-        "drain": "serve.drain",
-        "sessions": "glance.sessions",
-        "token": "tokens.token",
-    },
-    "Transactions in doubt": {"indoubt": "indoubt.app", "tm": "tm.app"},
+    "Messages": {"messages": "put get browse tail", "copies": "show export import", "moves": "move requeue rm purge"},
+    "Queues": {"spaces": "init define release", "glance": "queues", "moves": "undefine"},
+    "Serve and connect": {"serve": "serve drain", "glance": "sessions", "tokens": "token"},
+    "Transactions in doubt": {"indoubt": "indoubt", "tm": "tm"},
     "Look and measure": {
-        "status": "spaces.status",
-        "health": "health.health",
-        "top": "top.top",
-        "metrics": "health.metrics",
-        "iotest": "tools.iotest",
-        "bench": "tools.bench",
-        "torture": "tools.torture",
-        "demo": "tools.demo",
-        "man": "manual.man",
+        "spaces": "status",
+        "health": "health metrics",
+        "top": "top",
+        "tools": "iotest bench torture demo",
+        "manual": "man",
     },
     "Back up and mend": {
-        "snapshot": "snapshots.app",
-        "restore": "snapshots.restore",
-        "check": "checks.check",
-        "verify": "checks.verify",
-        "salvage-journal": "checks.salvage_journal",
-        "reconstruct": "repairs.reconstruct",
-        "clean": "repairs.clean",
+        "snapshots": "snapshot restore",
+        "checks": "check verify salvage-journal",
+        "repairs": "reconstruct clean",
     },
-    "Replicas": {"replica": "replicas.replica", "promote": "replicas.promote"},
-    "Work": {"work": "work.work", "forward": "work.forward"},
-    "Spark and lake": {"ingest": "ingest.ingest", "archive": "archive.archive", "clean-table": "tables.clean_table"},
+    "Replicas": {"replicas": "replica promote"},
+    "Work": {"work": "work forward"},
+    "Spark and lake": {"ingest": "ingest", "archive": "archive", "tables": "clean-table"},
 }
+"""By module its verbs, in the order in which they are shown."""
 FIRST_STEPS = """Usage: xaqueue COMMAND ...
 
 A durable message queue that takes part in distributed transactions. The first steps:
@@ -93,7 +63,15 @@ Another space than ./queue is named by --space or XAQUEUE_SPACE: a directory, or
   xaqueue --help                 all commands, those of every day first
   xaqueue COMMAND --help         one of them, with its options
   xaqueue man                    the manual"""
-PLACES = {verb: place for verbs in GROUPS.values() for verb, place in verbs.items()}
+PLACES = {
+    verb: (group, module)
+    for group, modules in GROUPS.items()
+    for module, verbs in modules.items()
+    for verb in verbs.split()
+}
+NAMES = {"import": "import_", "salvage-journal": "salvage_journal", "clean-table": "clean_table"}
+NAMES |= dict.fromkeys(("indoubt", "tm", "snapshot"), "app")
+"""In their modules, where it is another one."""
 
 DESTRUCTIVE = frozenset({"release", "salvage-journal", "restore", "clean", "clean-table", "promote"})
 """Never suggested to somebody who mistyped another verb."""
@@ -178,16 +156,16 @@ class Verbs(TyperGroup):
 
 def _first_sentence(verb: str) -> TyperCommand:
     """As a list of all verbs shows it, by its source: nothing is imported."""
-    module, _, name = PLACES[verb].partition(".")
+    group, module = PLACES[verb]
+    name = NAMES.get(verb, verb)
     begin = rf'^(?:def {name}\(.*?^    """|{name} = typer\.Typer\(.*?help=")([^"]+?)(?:"|\n\n)'
     found = re.search(begin, (get_data("xaqueue.cli", f"{module}.py") or b"").decode(), re.MULTILINE | re.DOTALL)
-    group = "Every day" if verb in EVERY_DAY else next(group for group, verbs in GROUPS.items() if verb in verbs)
-    return TyperCommand(verb, help=found[1] if found else "", rich_help_panel=group)
+    panel = "Every day" if verb in EVERY_DAY else group
+    return TyperCommand(verb, help=found[1] if found else "", rich_help_panel=panel)
 
 
 def _built(verb: str) -> Any:
-    module, _, name = PLACES[verb].partition(".")
-    found = getattr(import_module(f"xaqueue.cli.{module}"), name)
+    found = getattr(import_module(f"xaqueue.cli.{PLACES[verb][1]}"), NAMES.get(verb, verb))
     alone = typer.Typer(rich_markup_mode="markdown")
     if isinstance(found, typer.Typer):
         alone.add_typer(found, name=verb)
