@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -633,6 +634,16 @@ def test_the_command(space: FabricatedSpace, lake: Path) -> None:
     told = CliRunner().invoke(app, [*words, target(lake, "parquet"), "--json"])
     assert json.loads(told.stdout)["rows"] == 0
     assert CliRunner().invoke(app, [*words[:-1], "nonsense", target(lake, "delta")]).exit_code == 2
+
+
+def test_a_format_that_is_not_installed_is_named(
+    space: FabricatedSpace, lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(space, GOOD)
+    monkeypatch.setitem(sys.modules, "deltalake", None)
+    words = ["ingest", "flights", target(lake, "delta"), "--to", "delta", "--space", str(space.root)]
+    said = CliRunner().invoke(app, words)
+    assert (said.exit_code, 'pip install "xaqueue[lake]"' in said.stderr) == (4, True)
 
 
 @pytest.mark.parametrize(("number", "words"), [(signal.SIGTERM, []), (signal.SIGINT, ["--once"])])

@@ -74,24 +74,24 @@ def ingest(
     with extra_there("lake"):
         from xaqueue.lake import ingest as tables
 
-    job = tables.TableJob(
-        space=str(location_of(space)) if space and is_url(space) else paths_of(space),
-        queue=queue,
-        target=target,
-        to=to,
-        catalog=catalog,
-        schema=schema,
-        sample=sample,
-        keep_body=keep_body,
-        once=once,
-        every_s=every,
-        most_messages=most,
-        consume=consume,
-        server=server,
-        fails_on_loss=fail_on_data_loss,
-    )
-    with _progress() as show, closing(_EndRequest()) as asked:
-        done = tables.run(job, show, lambda: asked.made)
+        job = tables.TableJob(
+            space=str(location_of(space)) if space and is_url(space) else paths_of(space),
+            queue=queue,
+            target=target,
+            to=to,
+            catalog=catalog,
+            schema=schema,
+            sample=sample,
+            keep_body=keep_body,
+            once=once,
+            every_s=every,
+            most_messages=most,
+            consume=consume,
+            server=server,
+            fails_on_loss=fail_on_data_loss,
+        )
+        with _progress() as show, closing(_EndRequest()) as asked:
+            done = tables.run(job, show, lambda: asked.made)
     if json:
         output.as_json({**asdict(done), "target": target})
     else:
