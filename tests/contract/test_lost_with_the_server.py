@@ -312,7 +312,7 @@ LOOKS = {
         "reservations",
     ),
     *("sessions", "status", "decision", "carriers", "indoubt_list", "indoubt_next", "indoubt_forgotten", "close"),
-    *("positions", "span", "span_sizes", "span_before", "ranges", "tries"),
+    *("positions", "span", "span_sizes", "span_before", "span_kept", "ranges", "tries"),
     *("harden", "drain", "extend", "start", "end", "explain", "work", "return"),
     *("replicate", "replica_begin", "replica_next", "replica_end", "replaced", "deliver", "release_carrier"),
 }

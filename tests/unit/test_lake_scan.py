@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 import xaqueue
+from support.archive_space import Space
 from support.patience import eventually
 from support.served import serving
 from support.spark_space import FabricatedSpace, body, message_id
-from xaqueue.errors import InvalidArgument, SpaceError
+from xaqueue.errors import InvalidArgument, NotSupportedError, SpaceError
 from xaqueue.features.opening import create
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
@@ -22,6 +23,7 @@ import pyarrow as pa
 
 from xaqueue import lake
 from xaqueue.lake import batches
+from xaqueue.lake.archive import archive
 
 
 @pytest.fixture
@@ -106,3 +108,34 @@ def test_what_is_wrong_is_said(space: FabricatedSpace, tmp_path: Path) -> None:
         lake.scan(space.root, "orders", between=(datetime(2026, 1, 1), None))
     with pytest.raises(SpaceError, match="no queue space"):
         lake.scan(tmp_path / "nowhere", "orders")
+
+
+def test_a_server_has_what_left_the_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is there, files of messages, and Parquet, in pages: as it is in the directory."""
+    made = Space(tmp_path / "kept", "JOURNAL")
+    made.put(b"a" * 1_500_000, b"b", b"c")  # a page of the server
+    made.put(*(b"%d" % at for at in range(40)), many=True)
+    made.take(3)
+    made.settle()
+    archive(made.root)
+    made.take(40)
+    made.put(b"d", b"e")
+    made.take(1)
+    made.stop()
+    with serving(made.root) as server:
+
+        def rows(place: object, *columns: str) -> list[dict[str, Any]]:
+            return list(lake.scan(str(place), "q", columns or None, archived=True).read_all().to_pylist())
+
+        here = [{**row, "space": server.url} for row in rows(made.root)]
+        assert rows(server.url) == here
+        assert len(here) == 45
+        assert rows(server.url, "body", "taken_by") == [
+            {"body": row["body"], "taken_by": row["taken_by"]} for row in here
+        ]
+        between = datetime.now(UTC) - timedelta(days=1), None
+        found = lake.scan(server.url, "q", ["seq"], archived=True, after=10, between=between).read_all()
+        assert found["seq"].to_pylist() == list(range(11, 46))
+        monkeypatch.setattr("xaqueue.rpc.methods.pages.find_spec", lambda name: None)
+        with pytest.raises(NotSupportedError, match="server has no PyArrow"):
+            rows(server.url)

@@ -216,6 +216,12 @@ class ServedQueue:
                 yield tuple(page.pop())
             after = last
 
+    def kept(self, columns: list[str], after: int, upto: int) -> Iterator[bytes]:
+        """What has left it, as streams of Arrow's."""
+        while after < upto:
+            after, page = self._place.ask("span_kept", self.queue, after, upto, columns)
+            yield page
+
     def sizes(self, after: int, upto: int) -> Iterator[tuple[int, int]]:
         while after < upto:
             after, found = self._place.ask("span_sizes", self.queue, after, upto)

@@ -39,7 +39,7 @@ def scan(
     space: a directory, or the URL of its server, where the right to browse is enough. columns: names, in this order;
     without them seq, message_id, queue, body, correlation_id, priority, enqueued_at, headers, content_type, tries,
     space and committed_at. between: committed at the first of these times or later, and before the second. after: a
-    number, behind which it begins. archived: with what was taken and is kept, from the directory; columns are then also
+    number, behind which it begins. archived: with what was taken and is kept; columns are then also
     taken_at and taken_by, which a message that is there has not.
 
     It ends where the queue ended when it was called. A message that is taken before its batch is read may be left out,
@@ -48,8 +48,6 @@ def scan(
     """
     path = os.fspath(space)
     wanted = chosen(columns, archived=archived)
-    if archived and is_url(path):
-        raise InvalidArgument(f"what is kept of {queue} is read from the space's directory, and {path} is its server")
     place = place_at(path, path if is_url(path) else "")
     try:
         place.id()

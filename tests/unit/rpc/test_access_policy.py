@@ -54,6 +54,7 @@ PARAMS: dict[str, list[Any]] = {
     "span": ["orders", 0, 1],
     "span_sizes": ["orders", 0, 1],
     "span_before": ["orders", 0, 1],
+    "span_kept": ["orders", 0, 1, ["body"]],
     "ranges": ["orders"],
     "tries": ["orders"],
     "indoubt_forgotten": [GLOBAL],
@@ -91,7 +92,8 @@ ENOUGH: dict[str, frozenset[Right] | None] = {
     "remove": frozenset({Right.CONSUME}),
     "restore": frozenset({Right.PRODUCE}),
     **dict.fromkeys(
-        ("browse", "positions", "span", "span_sizes", "span_before", "ranges", "tries"), frozenset({Right.BROWSE})
+        ("browse", "positions", "span", "span_sizes", "span_before", "span_kept", "ranges", "tries"),
+        frozenset({Right.BROWSE}),
     ),
     "depths": frozenset({Right.BROWSE, Right.RESOLVE}),
     "sessions": frozenset({Right.RESOLVE, Right.ADMIN}),

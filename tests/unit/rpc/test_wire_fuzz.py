@@ -78,6 +78,7 @@ def right_calls(xid: tuple[int, bytes, bytes]) -> list[tuple[str, list[Any]]]:
         ("span", ["orders", 0, 9]),
         ("span_sizes", ["orders", 0, 9]),
         ("span_before", ["orders", 1 << 40, 9]),
+        ("span_kept", ["orders", 0, 9, ["body"]]),
         ("ranges", ["orders"]),
         ("tries", ["orders"]),
         ("mark", []),

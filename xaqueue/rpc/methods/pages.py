@@ -11,10 +11,11 @@ of the space's lock, and beside the loop.
 from __future__ import annotations
 
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from xaqueue.access import BROWSE
-from xaqueue.errors import AccessDenied, InvalidArgument
+from xaqueue.errors import AccessDenied, InvalidArgument, NotSupportedError
 from xaqueue.features.streams.streams import check_number
 from xaqueue.message import check_queue_name
 from xaqueue.offline.reader import queues
@@ -63,7 +64,18 @@ def tries(caller: Caller, queue: str) -> Packed:
     return _ask(caller, "tries", check_queue_name(queue))
 
 
-PAGE_METHODS = methods(BROWSE, positions, span, span_sizes, span_before, ranges, tries)
+def span_kept(caller: Caller, queue: str, after: int, upto: int, columns: list[str]) -> Packed:
+    """The first page of what left it and is kept, as Arrow's stream, and up to which number that is all."""
+    _check_span(after, upto)
+    if not (isinstance(columns, list) and {*map(type, columns)} <= {str}):
+        raise InvalidArgument(f"columns {str(columns)[:60]!r} are refused: a list of their names is wanted")
+    if find_spec("pyarrow") is None:
+        raise NotSupportedError('the server has no PyArrow: pip install "xaqueue[lake]" there')
+    caller.session.space.check_readable()
+    return caller.host.kept_pages.ask("span_kept", check_queue_name(queue), after, upto, columns)
+
+
+PAGE_METHODS = methods(BROWSE, positions, span, span_sizes, span_before, span_kept, ranges, tries)
 
 
 def _check_span(after: Any, upto: Any) -> None:

@@ -48,9 +48,10 @@ GOING = 32
 class PageMaker:
     """Started where it is first asked."""
 
-    def __init__(self, root: Path, waiting: Threads, commits: Callable[[], int]) -> None:
-        """commits: a number that grows as others commit, who are let before the next page."""
-        self._root, self._waiting, self._commits = root, waiting, commits
+    def __init__(self, root: Path, waiting: Threads, commits: Callable[[], int], module: str = "") -> None:
+        """commits: a number that grows as others commit, who are let before the next page. module: what runs there;
+        this one, where no other is named."""
+        self._root, self._waiting, self._commits, self._module = root, waiting, commits, module or __name__
         self._rests_until_s = 0.0
         self._lock = threading.Lock()
         self._free = waiting.condition(self._lock)
@@ -87,7 +88,7 @@ class PageMaker:
     def _answer_to(self, request: bytes) -> Packed:
         process = self._process
         if process is None:
-            command = [sys.executable, "-P", "-m", __name__, os.fspath(self._root)]
+            command = [sys.executable, "-P", "-m", self._module, os.fspath(self._root)]
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
             self._process = process
             weakref.finalize(self, _end, process)  # of a server that was given up
@@ -200,12 +201,11 @@ def answer(calls: Mapping[str, Callable[..., Any]], asked: BinaryIO, said: Binar
         said.flush()
 
 
-def main() -> None:
+def serve(calls: Mapping[str, Callable[..., Any]]) -> None:
     with suppress(OSError):
         os.nice(NICE)
-    pages = Pages(sys.argv[1])
-    answer(pages.calls, sys.stdin.buffer, sys.stdout.buffer)
+    answer(calls, sys.stdin.buffer, sys.stdout.buffer)
 
 
 if __name__ == "__main__":
-    main()
+    serve(Pages(sys.argv[1]).calls)

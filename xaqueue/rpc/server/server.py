@@ -182,6 +182,7 @@ class Server:
         self.loop = asyncio.get_running_loop()
         self.scheduler = Scheduler(self.loop)
         self.pages = PageMaker(root, self.scheduler, lambda: self.space.log.rounds)
+        self.kept_pages = PageMaker(root, self.scheduler, lambda: self.space.log.rounds, "xaqueue.lake.pages")
         self.space: Space
         self._opening: asyncio.Future[Session]
         self.sessions: set[ServerSession] = set()
@@ -392,6 +393,7 @@ class Server:
         finally:
             close.cancel()
             self.pages.stop()
+            self.kept_pages.stop()
             self.scheduler.close()
             if self._stop_timer is not None:
                 self._stop_timer.cancel()
