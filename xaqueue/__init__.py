@@ -83,7 +83,12 @@ _options.everything = _known
 
 
 def connect(
-    path: str | os.PathLike[str], create: bool = False, sync: str | None = None, *, server_s: float | None = 60.0
+    path: str | os.PathLike[str],
+    create: bool = False,
+    sync: str | None = None,
+    *,
+    server_s: float | None = 60.0,
+    resend: bool = False,
 ) -> Connection:
     """Opens a queue space and returns a connection of its own session.
 
@@ -96,6 +101,8 @@ def connect(
     the default. A server has its own.
     server_s: so long a server that had the directory, and is gone, is waited for: before this process opens it itself,
     and by each call on the connection; None: for ever.
+    resend: a transaction that only enqueues is sent to a server again where its commit got no answer and it is not
+    there; see CLIENTS OF A SERVER in xaqueue(7).
     Raises SpaceInUse (another process owns it, and serves it to nobody), SpaceError (it is no space), InvalidArgument,
     and of a server ConnectionLost, AccessDenied.
     """
@@ -103,7 +110,7 @@ def connect(
         raise InvalidArgument(f"connect({path!r}) is refused: a directory or a URL is wanted, as text or as a path")
     from xaqueue.rpc.client import reach  # half of the package, and a Spark worker needs none of it
 
-    return reach.connect(given, create=create, sync=sync, server_s=server_s)
+    return reach.connect(given, create=create, sync=sync, server_s=server_s, resend=resend)
 
 
 async def connect_async(url: str) -> AsyncConnection:

@@ -93,6 +93,8 @@ class Transaction:
         self.manager = manager
         self._leaving: Any = manager if getattr(manager, "leaves", False) else None
         """The same where its verbs leave the branch themselves, so that no ``end`` goes before them."""
+        self._again: Callable[[Transaction, Error], bool] | None = getattr(manager, "again", None)
+        """Where the manager sends what was lost once more: whether the transaction is committed by now."""
         self._make_id = make_id
         self.phase = Phase.NONE
         self.xid: Xid | None = None
@@ -157,6 +159,10 @@ class Transaction:
                     self._undo(xid)
             self.leave()
             raise
+
+    def begin_again(self) -> None:
+        """A local one in the place of one that is over, or lost."""
+        self._begin_local()
 
     def begin(self, xid: Xid, flags: Flag, timeout_s: float | None) -> None:
         """A branch, as ``tpc_begin`` says."""
@@ -357,12 +363,14 @@ class Transaction:
                 leaving.commit(xid, Flag.ONEPHASE, leaves=True)
             else:
                 self.manager.commit(xid, Flag.ONEPHASE)
-        except RolledBack:
+        except RolledBack as lost:
             self._discard(xid)
-            raise
-        except OutcomeUnknown:
+            if self._again is None or not self._again(self, lost):
+                raise
+        except OutcomeUnknown as lost:
             self.phase = Phase.UNANSWERED
-            raise
+            if self._again is None or not self._again(self, lost):
+                raise
         except UnknownXid:
             self.leave()  # a call before was interrupted behind its step
             if not xid.is_local or self.manager.outcome(xid) is not Outcome.COMMITTED:

@@ -74,7 +74,8 @@ class Verbs:
     def __init_subclass__(cls, half: str) -> None:
         cls._half = half
         cls.verbs = VERBS | verbs_in(cls)
-        for name, verb in cls.verbs.items():
+        for name in cls.verbs.keys() - {one for one, made in vars(cls).items() if not isinstance(made, Verb)}:
+            verb = cls.verbs[name]
             setattr(cls, name, getattr(verb, half))  # at no cost of a call
 
     def do(self, verb: Verb[P, T], /, *arguments: P.args, **options: P.kwargs) -> T:

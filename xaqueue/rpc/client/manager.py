@@ -121,16 +121,23 @@ class RemoteManager(Verbs, Link, half="ask"):
         self._ask("close")  # a pipelined call of the branch had failed, which its next call tells
 
 
-def remote_manager(url: str, *, connect_s: float | None = None, answer_s: float | None = None) -> RemoteManager:
+def remote_manager(
+    url: str,
+    *,
+    connect_s: float | None = None,
+    answer_s: float | None = None,
+    kind: type[RemoteManager] = RemoteManager,
+) -> RemoteManager:
     """A session with the server that the URL names. Raises InvalidArgument, ConnectionLost, AccessDenied.
 
     connect_s: for how long it is tried again, now and between transactions, while no server answers; several are all
-    tried. answer_s: for how long an answer is waited for, unless the URL says so. None: as long as is right.
+    tried. answer_s: for how long an answer is waited for, unless the URL says so. None: as long as is right. kind: of
+    session that is wanted.
     """
     endpoint = parse(url)
     if endpoint.timeout_s is None and answer_s is not None:
         endpoint = replace(endpoint, timeout_s=answer_s)
-    return RemoteManager(
+    return kind(
         dialer(endpoint),
         connect_s=connect_s_of(endpoint, connect_s),
         hello=partial(hello_of, endpoint),

@@ -73,6 +73,7 @@ def connect(
     create: bool = False,
     sync: str | None = None,
     server_s: float | None = SERVER_S,
+    resend: bool = False,
     pause: Callable[[float], object] = time.sleep,
 ) -> Connection:
     """To a directory or a URL; see ``xaqueue.connect``. pause: waits for so many seconds, and may raise ``GivenUp``."""
@@ -86,7 +87,7 @@ def connect(
         def open_here() -> Session:
             return whole(attach_or_restore(directory, create_missing=create, sync=sync, name=name))
 
-        found = session(directory, open_here, server_s, pause)
+        found = session(directory, open_here, server_s, pause, resend=resend)
         try:
             if not isinstance(found, Session):
                 _check_served(found, directory, name, sync)
@@ -100,7 +101,7 @@ def connect(
         )
     from xaqueue.rpc.client.manager import remote_manager  # who opens a directory needs no sockets
 
-    return connection(remote_manager(place), fresh_id)
+    return connection(remote_manager(place, kind=_kind_of(resend)), fresh_id)
 
 
 def session(
@@ -108,16 +109,16 @@ def session(
     open_here: Callable[[], Session],
     server_s: float | None,
     pause: Callable[[float], object] = time.sleep,
+    *,
+    resend: bool = False,
 ) -> Session | RemoteManager:
     """With the server of the space, or else by ``open_here``. Raises what ``connect`` does."""
     lost: ConnectionLost | None = None
     if not is_attached(directory) and _is_led(directory, server_s):
-        from xaqueue.rpc.client.manager import RemoteManager
-
         limit_s = math.inf if server_s is None else server_s
         otherwise = f"; a connect opens the directory itself after {limit_s:g} s without one" if server_s else ""
         try:
-            return RemoteManager(Finder(directory, limit_s, otherwise).dial, connect_s=limit_s, pause=pause)
+            return _kind_of(resend)(Finder(directory, limit_s, otherwise).dial, connect_s=limit_s, pause=pause)
         except SpaceInUse:  # no server has it: who does, if anybody, is found by opening it
             if is_served_only(directory):
                 raise
@@ -132,9 +133,17 @@ def session(
             raise lost from None  # by a server that hangs
         if lost is not None or not _is_led(directory, server_s):
             raise
-        return session(directory, open_here, server_s, pause)  # it has just come
+        return session(directory, open_here, server_s, pause, resend=resend)  # it has just come
     _led.discard(os.path.realpath(directory))
     return opened
+
+
+def _kind_of(resend: bool) -> type[RemoteManager]:
+    """Of session with a server."""
+    from xaqueue.rpc.client import manager
+    from xaqueue.rpc.client import resend as resending
+
+    return resending.ResendingManager if resend else manager.RemoteManager
 
 
 def owner_of(path: str | os.PathLike[str]) -> Owner | None:

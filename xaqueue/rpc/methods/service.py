@@ -41,6 +41,7 @@ from xaqueue.core.storage.fs import FileSystem
 from xaqueue.errors import ConnectionLost, InvalidArgument, OutcomeUnknown, RetryLater
 from xaqueue.features.carry.carriers import carriers_of
 from xaqueue.features.counters.counters import counted, counters_of
+from xaqueue.features.dedup.options import WINDOW_S
 from xaqueue.features.leases.leases import adopt
 from xaqueue.features.limits.queue_room import room_of, size_of
 from xaqueue.features.replica.shipping import shipping_of
@@ -95,6 +96,7 @@ def hello(caller: Caller, said: Any = None) -> dict[str, Any]:
         "space": space.id,
         "epoch": caller.session.space.epoch,
         "queues": sorted(definitions.queues),
+        "windows": {name: length_s for name, one in definitions.queues.items() if (length_s := WINDOW_S.of(one))},
         "any_queue": definitions.default is not None,
         "max_body_bytes": definitions.max_body_bytes,
     }

@@ -1,0 +1,144 @@
+"""A client that sends again, by itself, what was not acknowledged: for transactions that only enqueue.
+
+    connection = xaqueue.connect("xaq://host:7000", resend=True)
+
+What such a transaction adds is kept until its commit is answered. Where the connection is lost before that, the server
+is asked what became of it. Committed: the commit returns. Rolled back: all of it is enqueued again, with the same ids,
+in a transaction of its own. Where the server does not know any more, since it was started anew, it is sent again only
+if nothing can come twice: each message has a dedup_key of the client's, and each queue a ``dedup_window_s`` that has
+held since before the first time; else OutcomeUnknown is raised, as without this.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Unpack
+
+from xaqueue.core.model.block import pack_properties
+from xaqueue.core.storage.ids import fresh_id
+from xaqueue.errors import ConnectionLost, Error, OutcomeUnknown, RolledBack
+from xaqueue.message import EnqueueOptions, MessageId, properties_of
+from xaqueue.rpc.client.manager import RemoteManager
+from xaqueue.rpc.wire import TRIES
+from xaqueue.xa import Flag
+from xaqueue.xid import Xid
+
+if TYPE_CHECKING:
+    from xaqueue.transaction import Transaction
+
+_PLAIN = frozenset({"start", "enqueue", "end", "explain", "commit", "rollback", "outcome", "echo"})
+"""Calls after which a transaction is yet one that only enqueues."""
+
+
+class ResendingManager(RemoteManager, half="ask"):
+    """A ``RemoteManager`` whose connection keeps what it adds."""
+
+    _kept: list[tuple[str, bytes, EnqueueOptions]] | None = None
+    """What the transaction adds; None for one that does more, or is the caller's own branch."""
+    _windows: Mapping[str, float]
+    """By queue for how long it knew a dedup_key, when the transaction began."""
+    _began = 0.0
+    _left = 0
+
+    def start(self, xid: Xid, flags: Flag = Flag.NOFLAGS, timeout_s: float | None = None) -> None:
+        super().start(xid, flags, timeout_s)
+        self._kept, self._left = [] if xid.is_local else None, TRIES
+        self._windows, self._began = self.space.get("windows", {}), time.monotonic()
+
+    def enqueue(self, queue: str, body: bytes, **options: Unpack[EnqueueOptions]) -> MessageId:
+        kept = self._kept
+        if kept is None or "message_id" in options or "dedup_key" in options:
+            message_id = super().enqueue(queue, body, **options)
+            if kept is not None:
+                kept.append((queue, body, {"message_id": message_id, **options}))
+            return message_id
+        message_id = MessageId(fresh_id())
+        own: EnqueueOptions = {**options, "message_id": message_id, "dedup_key": message_id}
+        checked = properties_of(queue, 0, own)
+        if not isinstance(body, bytes) or not self._is_known(queue):
+            return super().enqueue(queue, body, **options)  # the server says what is wrong
+        self._check_working()
+        self._check_size(len(body))
+        if checked.headers:
+            own["headers"] = dict(checked.headers)  # its caller may change them before they are sent
+        self._defer(self._branch, (queue, body, own), len(body) + len(pack_properties(checked)))
+        kept.append((queue, body, own))
+        return message_id
+
+    def enqueue_many(
+        self,
+        queue: str,
+        bodies: Sequence[bytes],
+        ids: Sequence[MessageId | None] | None = None,
+        own: Sequence[EnqueueOptions] | None = None,
+        /,
+        **options: Unpack[EnqueueOptions],
+    ) -> list[MessageId]:
+        """One by one: each has a key, and so a file of its own."""
+        each: list[dict[str, Any]] = [{**options, **(own[at] if own else {})} for at in range(len(bodies))]
+        for at, one in enumerate(ids or ()):
+            each[at] |= {} if one is None else {"message_id": one}
+        for body, more in zip(bodies, each, strict=True):  # what one is refused for by itself adds none
+            properties_of(queue, 0, more)
+            self._check_size(len(body))
+        return [self.enqueue(queue, body, **more) for body, more in zip(bodies, each, strict=True)]
+
+    def again(self, transaction: Transaction, lost: Error) -> bool:
+        """Whether a transaction whose commit was lost is committed now, by this or by the first time."""
+        kept, xid, before = self._kept, transaction.xid, (self._branch, transaction.phase, transaction.xid)
+        if not kept or not self._left or not isinstance(lost, OutcomeUnknown | RolledBack):
+            return False
+        if isinstance(lost, RolledBack):
+            if not isinstance(lost.__cause__, ConnectionLost):
+                return False
+        elif xid is not None:
+            try:
+                self.commit(xid, Flag.ONEPHASE)
+            except RolledBack:
+                pass  # it never came, or came too late
+            except OutcomeUnknown:
+                if not self._may_repeat(kept):
+                    return False
+            else:
+                return True
+        left, known = self._left, (kept, self._windows, self._began)
+        while left:
+            left -= 1
+            try:
+                transaction.begin_again()
+                for queue, body, options in kept:
+                    super().enqueue(queue, body, **options)
+            except ConnectionLost:
+                continue
+            finally:
+                self._left, (self._kept, self._windows, self._began) = left, known
+            transaction.commit()
+            return True
+        self._branch, transaction.phase, transaction.xid = before  # what was known of the first time is all that is
+        return False
+
+    def _may_repeat(self, kept: Sequence[tuple[str, bytes, EnqueueOptions]]) -> bool:
+        """Whether each queue has known, since before the first time, and knows yet what has come."""
+        now, since_s = self.space.get("windows", {}), time.monotonic() - self._began
+        keyed = all("dedup_key" in options for _, _, options in kept)
+        return keyed and all(min(self._windows.get(q, 0), now.get(q, 0)) > since_s for q, _, _ in kept)
+
+    # What is asked
+
+    def _ask(self, method: str, *params: Any, waits_s: float = 0.0) -> Any:
+        self._see(method)
+        return super()._ask(method, *params, waits_s=waits_s)
+
+    def _pipeline(self, method: str, *params: Any) -> None:
+        self._see(method)
+        super()._pipeline(method, *params)
+
+    def _work(self, branch: Any, *last: Any) -> Any:
+        if not branch.ends:
+            self._see("dequeue")
+        return super()._work(branch, *last)
+
+    def _see(self, method: str) -> None:
+        if method not in _PLAIN:
+            self._kept = None
