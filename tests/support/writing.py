@@ -22,13 +22,17 @@ import tempfile
 import threading
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from typer.testing import CliRunner
 
 import xaqueue
 from support.served import ServerThread
 from xaqueue.cli.main import app
+from xaqueue.core.owner.record import read_owner
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 WRITTEN = Path(__file__).with_name("written")
 LEVELS = {"journal": "JOURNAL", "synced": "FSYNC;DSYNC"}
@@ -132,6 +136,34 @@ def parties(kind: str) -> tuple[Any, ...]:
     return ({**database, **spaces},) if kind == "node" else (f"{kind}-decisions", {**database, **spaces})
 
 
+def stream() -> None:
+    """A stream of Spark has moved messages from one space to another, and others have come since. All are killed."""
+    from xaqueue.spark import session
+
+    for space in ("streamed", "sunk"):
+        xaqueue.connect(space, create=True, sync="FSYNC").close()
+    with xaqueue.connect("streamed", sync="FSYNC") as connection:
+        connection.enqueue_many("orders", [b"%d" % number for number in range(20)])
+        connection.enqueue("orders", b"20")
+    Path("place").write_text(str(Path.cwd()))
+    run_stream(session(), Path.cwd())
+    with xaqueue.connect("streamed") as connection:
+        connection.enqueue_many("orders", [b"21", b"22"])
+    for space in ("streamed", "sunk"):
+        owner = read_owner(Path(space))
+        assert owner is not None
+        os.kill(owner.pid, signal.SIGKILL)
+    _die()
+
+
+def run_stream(spark: SparkSession, place: Path) -> None:
+    checkpoint = str(place / "checkpoint")
+    source = {"path": str(place / "streamed"), "queue": "orders", "consume": "delete", "maxMessagesPerTrigger": "15"}
+    orders = spark.readStream.format("xaqueue").options(**source, checkpointLocation=checkpoint).load()
+    copy = orders.selectExpr("body", "'orders' AS queue").writeStream.format("xaqueue").trigger(availableNow=True)
+    copy.options(path=str(place / "sunk"), checkpointLocation=checkpoint).start().awaitTermination()
+
+
 def record(place: Path) -> list[tuple[str, str]]:
     """What a client and a server say to each other, in hexadecimal; who speaks is "client" or "server"."""
     heard: list[tuple[str, str]] = []
@@ -200,9 +232,9 @@ def _die() -> None:
 def main(version: str) -> None:
     with tempfile.TemporaryDirectory() as place:
         calls = [f"write({name!r}, {sync!r})" for name, sync in LEVELS.items()]
-        calls += [f"decide({kind!r})" for kind in OF_MANAGERS]
+        calls += [*(f"decide({kind!r})" for kind in OF_MANAGERS), "stream()"]
         for call in calls:
-            script = f"from support.writing import decide, write; {call}"
+            script = f"from support.writing import decide, stream, write; {call}"
             path = os.environ | {"PYTHONPATH": str(WRITTEN.parent.parent)}
             done = subprocess.run([sys.executable, "-c", script], cwd=place, env=path, check=False)
             assert done.returncode == -signal.SIGKILL, call
