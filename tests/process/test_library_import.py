@@ -82,6 +82,17 @@ def test_a_command_loads_only_its_own(words: list[str]) -> None:
     child(script)
 
 
+def test_the_completion_of_a_verb_loads_none() -> None:
+    script = (
+        "from typer.testing import CliRunner\nfrom xaqueue.cli.main import app\n"
+        "env = {'_XAQUEUE_COMPLETE': 'complete_bash', 'COMP_WORDS': 'xaqueue ', 'COMP_CWORD': '1'}\n"
+        "said = CliRunner().invoke(app, [], prog_name='xaqueue', env=env).output.split()\n"
+        "assert said[:2] == ['init', 'define'] and len(said) > 40, said\n"
+        "assert 'xaqueue.cli.spaces' not in sys.modules"
+    )
+    child(script)
+
+
 def test_without_greenlet_transactions_of_threads_work(tmp_path: Path) -> None:
     """As an install without extras has it: embedded, and by a transaction manager."""
     space, log = str(tmp_path / "space"), str(tmp_path / "tm")

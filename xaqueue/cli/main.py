@@ -129,9 +129,17 @@ class Verbs(TyperGroup):
         return self.commands.get(cmd_name)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
+        super(Verbs, self._listed()).format_help(ctx, formatter)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        ctx.command = self._listed()
+        return super().shell_complete(ctx, incomplete)
+
+    def _listed(self) -> Verbs:
+        """Where only a list is wanted."""
         listed = copy(self)
-        listed.commands = {verb: _first_sentence(verb) for verb in self.list_commands(ctx)}
-        super(Verbs, listed).format_help(ctx, formatter)
+        listed.commands = {verb: _first_sentence(verb) for verb in PLACES}
+        return listed
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args and not ctx.resilient_parsing:
