@@ -57,6 +57,10 @@ def _wait_for_the_survivor(service: Campaign, at: float) -> None:
     sys.stdout.write(f"{len(service.in_doubt)} in doubt\n")
     eventually(lambda: not service.in_doubt and service.count("nodes") == 1, SOON_S)
     sys.stdout.write(f"nothing in doubt {time.monotonic() - at:.1f} s behind the last kill\n")
-    eventually(lambda: not service.count("decisions", "decision = 'commit'"), SOON_S + 2 * PATIENCE_S)
+    try:
+        eventually(lambda: not service.count("decisions", "decision = 'commit'"), SOON_S + 2 * PATIENCE_S)
+    except AssertionError:
+        sys.stdout.write(service.tell())
+        raise
     sys.stdout.write(f"no decision left {time.monotonic() - at:.1f} s behind it\n")
     assert survivor.close() == 0

@@ -307,6 +307,12 @@ class Campaign:
     def count(self, table: str, where: str = "1 = 1") -> int:
         return int(self.database.execute(f"SELECT COUNT(*) FROM xaqueue_{table} WHERE {where}")[0][0])
 
+    def tell(self) -> str:
+        """What stands in the tables of nodes, and what the processes have logged last."""
+        tables = ("nodes", "signs", "ended", "decisions")
+        rows = {one: self.database.execute(f"SELECT * FROM xaqueue_{one}") for one in tables}
+        return "\n".join([*map(str, rows.items()), *(self._home / "log").read_text().splitlines()[-100:], ""])
+
     def judge(self) -> str:
         """Rows equal messages, each once, and what was told is so. Returns what there is."""
         orders = Counter(n for (n,) in self.database.execute("SELECT n FROM orders"))
