@@ -213,7 +213,7 @@ def test_who_stands_still_behind_a_decision_is_named_with_its_kill(
 ) -> None:
     config, connect = in_mariadb
     name = leave(config, connect, "commit-last")
-    monkeypatch.setattr("xaqueue.cli.tm_database.STILL_S", 0)
+    monkeypatch.setattr("xaqueue.cli.tm_nodes.STILL_S", 0)
     with closing(connect()) as still, closing(connect()) as reading:
         cursor = still.cursor()
         cursor.execute(

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from xaqueue.cli import advise, output, spaces, tm_database, tm_log
+from xaqueue.cli import advise, output, spaces, tm_database, tm_log, tm_nodes
 from xaqueue.cli.branches import operator
 from xaqueue.cli.exit_codes import ExitCode, agreed
 from xaqueue.cli.location import JsonOption, remote
@@ -229,7 +229,7 @@ def status(
     queues. It exits with 1 where the database is a copy, in which nothing is finished.
     """
     if (place := tm_database.named(tm)) is not None:
-        tm_database.print_status(place.database, json)
+        tm_nodes.print_status(place.database, json)
         return
     config = load(Path(tm))
     logs = view_logs(config.log_dir)

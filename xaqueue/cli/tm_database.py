@@ -7,27 +7,25 @@ Whoever looks, or finishes what ended nodes have left, is no node there, and lea
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import Lock, Thread
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 import typer
 
-from xaqueue.cli import advise, branches, output, parameters, tm_log
+from xaqueue.cli import advise, branches, output, parameters, tm_log, tm_nodes
 from xaqueue.cli.exit_codes import ExitCode, agreed
 from xaqueue.cli.tm_log import RECOVER_S, ParticipantConfig, TmConfig, load_any, opener
-from xaqueue.errors import Error, InvalidArgument, OperationalError, ProtocolError, UnknownXid
-from xaqueue.tm.decisions import wall_clock
-from xaqueue.tm.driver import Dialect, is_a
+from xaqueue.errors import InvalidArgument, OperationalError, ProtocolError, UnknownXid
+from xaqueue.tm.driver import Dialect
 from xaqueue.tm.gtrid import Gtrid
 from xaqueue.tm.node_schema import grants, statements
-from xaqueue.tm.node_tables import BranchState, NodeRow, NodeTables, Standing
-from xaqueue.tm.records import Heuristic
+from xaqueue.tm.node_tables import BranchState, NodeTables
 from xaqueue.xa import Outcome
 
 if TYPE_CHECKING:
@@ -39,15 +37,8 @@ KINDS = {"postgresql": "postgres", "postgres": "postgres", "mysql": "mysql", "ma
 """By a DSN's scheme, the kind of the database."""
 SQLITE = b"SQLite format 3\0"
 FORMS = "postgresql://, mysql://, mariadb:// or sqlite:///PATH"
-NODE_HEADINGS = ("node", "state", "last sign", "ended", "decisions kept", "participants")
-ALIVE_S = 60.0
-"""Who gave no sign for longer is ended by the others, where there are any."""
-STILL_S = 30
-"""A session that stands still for longer may be what keeps a silent node from being ended."""
 SILENT_S = 600.0
 """Who gave no sign for so long, by the database's clock, is ended by who does not stay to watch."""
-BY_HAND = "what it leaves is for a person, who ends it: `xaqueue indoubt list --space QUEUE`, `xaqueue tm resolve`"
-
 _SAYS = {
     Outcome.COMMITTED: "commit is decided",
     Outcome.ROLLED_BACK: "rollback is decided",
@@ -130,39 +121,6 @@ def _others(config: TmConfig) -> list[ParticipantConfig]:
     ]
 
 
-# The database
-
-
-@contextmanager
-def _told() -> Iterator[None]:
-    """What a driver raises inside is an error of the command line."""
-    try:
-        yield
-    except Error:
-        raise
-    except Exception as error:
-        if not is_a(error, "Error"):
-            raise
-        raise OperationalError(f"the database: {error}") from error
-
-
-@contextmanager
-def _opened(database: ParticipantConfig, *, to_look: bool = False) -> Iterator[tuple[Any, NodeTables]]:
-    """A connection, and the tables there."""
-    looks_at_file = to_look and database.kind == "sqlite"
-    with (
-        _told(),
-        advise.read_only(database) if looks_at_file else closing(opener(database)()) as connection,
-    ):
-        tables = NodeTables.find(connection)
-        if tables is None:
-            raise OperationalError(
-                "no transaction manager was at work in this database, or not in this schema: there are no tables "
-                "of nodes"
-            )
-        yield connection, tables
-
-
 # The verbs
 
 
@@ -172,20 +130,6 @@ def print_sql(kind: str, role: str) -> None:
     made, given = statements(dialect), [] if dialect is Dialect.SQLITE else grants(role or "ROLE")
     output.lines([f"{statement};" for statement in made])
     output.lines([f"{'' if role else '-- '}{statement};" for statement in given])
-
-
-def print_status(database: ParticipantConfig, json: bool) -> None:
-    with _opened(database, to_look=True) as (connection, tables):
-        nodes, decided = tables.all(connection), tables.decided(connection)
-        seen = Seen(tables.clock_us(connection), nodes, decided, tables.heuristics(connection))
-        if "silent" in seen.states:
-            seen = seen._replace(still=_still(connection, tables))
-    if json:
-        output.as_json(_json(tables, seen))
-    else:
-        _print(tables, seen)
-    if tables.trouble:
-        raise typer.Exit(ExitCode.NOTHING)
 
 
 def recover(place: Place) -> None:
@@ -202,23 +146,23 @@ def recover(place: Place) -> None:
     all_sources = {"db": ConnectionSource("db", Participant(opener(place.database))), **sources}
     node = DatabaseNode(all_sources, "db")
     coordinator = Coordinator(node, all_sources)
-    with _told():
+    with tm_nodes.told():
         ended = node.end_silent(SILENT_S)
     for name in ended:
         typer.echo(f"node {name}: ended, it gave no sign for {SILENT_S / 60:.0f} minutes")
     recoveries = [RecoveryThread(coordinator, source, RECOVER_S) for source in sources.values()]
     database = partial(RecoveryThread, coordinator, all_sources["db"], RECOVER_S)
     reports = _swept(coordinator, database, dict(zip(names, recoveries, strict=True)))
-    with _opened(place.database) as (connection, tables):
+    with tm_nodes.opened(place.database) as (connection, tables):
         decided = tables.decided(connection)  # first: a node that comes in between is seen behind it
         alive = {one.node for one in tables.all(connection) if not one.ended_us}
         noted = {one.gtrid.decode() for one in tables.heuristics(connection)}
-    waiting = [one for one in decided if _node_of(one) not in alive]
+    waiting = [one for one in decided if tm_nodes.node_of(one) not in alive]
     for name, label in zip(names, place.labels, strict=True):
         _say(label, reports[name])
     for one in waiting:
         why = "; see `xaqueue tm status`, and `xaqueue tm forget` once it is set right" if one.key in noted else ""
-        typer.echo(f"transaction {one.key}: decided, and waits for {_parties(one)}{why}")
+        typer.echo(f"transaction {one.key}: decided, and waits for {tm_nodes.parties(one)}{why}")
     left = {gtrid for report in reports.values() for gtrid, why in report.untouched if why}
     typer.echo(f"{output.counted(len(left | {one.key for one in waiting}), 'transaction')} left")
     if left or waiting or not all(report.complete for report in reports.values()):
@@ -232,7 +176,7 @@ def _to_finish(place: Place) -> Iterator[tuple[Any, NodeTables]]:
         raise InvalidArgument(
             "the queues are not known: name their paths or URLs behind the DSN, or a participants.toml"
         )
-    with _opened(place.database) as (connection, tables):
+    with tm_nodes.opened(place.database) as (connection, tables):
         if tables.trouble:
             raise OperationalError(f"{tables.trouble}; nothing was done")
         yield connection, tables
@@ -271,8 +215,8 @@ def _end(connection: Any, tables: NodeTables, gtrid: Gtrid, *, is_meant: bool, a
     """Its node can decide nothing more. is_meant: though that gives signs of life; else ProtocolError is raised."""
     now_us = tables.clock_us(connection)
     signed_us = next((one.signed_us for one in tables.all(connection) if one.node == gtrid.node), 0)
-    ago = f"node {gtrid.node} gave its last sign of life {_ago(signed_us, now_us)} ago"
-    if now_us - signed_us < ALIVE_S * 1e6 and not is_meant:
+    ago = f"node {gtrid.node} gave its last sign of life {tm_nodes.ago(signed_us, now_us)} ago"
+    if now_us - signed_us < tm_nodes.ALIVE_S * 1e6 and not is_meant:
         raise ProtocolError(
             f"{ago}, and ends transaction {gtrid} by itself: stop its process first, or say --end-node, which rolls "
             "back all that it has not decided; where it lives it goes on under a new name"
@@ -303,7 +247,7 @@ def _by_hand(place: Place, gtrid: Gtrid, commit: bool, reason: str, *, asks: boo
 
 def forget(place: Place, text: str, *, asks: bool) -> None:
     """Ends the memory of a transaction's heuristics, here and at the queues."""
-    with _opened(place.database) as (connection, tables):
+    with tm_nodes.opened(place.database) as (connection, tables):
         found = tables.heuristics(connection)
         gtrid = parameters.gtrid_of(text, [one.gtrid for one in found], exact=not asks)
         noted = [one for one in found if one.gtrid == bytes(gtrid)]
@@ -324,20 +268,20 @@ def forget(place: Place, text: str, *, asks: bool) -> None:
 
 def claim(database: ParticipantConfig, *, is_new: bool, asks: bool) -> None:
     """The database is the one that it says it is, or another one from here on."""
-    with _opened(database) as (connection, tables):
+    with tm_nodes.opened(database) as (connection, tables):
         now_us = tables.clock_us(connection)
-        alive = [one for one in tables.all(connection) if _state(one, now_us) == "alive"]
+        alive = [one for one in tables.all(connection) if tm_nodes.state_of(one, now_us) == "alive"]
         if is_new and alive:
             raise ProtocolError(
-                f"node {alive[0].node} gave a sign of life {_ago(alive[0].signed_us, now_us)} ago: stop the processes "
-                "that use this database first; of a copy that was just made, wait a minute"
+                f"node {alive[0].node} gave a sign of life {tm_nodes.ago(alive[0].signed_us, now_us)} ago: stop the "
+                "processes that use this database first; of a copy that was just made, wait a minute"
             )
         if asks and is_new:
             agreed(f"make this database another one than {tables.database}, whose transactions it leaves alone then?")
         elif asks:
             agreed(f"is this database {tables.database} from now on, and no other one with this id is in use?")
         tables.claim(connection, is_new=is_new)
-    with _opened(database) as (_, now):
+    with tm_nodes.opened(database) as (_, now):
         typer.echo(f"database {now.database}" + (f", which was {tables.database}" if is_new else ": claimed"))
     typer.echo("processes that run learn of it within a minute or two")
 
@@ -392,119 +336,4 @@ def _say(place: str, report: ScanReport) -> None:
     for gtrid, why in report.untouched:
         typer.echo(f"  transaction {gtrid} is left: {why or 'its node is not ended, and does it by itself'}")
     if any(why for _, why in report.untouched):
-        typer.echo(f"  {BY_HAND}")
-
-
-def _node_of(one: Standing) -> str:
-    gtrid = Gtrid.parse(one.key)
-    return gtrid.node if gtrid is not None else ""
-
-
-def _parties(one: Standing) -> str:
-    return ", ".join(f"{name} (space {identity})" for identity, name in one.names().items())
-
-
-# Status
-
-
-class Seen(NamedTuple):
-    """now_us: the database's clock, by which all is told."""
-
-    now_us: int
-    nodes: list[NodeRow]
-    decisions: list[Standing]
-    heuristics: list[Heuristic]
-    still: Sequence[tuple[int, int]] | None = ()
-    """Sessions that may keep a silent node from being ended, and for how many seconds; None: they are not told."""
-
-    @property
-    def states(self) -> list[str]:
-        """Of each node."""
-        return [_state(one, self.now_us) for one in self.nodes]
-
-    @property
-    def oldest_us(self) -> int:
-        """Since when, at least, the oldest of the decisions waits: since its node is ended; 0 without one."""
-        waited_for = {_node_of(one) for one in self.decisions}
-        return min((one.ended_us for one in self.nodes if one.ended_us and one.node in waited_for), default=0)
-
-
-def _still(connection: Any, tables: NodeTables) -> list[tuple[int, int]] | None:
-    try:
-        return tables.still(connection, STILL_S)
-    except Exception as error:
-        if not is_a(error, "Error"):
-            raise
-        return None  # the role may not look
-
-
-def _notes(tables: NodeTables, seen: Seen) -> list[str]:
-    """What else is to be known where a node is silent."""
-    if "silent" not in seen.states:
-        return []
-    if tables.dialect is Dialect.SQLITE:
-        return [
-            "where a silent process stands still in a write transaction, nobody else writes, nor ends it: it has to go "
-            "on, or to be killed"
-        ]
-    if seen.still is None:
-        return ["whether a session keeps a silent node from being ended is told to who has the right PROCESS"]
-    limit = ", and MariaDB ends it by itself after a minute" if tables.has_limit else ""
-    return [
-        f"session {session} stands still in a transaction that has written, for {idle_s} s: between its decision and "
-        f"its commit nobody can end its node{limit}; `KILL {session}` ends it"
-        for session, idle_s in seen.still
-    ]
-
-
-def _state(one: NodeRow, now_us: int) -> str:
-    return "ended" if one.ended_us else "alive" if now_us - one.signed_us < ALIVE_S * 1e6 else "silent"
-
-
-def _ago(since_us: int, now_us: int) -> str:
-    return output.age(wall_clock() - (now_us - since_us)) if since_us else ""
-
-
-def _print(tables: NodeTables, seen: Seen) -> None:
-    now_us, oldest_us, states = seen.now_us, seen.oldest_us, seen.states
-    waits = f", one of them for {_ago(oldest_us, now_us)} at least" if oldest_us else ""
-    output.pairs(
-        [
-            ("database", f"{tables.database}, {tables.dialect.value}"),
-            ("trouble", tables.trouble),
-            ("nodes", ", ".join(f"{states.count(state)} {state}" for state in ("alive", "silent", "ended"))),
-            ("decisions", f"{output.counted(len(seen.decisions), 'waits', 'wait')}{waits}"),
-            ("heuristic", len(seen.heuristics) or ""),
-        ]
-    )
-    rows = [
-        (one.node, state, _ago(one.signed_us, now_us), _ago(one.ended_us, now_us), one.decisions, one.participants)
-        for one, state in zip(seen.nodes, states, strict=True)
-    ]
-    output.below(NODE_HEADINGS, rows, right=("last sign", "ended", "decisions kept"))
-    output.below(("decision", "waits for"), [(one.key, _parties(one)) for one in seen.decisions])
-    output.below(
-        tm_log.HEURISTIC_HEADINGS, [(one.gtrid.decode(), *tm_log.heuristic_row(one)) for one in seen.heuristics]
-    )
-    for note in _notes(tables, seen):
-        typer.echo(f"\n{note}")
-    if {"silent", "ended"} & set(states):
-        typer.echo(f"\n`xaqueue tm recover DSN QUEUE...` finishes what ended nodes have left; {BY_HAND}")
-
-
-def _json(tables: NodeTables, seen: Seen) -> dict[str, object]:
-    return {
-        "database": tables.database,
-        "dialect": tables.dialect.value,
-        "trouble": tables.trouble,
-        "now_us": seen.now_us,
-        "nodes": [
-            {**one._asdict(), "is_silent": state == "silent"}
-            for one, state in zip(seen.nodes, seen.states, strict=True)
-        ],
-        "decisions": [{"gtrid": one.key, "node": _node_of(one), "participants": one.names()} for one in seen.decisions],
-        "heuristics": [{"gtrid": one.gtrid.decode(), **tm_log.heuristic_json(one)} for one in seen.heuristics],
-        "oldest_us": seen.oldest_us,
-        "sessions": seen.still and [{"session": one, "idle_s": s, "end": f"KILL {one}"} for one, s in seen.still],
-        "notes": _notes(tables, seen),
-    }
+        typer.echo(f"  {tm_nodes.BY_HAND}")
