@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, NamedTuple
@@ -43,8 +43,21 @@ class BranchOrigin(NamedTuple):
     """Who else takes part."""
 
 
-def print_branches(found: Sequence[InDoubt], json: bool) -> None:
-    output.records(found, json, branch_json, HEADINGS, _row, none="no branch is in doubt", right=("age", "damage"))
+def print_branches(found: Sequence[InDoubt], json: bool, said: Mapping[Xid, str] | None = None) -> None:
+    """said: what their transaction managers say, where these were asked."""
+    none, right = "no branch is in doubt", ("age", "damage")
+    if said is None:
+        output.records(found, json, branch_json, HEADINGS, _row, none=none, right=right)
+        return
+
+    def document(branch: InDoubt) -> dict[str, Any]:
+        return {**branch_json(branch), "says": said[branch.xid]}
+
+    def row(branch: InDoubt) -> tuple[object, ...]:
+        return (*_row(branch), said[branch.xid])
+
+    headings = (*HEADINGS, "its transaction manager says")
+    output.records(found, json, document, headings, row, none=none, right=right)
 
 
 def print_forgotten(found: Sequence[Forgotten], json: bool) -> None:

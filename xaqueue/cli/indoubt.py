@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from xaqueue.cli import advise as advising
-from xaqueue.cli import branches, completion, output, parameters
+from xaqueue.cli import branches, completion, orphans, output, parameters
 from xaqueue.cli import tm_log as log
 from xaqueue.cli.branches import backend_of
 from xaqueue.cli.location import JsonOption, SpaceOption, location_of
@@ -52,6 +52,16 @@ def list_branches(
     forgotten_too: Annotated[
         bool, typer.Option("--forgotten", help="Instead, the decisions by hand that were forgotten, from the first on.")
     ] = False,
+    ask: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--ask",
+            metavar="DIR|DSN",
+            help="A transaction manager's log, its configuration, or the database that decides: say what that says of "
+            "each. May be given again.",
+            show_default=False,
+        ),
+    ] = None,
     tm: TmOption = None,
     json: JsonOption = False,
     space: SpaceOption = None,
@@ -59,8 +69,11 @@ def list_branches(
     """List the branches in doubt, and those decided and not yet forgotten.
 
     Works while another process owns the space. Each branch has the number of messages that it adds (+) to queues and
-    holds (-) of them, and the node id of its transaction manager.
+    holds (-) of them, and the node id of its transaction manager. With --ask it is told whose transaction manager is
+    gone; `xaqueue tm recover` finishes what such a one has left.
     """
+    if ask and (tm is not None or forgotten_too):
+        raise InvalidArgument("--ask is of the branches of a space: leave --tm and --forgotten out")
     if tm is not None:
         (log.print_forgotten if forgotten_too else log.print_transactions)(tm, json)
         return
@@ -68,7 +81,9 @@ def list_branches(
         if forgotten_too:
             branches.print_forgotten(backend.forgotten(), json)
         else:
-            branches.print_branches(backend.in_doubt(), json)
+            found = backend.in_doubt()
+            said = orphans.ask([branch.xid for branch in found], ask) if ask else None
+            branches.print_branches(found, json, said)
 
 
 @app.command()

@@ -18,6 +18,7 @@ from xaqueue.cli import exit_codes, output
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.tm.driver import Dialect
+from xaqueue.tm.gtrid import FORMAT_ID, Gtrid
 from xaqueue.tm.node import DatabaseNode
 from xaqueue.tm.node_schema import statements
 from xaqueue.tm.node_tables import NodeTables
@@ -114,6 +115,50 @@ def test_what_a_dead_node_has_left_is_finished(shop: Shop, step: str, comes: int
     assert ([one["ended_us"] > 0 for one in after["nodes"]], after["decisions"]) == ([True], [])
     assert shop.execute("select count(*) from xaqueue_nodes") == [(0,)], "it was no node itself"
     assert shop.execute("select count(*) from xaqueue_signs") == [(1,)]
+
+
+def says(shop: Shop, *managers: object) -> str:
+    asked = [word for one in managers for word in ("--ask", one)]
+    found = json.loads(run("indoubt", "list", *asked, "--json", "--space", shop.space))
+    said: str = "".join({branch["says"] for branch in found})
+    assert said in run("indoubt", "list", *asked, "--space", shop.space)
+    return said
+
+
+def test_a_branch_is_told_of_whose_node_is_gone(shop: Shop, tmp_path: Path) -> None:
+    other = Shop(tmp_path / "other")
+    other.die_at("prepared")
+    shop.die_at("prepared")
+    assert "it may be about to decide" in says(shop, other.dsn, shop.dsn)
+    shop.be_silent()
+    assert "its node is silent" in says(shop, shop.dsn)
+    with closing(sqlite3.connect(shop.path)) as connection:
+        tables = NodeTables.find(connection)
+        assert tables is not None
+        tables.end(connection, shop.node)
+    assert "presumed rollback" in says(shop, shop.dsn)
+    assert says(shop, other.dsn) == "none of those that were named has begun it"
+    shop.execute("delete from xaqueue_ended")
+    assert "does not know of it" in says(shop, shop.dsn)
+    told = fails("indoubt", "list", "--ask", tmp_path / "none", "--space", shop.space, code=ExitCode.USAGE)
+    assert "cannot be read" in told
+
+
+def test_a_branch_is_told_of_whose_decision_stands(shop: Shop) -> None:
+    shop.die_at("committed-last")
+    assert says(shop, shop.dsn) == "commit is decided"
+
+
+def test_a_branch_is_told_of_whose_log_nobody_has_open(shop: Shop, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    manager = xaqueue.TransactionManager(log, {"queue": str(shop.space)})
+    with xaqueue.connect(shop.space) as connection:
+        connection.tpc_begin(connection.xid(FORMAT_ID, str(Gtrid(manager.node, 1, 5)), "queue"))
+        connection.enqueue("q", b"1")
+        connection.tpc_prepare()
+    assert "it may be about to decide" in says(shop, log)
+    manager.close()
+    assert says(shop, log).endswith("presumed rollback; it is not running")
 
 
 def test_a_decision_waits_for_a_queue_that_is_not_named(shop: Shop, tmp_path: Path) -> None:
