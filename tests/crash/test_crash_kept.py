@@ -134,3 +134,12 @@ def test_the_next_owner_keeps_on(name: str, level: Level, verb: str, end: End) -
     for killed, record in crashes(KEPT[name], level, first_calls(name, level)):
         killed.survive_kill()
         go_on(sitting, killed, record, verb, end)
+
+
+def test_the_next_owner_syncs_what_a_killed_one_has_made() -> None:
+    """Of the archive there was a directory, and nothing in it: a name in there was gone with the power."""
+    (level,) = (level for level in LEVELS if level.name == f"{STRICT}, kept")
+    sitting = Jury(KEPT["moves"], level)
+    for killed, record in crashes(KEPT["moves"], level):
+        killed.survive_kill()
+        go_on(sitting, killed, record, "commit", End.ONE_PHASE)

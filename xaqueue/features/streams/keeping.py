@@ -153,11 +153,11 @@ class TakenKind(RecordKind):
                     discard(space.fs, f"{taken_directory(queue.name)}/{name}")
 
     def places(self, space: Any) -> Iterable[str]:
-        """A range that lost a name is synced behind these."""
-        found = list(_filled(space))
-        beside = {directory.rpartition("/")[0]: None for directory in found}
-        records = [path for above in beside if space.fs.is_dir(path := f"{above}/{TAKEN}")]
-        return [*records, *found, *beside, layout.ARCHIVE, ""] if found else []
+        """A range that lost a name is synced behind these; who was killed may have made a directory alone."""
+        above = [f"{layout.ARCHIVE}/queue={name}" for name in space.queues]
+        inner = [*(f"{one}/{TAKEN}" for one in above), *_filled(space)]
+        found = [path for path in (*inner, *above, layout.ARCHIVE) if space.fs.is_dir(path)]
+        return [*found, ""] if found else []
 
     def hardened(self, space: Any) -> Iterable[str]:
         """With a journal it was all replayed."""
