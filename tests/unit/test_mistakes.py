@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 import xaqueue
 from support.doubtful import fails, run
+from xaqueue.cli import location
 from xaqueue.cli.main import app
 
 
@@ -30,6 +31,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             patched.delenv(name, raising=False)
         patched.chdir(root)
         patched.syspath_prepend(root)
+        patched.setattr(location, "CONNECT_S", 0.01)  # nobody is waited for
         patched.setenv("XAQUEUE_SPACE", "shop")
         for name in ("shop", "data/orders", "newer"):
             run("init", name, "--sync", "NONE")
