@@ -19,8 +19,8 @@ from typing import Annotated
 import typer
 
 from xaqueue.cli import output
-from xaqueue.cli.exit_codes import ExitCode, complain
-from xaqueue.cli.location import SpaceOption, connected, location_of
+from xaqueue.cli.exit_codes import ExitCode, complain, extra_there
+from xaqueue.cli.location import Location, SpaceOption, connected, location_of
 from xaqueue.cli.messages import QueueArgument, complain_of_damage, looked, opened
 from xaqueue.cli.moves import PIECE, LimitOption, WhereOption, chosen, some
 from xaqueue.cli.replacing import replacing
@@ -43,15 +43,21 @@ def show(
     body_only: Annotated[bool, typer.Option("--body-only", help="Only the body, byte for byte.")] = False,
     in_hex: Annotated[bool, typer.Option("--hex", help="The body in hex, all of it.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object, as browse and export write it.")] = False,
+    history: Annotated[bool, typer.Option("--history", help="What became of it, also where it was taken.")] = False,
     space: SpaceOption = None,
 ) -> None:
     """Show one message, and take none: its properties, its headers, its body.
+
+    With --history when it came, failed, was moved and taken, of all queues that have it or keep what leaves them.
 
     A body that is JSON is shown with a member a line, one that is UTF-8 as text, any other in hex. Exit 1 where the
     message is not there.
     """
     if body_only + in_hex + json > 1:
         raise InvalidArgument("--body-only, --hex and --json are three forms: give one")
+    if history:
+        _show_history(location_of(space), queue, id_digits_of(message_id), json)
+        return
     with looked(location_of(space), queue, id_digits_of(message_id), complain_of_damage) as messages:
         found = list(islice(messages, 2))
     if not found:
@@ -68,6 +74,20 @@ def show(
         output.pairs(_fields(message))
         typer.echo()
         typer.echo(_hex(message.body, len(message.body)) if in_hex else _text(message.body))
+
+
+def _show_history(location: Location, queue: str, digits: str, json: bool) -> None:
+    with extra_there("lake"):
+        from xaqueue.lake.story import story
+    found = story(str(location), digits)
+    if not any(one.queue == queue for one in found):
+        complain(f"queue {queue} has no message {digits}, and tells of none that left it: has it an archive?")
+        raise typer.Exit(ExitCode.NOTHING)
+    if json:
+        output.as_json([one._asdict() for one in found])
+    else:
+        rows = ((output.moment(one.at), one.what, one.queue, one.seq or "", one.told) for one in found)
+        output.table(("time", "event", "queue", "number", "by, or why"), rows, right=("number",))
 
 
 def export(

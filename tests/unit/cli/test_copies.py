@@ -18,6 +18,7 @@ import xaqueue
 from support.crash_level import NONE, open_space, ready
 from support.crash_story import EMPTY
 from support.doubtful import bodies, fails, run
+from support.patience import eventually
 from support.served import ServerThread
 from xaqueue.cli import copies, output
 from xaqueue.cli.exit_codes import ExitCode
@@ -321,6 +322,28 @@ def test_a_message_is_shown(at: Path | str) -> None:
     told = run("show", "others", text.hex(), "--space", at)
     assert "origin queue" in told
     assert told.endswith("\n\ntwo\nlines\\x1b\n")
+
+
+def test_what_became_of_a_message(at: Path | str) -> None:
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    run("define", "kept", "archive=parquet", "--space", at)
+    with xaqueue.connect(at) as connection:
+        taken, moved = connection.enqueue("kept", b""), connection.enqueue("orders", b"")
+        connection.commit()
+        assert connection.dequeue("kept") is not None
+        connection.commit()
+        connection.move("orders", moved, "kept")
+
+    def told(one: bytes) -> list[str]:
+        events = json.loads(run("show", "kept", one.hex(), "--history", "--json", "--space", at))
+        assert {event["queue"] for event in events} <= {"kept", "orders"}
+        return [event["what"] for event in events]
+
+    eventually(lambda: told(taken) == ["added", "committed", "taken"])  # the directories are behind the journal
+    eventually(lambda: told(moved) == ["added", "moved", "is there"])
+    assert "moved, from orders" in run("show", "kept", moved.hex()[:12], "--history", "--space", at)
+    wrong = fails("show", "kept", "f" * 32, "--history", "--space", at, code=ExitCode.NOTHING)
+    assert "has it an archive?" in wrong
 
 
 def test_what_show_refuses(space: Path) -> None:
