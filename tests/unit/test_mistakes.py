@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 import xaqueue
 from support.doubtful import fails, run
+from support.served import ServerThread
 from xaqueue.cli import location
 from xaqueue.cli.main import app
 
@@ -231,10 +232,22 @@ def closed() -> xaqueue.Connection:
     return connection
 
 
+@pytest.fixture(scope="module")
+def server(scene: Path) -> Iterator[str]:
+    """Of a space with the same queues."""
+    run("init", "served", "--sync", "NONE")
+    Path("served/queues.toml").write_text(Path("shop/queues.toml").read_text())
+    made = ServerThread(scene / "served", scene / "socket", sync="NONE")
+    yield made.url
+    made.stop()
+
+
+@pytest.mark.parametrize("is_served", [False, True])
 @pytest.mark.parametrize("mistake", PROGRAMS)
-def test_a_program_is_told_what_is_wrong_and_what_is_right(mistake: str, scene: Path) -> None:
+def test_a_program_is_told_what_is_wrong_and_what_is_right(mistake: str, is_served: bool, server: str) -> None:
+    """In the same words, whoever has the space open."""
     make, said = PROGRAMS[mistake]
-    with xaqueue.connect("shop") as connection:
+    with xaqueue.connect(server if is_served else "shop") as connection:
         with pytest.raises(xaqueue.Error, match=said):
             make(connection)
         connection.rollback()
