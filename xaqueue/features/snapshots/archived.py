@@ -9,22 +9,20 @@ is there before these. All of it can be done once more where it was cut off.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 
 from xaqueue.core.engine import redo
 from xaqueue.core.model import layout
-from xaqueue.core.model.block_files import listed, ranges_in, read_block
+from xaqueue.core.model.block_files import listed, ranges_in
 from xaqueue.core.model.message_name import Named, parse_any
 from xaqueue.core.storage.fs import FileSystem, discard
-from xaqueue.errors import DamagedBlock
 from xaqueue.features.snapshots.manifest import files_below
 from xaqueue.features.streams.message_files import gone_of
 from xaqueue.features.streams.record import archived_path, consumed_in
 from xaqueue.features.streams.taken import (
     Taken,
-    decode_taken,
     encode_taken,
     meets,
+    read_taken,
     spans_of,
     taken_directory,
     taken_path,
@@ -81,9 +79,8 @@ def _numbers(fs: FileSystem, queue: str, named: Named) -> Iterator[int]:
 def _told(fs: FileSystem, queue: str, below: str) -> Iterator[tuple[Taken, str]]:
     """Who took what, by the records below this, each with its path; one that cannot be read tells nothing."""
     for name in listed(fs, directory := below + taken_directory(queue)):
-        with suppress(DamagedBlock, OSError):
-            found = decode_taken(read_block(fs, path := f"{directory}/{name}"), queue)
-            yield found, path
+        if (taken := read_taken(fs, queue, path := f"{directory}/{name}")) is not None:
+            yield taken, path
 
 
 def move_away(fs: FileSystem, path: str, removed: str) -> None:

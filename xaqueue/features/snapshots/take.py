@@ -31,7 +31,7 @@ from xaqueue.features.snapshots.below import Below
 from xaqueue.features.snapshots.manifest import CHECKSUMS, MANIFEST, SNAPSHOTS, Manifest
 from xaqueue.features.snapshots.options import policy_of
 from xaqueue.features.streams.message_files import count_in
-from xaqueue.features.streams.taken import TAKEN, taken_directory
+from xaqueue.features.streams.taken import TAKEN, read_taken, taken_directory
 from xaqueue.snapshot import SnapshotStatus
 
 _taking: WeakSet[Space] = WeakSet()
@@ -130,12 +130,13 @@ class _Links:
                 continue
             above = f"{layout.COMMITTED}/{name}"
             inner = [one for one in self._names(above) if one.startswith("range=") or one in own]
-            for directory in (*(f"{above}/{one}" for one in inner), taken_directory(queue)):
+            for directory in (*(f"{above}/{one}" for one in inner), taken := taken_directory(queue)):
                 if self.fs.is_dir(directory):
                     self.check()
                     self._make_dir(directory)
                     for file in self._names(directory):
-                        self._link(f"{directory}/{file}")
+                        if directory != taken or read_taken(self.fs, queue, f"{directory}/{file}"):
+                            self._link(f"{directory}/{file}")
 
     def again(self, paths: Iterable[str]) -> None:
         """What stands at these is what is there now."""

@@ -98,11 +98,17 @@ def read_all(fs: FileSystem, queue: str, after: int = 0, upto: int = LAST_SEQ) -
         ends = parse_taken(name)
         if ends is None or ends[1] <= after or ends[0] > upto:
             continue
-        try:
-            found.append(decode_taken(read_block(fs, f"{directory}/{name}"), queue))
-        except (DamagedBlock, OSError):
-            continue
+        if (one := read_taken(fs, queue, f"{directory}/{name}")) is not None:
+            found.append(one)
     return found
+
+
+def read_taken(fs: FileSystem, queue: str, path: str) -> Taken | None:
+    """None for one that is being written, that a crash has torn, or that is gone."""
+    try:
+        return decode_taken(read_block(fs, path), queue)
+    except (DamagedBlock, OSError):
+        return None
 
 
 def spans_of(numbers: Iterable[int]) -> list[Span]:
