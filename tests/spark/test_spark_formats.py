@@ -18,6 +18,8 @@ from xaqueue.core.owner.record import read_owner
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+
 
 @pytest.mark.parametrize("version", sorted(path.name for path in WRITTEN.glob("*.tar.gz")))
 def test_a_stream_of_then_goes_on(version: str, spark: SparkSession, tmp_path: Path) -> None:
