@@ -187,7 +187,7 @@ def _remove_range(space: Space, queue: Queue, number: int) -> None:
 def _harden_archive(space: Space, record: StreamRecord, number: int) -> None:
     """A crash must not take the range directory and leave what has moved out of it nowhere."""
     directories = archive_directories(layout.range_path(record.queue, number << RANGE_BITS))
-    if _is_there(space.fs, directories[0]):
+    if space.fs.is_dir(directories[0]):
         space.log.sync_names(directories)
 
 
@@ -325,27 +325,10 @@ def _kept(fs: FileSystem, directory: str, names: Collection[str]) -> frozenset[s
     return frozenset(name for name in found if is_that(fs, f"{directory}/{name}", f"{directory}/{name}"))
 
 
-def filled_archives(space: Space) -> list[str]:
-    """Where what streams have consumed was being moved to; a range that lost a name is synced behind these."""
-    found: dict[str, None] = {}
-    for queue in space.queues.values():
-        record = record_of(queue)
-        for number in filter(record.archives_some_of, queue.ranges) if record is not None else ():
-            directory = layout.range_path(queue.name, number << RANGE_BITS)
-            if _is_there(space.fs, archived_path(directory)):
-                found |= dict.fromkeys(archive_directories(directory))
-    return list(found)
-
-
 def archive_directories(directory: str) -> list[str]:
     """Where what leaves this range directory is kept, and all that is above it."""
     target = archived_path(directory)
     return [target, target.rpartition("/")[0], layout.ARCHIVE, ""]
-
-
-def _is_there(fs: FileSystem, directory: str) -> bool:
-    """Not where a file stands in its place, or in that of one above it."""
-    return fs.exists(directory) and fs.is_dir(directory)
 
 
 def _has_to_clear(queue: Queue) -> bool:

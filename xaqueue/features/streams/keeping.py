@@ -192,5 +192,5 @@ def _filled(space: Any) -> Iterator[str]:
             directory = layout.ARCHIVE + layout.range_path(queue.name, number << layout.RANGE_BITS).removeprefix(
                 layout.COMMITTED
             )
-            if space.fs.exists(directory) and space.fs.is_dir(directory):
+            if space.fs.is_dir(directory):
                 yield directory

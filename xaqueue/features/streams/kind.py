@@ -13,7 +13,6 @@ from xaqueue.core.model.change import Content, Final, Moved
 from xaqueue.core.model.record_kinds import Looking, Opening, RecordKind
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.errors import DamagedBlock
-from xaqueue.features.streams.cleanup import filled_archives
 from xaqueue.features.streams.record import (
     STREAMS,
     StreamRecord,
@@ -60,7 +59,7 @@ class StreamKind(RecordKind):
         return [stream_path(record.queue) for record in found if not record.damage]
 
     def places(self, space: Any) -> Iterable[str]:
-        return [*filled_archives(space), STREAMS]
+        return [STREAMS]
 
     def check(self, look: Looking, name: str, path: str) -> None:
         queue = layout.parse_queue_directory(name)

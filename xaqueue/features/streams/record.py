@@ -19,7 +19,7 @@ from xaqueue.core.engine.redo import is_that
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import Kind, decode
 from xaqueue.core.model.block_files import damage_of, listed, read_block, read_checked
-from xaqueue.core.model.layout import ARCHIVE, COMMITTED, RANGE_BITS
+from xaqueue.core.model.layout import ARCHIVE, COMMITTED
 from xaqueue.core.model.message_block import decode_gone, encode_gone
 from xaqueue.core.model.message_name import Named, parse
 from xaqueue.core.model.queue import Queue
@@ -81,11 +81,6 @@ class StreamRecord:
     def archives(self, seq: int) -> bool:
         """Whether a message with this number is kept when it is consumed."""
         return self.archived_after is not None and seq > self.archived_after
-
-    def archives_some_of(self, number: int) -> bool:
-        """Whether something of this range may be in the archive."""
-        after = self.archived_after
-        return after is not None and after >> RANGE_BITS <= number <= self.consumed >> RANGE_BITS
 
     def refusal(self) -> QueueReserved:
         """What anybody else is told who wants something of the queue."""
