@@ -88,6 +88,7 @@ def test_nobody_answers(url: str) -> None:
 
 
 def test_what_is_prepared_is_finished_at_the_other_one(root: Path, ports: list[int], url: str) -> None:
+    """EMS-02: what the two share; a client comes to it by itself."""
     first = serve(root, ports[0])
     connection, active = xaqueue.connect(url), xaqueue.connect(url)
     connection.tpc_begin(X)

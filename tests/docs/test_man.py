@@ -8,6 +8,7 @@ import subprocess
 
 import pytest
 
+from support import ROOT
 from support.manual import MAN, page, rows
 from xaqueue import errors
 from xaqueue.cli.exit_codes import ExitCode
@@ -137,3 +138,20 @@ def test_exit_statuses() -> None:
     section = page("xaqueue.1").partition(".Sh EXIT STATUS")[2].partition(".Sh")[0]
     documented = {int(number) for number in re.findall(r"^\.It (\d+)", section, re.MULTILINE)}
     assert documented == {int(code) for code in ExitCode}
+
+
+def test_each_promise_of_another_system_names_what_holds_it() -> None:
+    """A test that has its id, or the section that says it."""
+    text = page("xaqueue.7")
+    promises = text.partition(".Sh PROMISES OF OTHERS\n")[2].partition("\n.Sh ")[0].split("\n.It ")[1:]
+    assert len(promises) > 10
+    for promise in promises:
+        ids = promise.partition("\n")[0].split(", ")
+        assert all(re.fullmatch(r"[A-Z]{3}-[0-9]{2}", one) for one in ids), promise
+        tests = re.findall(r"^\.Pa (tests/\S+)$", promise, re.MULTILINE)
+        for name in tests:
+            held = (ROOT / name).read_text()
+            assert [one for one in ids if one not in held] == [], name
+        sections = re.findall(r"^\.Sx ([A-Z ]+) \.$", promise, re.MULTILINE)
+        assert tests or sections, promise
+        assert all(f".Sh {one}\n" in text for one in sections), promise

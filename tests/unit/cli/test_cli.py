@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 
 import xaqueue
 from support.doubtful import fails, named_space, run
+from support.patience import eventually
 from xaqueue.cli import exit_codes, messages, parameters
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.location import SPACE_VARIABLE
@@ -29,7 +30,9 @@ from xaqueue.cli.main import EVERY_DAY, GROUPS, OTHER_NAMES, PLACES, _first_sent
 from xaqueue.cli.output import counted, moment, preview, progress_bar, size
 from xaqueue.connection import Connection
 from xaqueue.core.model import layout
+from xaqueue.core.owner import definitions_file
 from xaqueue.errors import ResourceFailed, RolledBack
+from xaqueue.features.snapshots.options import policy_of
 
 PATIENCE_S = 60.0
 
@@ -125,6 +128,7 @@ def test_the_space_may_stand_before_or_behind_the_verb_or_in_the_environment(
 def test_without_a_name_it_is_that_of_enduro_x_or_else_the_one_here(
     space: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """OMS-17."""
     expected = run("queues")
     monkeypatch.delenv("XAQUEUE_SPACE")
     (tmp_path / "project").mkdir()
@@ -213,6 +217,20 @@ def test_init_tells_the_level_and_what_it_promises(tmp_path: Path) -> None:
     assert run("status", "--space", tmp_path / "b").startswith("space       other (")
     assert "[FSYNC|FDATASYNC][;DSYNC] or NONE" in fails("init", tmp_path / "c", "--sync", "SOON", code=ExitCode.USAGE)
     assert not (tmp_path / "c").exists()
+
+
+def test_a_space_has_a_snapshot_of_every_day(tmp_path: Path) -> None:
+    """STD-25, and STD-37: a week of them."""
+    root = tmp_path / "space"
+    run("init", root, "--default", "fifo")
+    made = policy_of(definitions_file.read_definitions(root))
+    assert (made.interval_min, made.keep, made.point_in_time, made.path) == (24 * 60, 7, False, "")
+    with xaqueue.connect(root):
+        eventually(lambda: (root / "snapshots/1/CHECKED").exists())
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/queues.toml").write_text(text := "[queues.mine]\n")
+    run("init", tmp_path / "other")
+    assert (tmp_path / "other/queues.toml").read_text() == text, "what somebody has defined stays as it is"
 
 
 def test_init_with_a_default_takes_every_queue(tmp_path: Path) -> None:

@@ -117,6 +117,7 @@ def test_readers_see_it_once_it_is_hardened_and_a_clean_close_keeps_it(bare: Bar
 
 
 def test_a_power_cut_may_take_the_last_ones_and_what_was_prepared(bare: BareSpace) -> None:
+    """EMS-21: as far as there is such a thing."""
     bare.put("strict", b"kept")
     work(bare, "one phase", "fast")
     work(bare, "prepare", "fast")

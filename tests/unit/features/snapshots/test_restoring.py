@@ -584,6 +584,7 @@ def test_what_cannot_be_used_is_an_error_that_names_a_command(root: Path, damage
 def test_what_cannot_be_used_is_restored_by_itself_where_the_definitions_say_so(
     root: Path, damage: Callable[[Path], None]
 ) -> None:
+    """STD-33."""
     with (root / "queues.toml").open("a") as definitions:
         definitions.write('[snapshots]\nrestore = "auto"\n')
     damage(root)

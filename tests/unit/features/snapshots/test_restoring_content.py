@@ -86,6 +86,7 @@ DAMAGES = [flipped, lambda path: path.write_bytes(b""), lambda path: path.unlink
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("lost", [["committed", "FORMAT"], ["committed"], []])
 def test_one_that_is_damaged_is_passed_over(root: Path, damage: Callable[[Path], None], lost: list[str]) -> None:
+    """STD-38."""
     damage(blocks(root / "snapshots/2")[1])
     for name in lost:
         path = root / name
@@ -328,7 +329,7 @@ def test_they_are_looked_at_whatever_else_is_lost(root: Path) -> None:
 
 
 def test_one_of_a_damaged_message_says_so_when_it_is_taken(root: Path, tmp_path: Path) -> None:
-    """And the list says what was found, and when; also in a copy. A server's clock is not asked."""
+    """STD-44: and the list says what was found, and when; also in a copy. A server's clock is not asked."""
     flipped(blocks(root)[1])
     run = CliRunner().invoke
     taken = run(app, ["snapshot", "take", "--space", str(root)])
