@@ -82,6 +82,8 @@ class Behind:
         """By path, the PUT of what the directories lack, with the time that it has there."""
         self.cached: OrderedDict[str, Op] = OrderedDict()
         """By path, the PUT of a message that they have, the oldest first."""
+        self.used = set[str]()
+        """Of those what was read since it came, or since it was spared. Who reads holds no lock."""
         self._cached_bytes = 0
         self.dropped: dict[str, int] = {}
         """By path, how many DROPs of it the directories lack: what stands there is another file, or none."""
@@ -145,11 +147,19 @@ class Behind:
         self.cached[path] = put
         self._cached_bytes += size
         while self._cached_bytes > self._cache_bytes:
-            self._let_go(next(iter(self.cached)))
+            first = next(iter(self.cached))
+            if first not in self.used:
+                self._let_go(first)
+            else:  # it is spared, once
+                self.used.remove(first)
+                self.cached.move_to_end(first)
+        if len(self.used) > len(self.cached):  # somebody was reading what went just then
+            self.used.clear()
 
     def _let_go(self, path: str) -> None:
         put = self.cached.pop(path)
         self._cached_bytes -= len(put[2]) + len(put[3])
+        self.used.discard(path)
 
 
 def _sums(changes: Iterable[Sequence[Op]]) -> tuple[int, list[str]]:

@@ -272,7 +272,9 @@ class JournalLog(DeferringCommit, Keeping):
     # The directories
 
     def read(self, path: str, *, may_wait: bool = True, at_once: int = HEAD_READ_BYTES) -> bytes:
-        put = self.behind.held.get(path) or self.behind.cached.get(path)
+        put = self.behind.held.get(path)
+        if put is None and (put := self.behind.cached.get(path)) is not None:
+            self.behind.used.add(path)
         if put is not None:
             self._hits += 1
             data: bytes = put[2] + put[3]

@@ -361,6 +361,7 @@ def test_a_checkpoint_covers_what_is_followed_and_synced() -> None:
 
 
 def test_what_was_followed_is_read_from_memory_up_to_a_limit() -> None:
+    """SMQ-49: of all queues together."""
     log = LoggedDirectories(directories(), cache_bytes=10)
     for name in "abc":
         log.do((PUT, f"{RANGE}/{name}", b"four", b"", 0))
@@ -368,6 +369,26 @@ def test_what_was_followed_is_read_from_memory_up_to_a_limit() -> None:
     for name in "cba":
         assert log.read(f"{RANGE}/{name}") == b"four"
     assert (log._hits, log._misses) == (2, 1)
+
+
+def test_what_is_read_again_stays_in_memory_for_longer() -> None:
+    """SMQ-13: what nobody has read goes first, the oldest before."""
+    log = LoggedDirectories(directories(), cache_bytes=12)
+
+    def add(names: str) -> list[str]:
+        for name in names:
+            log.do((PUT, f"{RANGE}/{name}", b"four", b"", 0))
+        log.follow()
+        return [path.rpartition("/")[2] for path in log.behind.cached]
+
+    assert add("abc") == ["a", "b", "c"]
+    for _ in range(2):
+        assert log.read(f"{RANGE}/a") == b"four"
+    assert add("d") == ["c", "d", "a"]
+    assert add("ef") == ["a", "e", "f"]
+    assert add("gh") == ["f", "g", "h"]
+    log.do((DROP, f"{RANGE}/h"))
+    assert (log.behind.used, log._misses) == (set(), 0)
 
 
 def test_names_in_active_are_synced_behind_those_that_left_it() -> None:

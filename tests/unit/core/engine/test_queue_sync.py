@@ -13,6 +13,7 @@ from support.bare_space import BareSpace, bare_space
 from support.batch_story import xid as batch_xid
 from support.journal_of import journal_log
 from xaqueue.core.engine.log import HELD_BYTES
+from xaqueue.core.model import layout
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.core.owner import definitions_file
 from xaqueue.core.owner import open as opening
@@ -141,7 +142,7 @@ def test_a_power_cut_may_take_the_last_ones_and_what_was_prepared(bare: BareSpac
 def test_what_the_space_does_not_have_is_refused(
     tmp_path: Path, level: str, sync: str, complaint: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By ``define``, by an edit of the file, and by the next open."""
+    """By ``define``, by an edit of the file, and by the next open, where no copy of what was taken is left."""
     root = tmp_path / "s"
     create(root, sync=level)
     session = attach(root)
@@ -160,6 +161,8 @@ def test_what_the_space_does_not_have_is_refused(
         session.close()
     with refused(complaint):
         queues_file.define(root, "b", {"order": "lifo"})
+    attach(root).close()
+    (root / layout.GOOD_QUEUES).unlink()
     with refused(complaint):
         attach(root).close()
 
