@@ -35,8 +35,8 @@ from xaqueue.features.session import Session
 from xaqueue.features.snapshots import manifest, store, take
 from xaqueue.features.snapshots import restore as restoring
 from xaqueue.features.streams import cleanup
+from xaqueue.features.topics import adding, hollow
 from xaqueue.features.topics import blocks as topics
-from xaqueue.features.topics import bulk, hollow
 from xaqueue.message import MessageId
 from xaqueue.xid import Xid
 
@@ -301,7 +301,7 @@ def small_steps(is_so: bool) -> Iterator[None]:
 
 def fresh_ids(made: Sequence[MessageId]) -> mock._patch[Any]:
     """The ids of the messages that are added in one call are these."""
-    return mock.patch.object(bulk, "fresh_ids", return_value=[*made])
+    return mock.patch.object(adding, "fresh_ids", return_value=[*made])
 
 
 def ids(dice: random.Random) -> mock._patch[Callable[[int], bytes]]:

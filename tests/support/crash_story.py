@@ -26,7 +26,7 @@ from xaqueue.core.model.message_block import decode_gone, decode_table
 from xaqueue.core.model.message_name import tags_of
 from xaqueue.errors import ResourceFailed
 from xaqueue.features.session import Session
-from xaqueue.features.topics import bulk
+from xaqueue.features.topics import adding
 from xaqueue.features.topics.hollow import hollow, sparse
 from xaqueue.message import EnqueueOptions, MessageId, properties_of
 from xaqueue.rpc import plain
@@ -331,7 +331,7 @@ def do_at_once(session: Session, works: Sequence[Put | Take]) -> None:
         if puts:
             ids, own = list(map(message_id, puts)), list(map(options_of, puts))
             has_own = any(len(one) > 1 for one in own)
-            with mock.patch.object(bulk, "fresh_ids", return_value=ids):
+            with mock.patch.object(adding, "fresh_ids", return_value=ids):
                 more = (ids, own) if has_own else ()
                 assert session.enqueue_many(queue, list(map(body_of, puts)), *more) == ids
 
