@@ -184,7 +184,7 @@ class DeltaLake:
             self._numbers.clear()
         elif version > self._looked:
             for one in reversed(found.history(version - self._looked)):
-                if one["operation"] == "RESTORE":
+                if one.get("operation") == "RESTORE":
                     self._numbers.clear()
                 self._numbers |= {key: int(one[key]) for key in one if key.startswith(KEYS)}
         self._found, self._looked, self.identity = found, version, identity
@@ -207,7 +207,7 @@ class DeltaLake:
                 numbers |= {key: int(one[key]) for key in keys - numbers.keys() if key in one}
                 if len(numbers) == len(keys):
                     return numbers
-                if one["operation"] == "RESTORE":
+                if one.get("operation") == "RESTORE":
                     wanted = one["operationParameters"].get("version")
                     if wanted is None:
                         raise OperationalError(f"{self.name} was restored to a time: restore it to a version")
