@@ -48,7 +48,10 @@ WORDS = {
     "Input should be a valid number, unable to parse string as a number": "a number is wanted",
     "Input should be": "it is to be",
     "Value error, ": "",
+    " (env var: 'None')": "",
     "Got unexpected extra argument(s)": "there are words too many",
+    "Got unexpected extra arguments": "there are words too many",
+    "Got unexpected extra argument": "there are words too many",
 }
 """What Typer says of a value, and we do."""
 EXIT_HELP = (
