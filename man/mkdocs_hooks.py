@@ -11,6 +11,17 @@ ROOT = Path(__file__).parent.parent
 LINK = re.compile(r"\[([^\]]+)\]\(\.\./\.\./([^)]+)\)")
 
 
+WORKER = "https://unpkg.com/iframe-worker/shim"
+"""What the plugin for the search from file:// takes from the internet."""
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    return output.replace(WORKER, "offline.js")
+
+
+on_post_template = on_post_page
+
+
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """A page is read in the repository, too, so its links are those of the repository."""
     return "\n\n".join(_shown(paragraph) for paragraph in markdown.split("\n\n"))

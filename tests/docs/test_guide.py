@@ -226,5 +226,11 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
         [sys.executable, "-m", "mkdocs", *words], env=quiet, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    page = (tmp_path / "site" / "api.html").read_text()
+    site = {path.name: path.read_text() for path in (tmp_path / "site").glob("*.html")}
+    page = site["api.html"]
     assert all(f'id="xaqueue.Connection.{name}"' in page for name in ("enqueue", "dequeue", "tpc_prepare", "receive"))
+    assert page.count(">Parameters:<") > 10
+    # The search works from file://, without the internet.
+    assert (tmp_path / "site" / "search" / "search_index.js").is_file()
+    assert all('<script src="offline.js">' in text or name == "404.html" for name, text in site.items())
+    assert [name for name, text in site.items() if re.search(r'(src|<link[^>]* href)="https?://', text)] == []
