@@ -123,7 +123,8 @@ def _status_rows(found: inspect.Status, *, has_all: bool) -> list[tuple[str, obj
         ("counted", _counted(found.counting) if found.counting is not None else ""),
         ("disk free", _disk_free(found)),
         ("trouble", found.trouble),
-        ("complaint", f"{found.complaint}" if found.complaint else ""),
+        ("complaint", found.complaint),
+        *(("snapshots", one) for one in found.snapshots),
     ]
 
 

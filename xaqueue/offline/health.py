@@ -91,6 +91,7 @@ def _notes(status: Status) -> list[str]:
         found.append(f"queues.toml is not in force: {status.complaint}")
     if status.quarantined:
         found.append(f"{status.quarantined:,} damaged or foreign files are in quarantine/: `xaqueue check`")
+    found += status.snapshots
     for one in status.carriers:
         if one.pending and one.state.value == "open":
             waiting = ", ".join(one.queues) or "all queues"

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from xaqueue.carried import CarrierStatus
@@ -38,7 +39,7 @@ from xaqueue.features.counters.values import Counters, Counting
 from xaqueue.features.kinds import KINDS
 from xaqueue.features.replica.replicated import ReplicationStatus
 from xaqueue.features.retries.options import limit_of
-from xaqueue.features.snapshots import restored
+from xaqueue.features.snapshots import restored, store
 from xaqueue.features.streams.message_files import QueueMessages, message_names
 from xaqueue.features.topics.options import TopicStatus, topic_list
 from xaqueue.message import Message, MessageId
@@ -173,6 +174,8 @@ class Status:
     counting: Counting | None = None
     """Since when the queues are counted; None where that is not written, or damaged."""
     topics: list[TopicStatus] = field(default_factory=list)
+    snapshots: list[str] = field(default_factory=list)
+    """What is wrong with those that are taken by themselves."""
 
     @property
     def recovery(self) -> str:
@@ -229,6 +232,7 @@ def fields_of_files(
         "low": disk_space.refusal(definitions, left),
         "complaint": definitions_in(path)[1],
         "topics": topic_list(definitions),
+        "snapshots": store.trouble(fs, Path(path), definitions, time.time_ns() // 1000),
         "aside": aside.totals(fs),
         "journal": journal_status(fs, seen),
         **{name: said for kind in KINDS for name, said in kind.view(fs).items()},

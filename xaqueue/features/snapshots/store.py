@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from xaqueue.core.model import block_files, layout
 from xaqueue.core.model.block import decode
 from xaqueue.core.model.block_files import read_checked
 from xaqueue.core.model.definitions import Definitions
+from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.fs import FileSystem, discard
 from xaqueue.core.storage.journal_files import headers
 from xaqueue.core.storage.journal_format import Segment, parse_name
@@ -151,6 +153,31 @@ def statuses(fs: FileSystem) -> list[SnapshotStatus]:
     whole = [replace(one.status, **_checked(fs, one.number)) for one in listed(fs)]
     suspect = [SnapshotStatus(number, 0, "", 0, 0, 0, 0, problem) for number, problem in suspects(fs)]
     return sorted((*whole, *suspect), key=lambda one: one.number)
+
+
+def trouble(fs: FileSystem, root: Path, definitions: Definitions, now_us: int) -> list[str]:
+    """Why snapshots that are taken by themselves, or their copies, would be of little help now."""
+    policy, found = policy_of(definitions), list[str]()
+    late_us = 2 * policy.interval_min * 60_000_000
+    own = _readable(fs) if late_us else []
+    if not own:  # the first is on its way
+        return []
+    if now_us - own[-1].taken_at > late_us:
+        found.append(f"no snapshot was taken in twice the {policy.interval_min:,} minutes of interval_min: see the log")
+    if problem := _checked(fs, own[-1].number).get("problem"):
+        found.append(f"snapshot {own[-1].number}, the newest, is damaged: {problem}")
+    if policy.path:
+        with closing(DirectoryFileSystem(root / policy.path, keep_unsynced=False)) as there:
+            copied = _readable(there)
+        if not copied or now_us - copied[-1].taken_at > late_us:
+            found.append(f"no snapshot of late is in [snapshots] path = {policy.path!r}: the log says why")
+    return found
+
+
+def _readable(fs: FileSystem) -> list[Manifest]:
+    with suppress(OSError):  # another user's, or no disk
+        return listed(fs)
+    return []
 
 
 def _checked(fs: FileSystem, number: int) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 import zlib
 from collections.abc import Callable
 from contextlib import closing
@@ -29,6 +30,7 @@ from xaqueue.features.snapshots.chores import TakeSnapshots
 from xaqueue.features.snapshots.copies import copy_and_keep
 from xaqueue.features.snapshots.restored import RESTORED
 from xaqueue.features.snapshots.restoring import restore
+from xaqueue.offline import inspect
 
 BODIES = [b"0", b"1", b"2", b"3"]
 
@@ -222,16 +224,27 @@ def test_each_that_is_whole_is_copied_to_another_disk(
         (space / "queues.toml").write_text('[default]\n[snapshots]\nkeep = 3\npath = "../backup"\n')
     with xaqueue.connect(root):
         eventually(lambda: any("backup is no directory" in one for one in caplog.messages))
+    assert len(inspect.status(root).snapshots) == 1
     backup.mkdir()
     shutil.rmtree(taken / "3")
     flipped(blocks(root)[1])
     with xaqueue.connect(root):
         eventually(lambda: any("[snapshot-damaged] snapshot 3" in one for one in caplog.messages))
     assert not list(backup.glob("*/*")), "one that is damaged is copied nowhere"
+    damaged, uncopied = inspect.status(root).snapshots
+    assert damaged.startswith("snapshot 3, the newest, is damaged: snapshots/3/committed/queue=q/")
+    assert uncopied == "no snapshot of late is in [snapshots] path = '../backup': the log says why"
     with closing(attach(root)) as session:
         for number in (1, 2, 1, 2):
             copy_and_keep(session.space, root, number, lambda: None)
     assert sorted(path.name for path in backup.glob("snapshots/*")) == ["2", "3", "4"]
+    (root / "snapshots/3/CHECKED").unlink()
+    assert inspect.status(root).snapshots == []
+    later_ns = time.time_ns() + 2881 * 60 * 10**9
+    monkeypatch.setattr(time, "time_ns", lambda: later_ns)
+    late, uncopied_late = inspect.status(root).snapshots
+    assert (late.startswith("no snapshot was taken in twice the 1,440 minutes"), uncopied_late) == (True, uncopied)
+    monkeypatch.undo()
     with closing(attach(another)) as session, pytest.raises(SpaceError, match="of another space"):
         copy_and_keep(session.space, another, 1, lambda: None)
     shutil.rmtree(root)
