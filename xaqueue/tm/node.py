@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from xaqueue.errors import DecisionLogError, InvalidArgument, OperationalError
-from xaqueue.tm import driver, node_schema
+from xaqueue.tm import driver
 from xaqueue.tm.decisions import Decisions
-from xaqueue.tm.driver import Dialect, run
+from xaqueue.tm.driver import Dialect
 from xaqueue.tm.gtrid import Gtrid
-from xaqueue.tm.guard import MovedElsewhere
+from xaqueue.tm.identities import Identities, identity_of
 from xaqueue.tm.last_resource import NAMES_LENGTH
-from xaqueue.tm.node_schema import LOCK_S, Identity
+from xaqueue.tm.node_schema import LOCK_S
 from xaqueue.tm.node_tables import NodeTables
 from xaqueue.tm.participant import ConnectionSource
 from xaqueue.tm.records import DecisionTable, Heuristic
@@ -38,8 +38,6 @@ from xaqueue.tm.voting import Reply
 if TYPE_CHECKING:
     from xaqueue.tm.branch import EnlistedBranch
 
-MEET_S = 1.0
-"""So long a first sign waits for what all participants say of themselves."""
 RECENT = 10_000
 """Decisions of the last minute that are looked for where the database has lost some, at most."""
 STRUCK_S = 2.0
@@ -81,14 +79,10 @@ class DatabaseNode(Decisions):
         """Asks for a sweep of each participant."""
         self._sources = sources
         self.decides = decides or ""
-        self._databases: dict[str, Identity] = {}
-        """Of each that prepares, which one it is."""
+        self._identities = Identities(sources)
         self._kinds: dict[str, bool] = {}
         """Of each participant that was opened once, whether it is a database."""
         self._tables: NodeTables | None = None
-        self._hearing = threading.Condition()
-        self._heard: dict[str, str] = {}
-        """What participants say of themselves, by name; recovery hears it."""
         self._mutex = threading.Lock()
         """Held while it signs, or takes a name, and by no event loop."""
         self._beside = threading.Lock()
@@ -201,28 +195,9 @@ class DatabaseNode(Decisions):
 
     def meet(self, branch: EnlistedBranch) -> None:
         """Whoever ends this node is to know whom to ask. Raises as ``freshen``."""
-        branch.identity = driver.space_of(branch.connection)
-        if not branch.identity:
-            found = self._databases.get(branch.name)
-            if found is None:
-                found = branch.source.loop.in_thread(partial(self._identify_apart, branch.name))
-            branch.identity, branch.check_identity = found.answer, partial(self._check_identity, branch.name, found)
+        branch.identity, branch.check_identity = self._identities.of_branch(branch)
         if branch.identity not in self._known:
             branch.source.loop.in_thread(partial(self._meet, branch.identity))
-
-    def _identify_apart(self, name: str) -> Identity:
-        with self._sources[name].opened() as connection:
-            return self._identify(name, connection)
-
-    def _identify(self, name: str, connection: Any) -> Identity:
-        found = self._databases[name] = node_schema.identity_of(connection, name)
-        return found
-
-    def _check_identity(self, name: str, known: Identity, connection: Any) -> None:
-        here = run(connection, known.question)
-        if here != [(known.answer,)]:
-            self._databases.pop(name, None)
-            raise MovedElsewhere(name, here, known.answer)
 
     def _meet(self, identity: str) -> None:
         with self._mutex:
@@ -255,33 +230,14 @@ class DatabaseNode(Decisions):
                 with self.lock:
                     self.table.open.clear()  # it is swept by now, or will be
             node = secrets.token_hex(8)
-            self._meet_all(tables.dialect)
+            # In SQLite nobody writes beside a transaction.
+            for identity in self._identities.await_all(self.decides, asks=tables.dialect is Dialect.SQLITE):
+                if self._has_room_for(identity):
+                    self._met[identity] = None
             tables.register(connection, node, self._names())
             self.table.lasts[self.decides] = EVERY_EPOCH
             self._begin_name()
             self._signed(tables, node, 1)
-
-    def _meet_all(self, dialect: Dialect) -> None:
-        """Each participant that answers soon, since one that is met later is told by a sign beside a transaction, which
-        wants a connection more than a small pool has; and in SQLite nobody writes beside one."""
-        others = [(name, source) for name, source in self._sources.items() if name != self.decides]
-        if dialect is Dialect.SQLITE:
-            for name, source in others:
-                with suppress(Exception), source.opened() as connection:
-                    self._hear(name, connection)
-        with self._hearing:
-            self._hearing.wait_for(lambda: len(self._heard) >= len(others), MEET_S)
-            heard = list(self._heard.values())
-        for identity in heard:
-            if self._has_room_for(identity):
-                self._met[identity] = None
-
-    def _hear(self, name: str, connection: Any) -> None:
-        with suppress(Exception):  # it is told when it is to prepare
-            identity = driver.space_of(connection) or self._identify(name, connection).answer
-            with self._hearing:
-                self._heard[name] = identity
-                self._hearing.notify_all()
 
     def _signed(self, tables: NodeTables, node: str, sign: int) -> None:
         self.named = f"{Gtrid(node, sign, 0, tables.database).of_node}{sign:08x}"
@@ -481,8 +437,8 @@ class DatabaseNode(Decisions):
         Raises what a driver raises.
         """
         now, source = time.monotonic(), self._deciding()
-        if name != self.decides and name not in self._heard:
-            self._hear(name, connection)
+        if name != self.decides:
+            self._identities.hear(name, connection)
         if self._swept.get(name, 0.0) > now or name == self.decides:
             return None
         with source.opened() as own:
@@ -521,15 +477,10 @@ class DatabaseNode(Decisions):
     def abandon(self) -> None:
         """In a forked child: the name is the parent's, and this one takes its own at its first transaction."""
         self.lock, self._mutex, self._beside = threading.Lock(), threading.Lock(), threading.Lock()
-        self._hearing = threading.Condition()
+        self._identities.abandon()
         if not self._closed.is_set():
             self._closed = threading.Event()  # on which its thread waited
         self._thread = None
         self.table = DecisionTable()
         self._done_rows, self._over, self._swept, self._unwritten = {}, [], {}, {}
         self._drop_name()
-
-
-def identity_of(connection: Any, name: str) -> str:
-    """What a participant says of itself, by which others know it. Raises InvalidArgument where it says nothing."""
-    return driver.space_of(connection) or node_schema.identity_of(connection, name).answer
