@@ -17,7 +17,7 @@ import pytest
 
 from support.forgetful import ForgetfulFileSystem
 from xaqueue.core.engine import directory_log
-from xaqueue.core.engine.directory_log import STAGED, DirectoryLog
+from xaqueue.core.engine.directory_log import DirectoryLog
 from xaqueue.core.model import layout
 from xaqueue.core.model.change import Change, Op
 from xaqueue.features.batches import record
@@ -43,8 +43,8 @@ class Carelessness:
 def kind_of(path: str) -> str:
     """What a directory, or a file whose content is synced, is for."""
     directory, _, name = path.rpartition("/")
-    if directory == layout.ACTIVE and name.startswith(STAGED):
-        return kind_of(name.removeprefix(STAGED).replace("~", "/"))
+    if directory == layout.ACTIVE and name.startswith(layout.STAGED):
+        return kind_of(name.removeprefix(layout.STAGED).replace("~", "/"))
     for place, what in ((RETRIES, "try"), (layout.GONE, "bitmap")):
         if directory.endswith(f"/{place}"):
             return what

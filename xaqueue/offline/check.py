@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from xaqueue.core.engine import heuristics, many, quarantine, redo
-from xaqueue.core.engine.directory_log import STAGED
 from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import change, layout
@@ -46,7 +45,7 @@ from xaqueue.offline.plan import MADE_AGAIN, Item, Plan, Site, site_of
 from xaqueue.offline.redo_view import RedoView, read_journal
 from xaqueue.xid import Xid
 
-_MENDED = f"{ACTIVE}/{STAGED}mended"
+_MENDED = f"{ACTIVE}/{layout.STAGED}mended"
 """As what is staged, gone at the next open."""
 
 

@@ -34,10 +34,10 @@ from xaqueue.core.engine.log import (
     KEPT_BYTES,
     NEVER,
     STEP_FILES,
-    CommitPending,
     Copying,
     Keeping,
     Owner,
+    no_room_error,
 )
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import ADDS, HEAD_READ_BYTES, Kind, size_in_head
@@ -56,12 +56,6 @@ from xaqueue.errors import Error, RetryLater
 
 PARALLEL_SYNCS = 8
 """Files of one step that are synced at a time; more does not help one disk."""
-
-
-STAGED = ".put."
-"""In active/, where a name that starts with a dot is no block."""
-
-
 _ENQUEUE = Kind.ENQUEUE
 
 
@@ -105,6 +99,7 @@ class DirectoryLog(GroupCommit):
     reads_of_memory = None
     journal_epoch = 0
     _never_syncs = False
+    harden_late = GroupCommit.check
 
     def __init__(
         self, fs: FileSystem, hardening: Hardening, lock: threading.Lock, owner: Owner, *, waiting: Threads = THREADS
@@ -181,7 +176,7 @@ class DirectoryLog(GroupCommit):
                 list(self._pool.map(self._sync_content, paths))
 
     def stage(self, path: str, head: bytes, body: bytes) -> None:
-        staged = staged_path(path)
+        staged = layout.staged_path(path)
         self._make_dir(path.rpartition("/")[0])
         discard(self.fs, staged)
         self.fs.create(staged, [head, body] if body else [head])
@@ -277,7 +272,7 @@ class DirectoryLog(GroupCommit):
                     except FileNotFoundError:
                         pass
                 else:  # what is PUT is staged
-                    _, source, target, when_us = op if code == MOVE else (PUT, staged_path(op[1]), op[1], op[-1])
+                    _, source, target, when_us = op if code == MOVE else (PUT, layout.staged_path(op[1]), op[1], op[-1])
                     if when_us:
                         fs.set_modified_ns(source, when_us * 1000)
                     fs.rename(source, target)
@@ -400,9 +395,6 @@ class DirectoryLog(GroupCommit):
     def unhardened(self) -> dict[str, int]:
         return {}
 
-    def harden_late(self) -> None:
-        self.check()
-
     def perform_unrecorded(self, plan: Callable[[], Change]) -> None:
         self.perform(plan)
 
@@ -457,9 +449,8 @@ class DirectoryLog(GroupCommit):
 
     def sync_names(self, directories: Sequence[str]) -> None:
         self.check()
-        if not self.hardens_names:
-            return
-        super().perform(_Names(directories))
+        if self.hardens_names:
+            super().perform(_Names(directories))
 
     def _sync_names(self, directories: Iterable[str]) -> None:
         for path in directories:
@@ -537,15 +528,3 @@ def _rank(directory: str) -> int:
     """A file goes from active/ to prepared/, from there to committed/, and on to archive/: targets first."""
     top = directory.partition("/")[0]
     return {"": 0, layout.ARCHIVE: 0, PREPARED: 2, ACTIVE: 3}.get(top, 1)
-
-
-def staged_path(path: str) -> str:
-    """Where the content of a record is written before it takes its name; recovery removes what stands there."""
-    return f"{ACTIVE}/{STAGED}{path.replace('/', '~')}"
-
-
-def no_room_error(change: Change, error: OSError, *, is_decided: bool) -> RetryLater:
-    step = change.kind.name.lower().replace("_", " ")
-    again = "commit" if change.commits else "try"
-    what, kind = ("", CommitPending) if is_decided else ("nothing was done, ", RetryLater)
-    return kind(f"{step} of {change.name} found no room ({error.strerror}): {what}free some and {again} again")

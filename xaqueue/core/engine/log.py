@@ -39,6 +39,13 @@ class CommitPending(RetryLater):
     """The commit point is on disk, and there was no room for what follows it: the same commit again completes it."""
 
 
+def no_room_error(change: Change, error: OSError, *, is_decided: bool) -> RetryLater:
+    step = change.kind.name.lower().replace("_", " ")
+    again = "commit" if change.commits else "try"
+    what, kind = ("", CommitPending) if is_decided else ("nothing was done, ", RetryLater)
+    return kind(f"{step} of {change.name} found no room ({error.strerror}): {what}free some and {again} again")
+
+
 class Owner(group_commit.Owner, Protocol):
     """Whose log it is: the space. What ends in ``_locked`` is called with its lock held."""
 

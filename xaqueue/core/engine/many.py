@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from xaqueue.core.engine import quarantine
-from xaqueue.core.engine.directory_log import staged_path
 from xaqueue.core.engine.state import Space, log
 from xaqueue.core.model import block_files, layout
 from xaqueue.core.model.block import (
@@ -151,7 +150,7 @@ def set_aside(space: Space, queue: Queue, entry: Entry, reason: str, *, is_whole
     head, checksum = head_of(Kind.ENQUEUE, entry.message_id, _packed(table, index), body, table.epoch)
     if not is_whole:
         head = b"".join((head[:CHECKSUM_OFFSET], HEAD_CRC.pack(checksum ^ HOLLOW), head[PREFIX_BYTES:]))
-    aside = staged_path(path)
+    aside = layout.staged_path(path)
     with space.fencing(f"to set message {entry.message_id.hex()} aside", f"it is damaged: {reason}"):
         discard(space.fs, aside)
         space.fs.create(aside, [head, body])

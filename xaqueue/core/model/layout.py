@@ -37,6 +37,8 @@ OPERATORS = "operators.log"
 """What became of decisions by hand; see ``xaqueue.core.engine.operator_log``."""
 HEARTBEAT = owner_file.HEARTBEAT
 """Of an owner that a standby may take over from."""
+STAGED = ".put."
+"""In active/, where a name that starts with a dot is no block."""
 SOCKET = "socket"
 """A server's, where it was told of no other place."""
 _DIRECTORIES = (ACTIVE, PREPARED, COMMITTED, HEURISTIC, QUARANTINE)
@@ -134,6 +136,11 @@ def block_path(directory: str, xid_text: str, suffix: str) -> str:
 def numbered(number: int) -> str:
     """The suffix of the block with this number, from 1."""
     return f"{number:03d}"
+
+
+def staged_path(path: str) -> str:
+    """Where the content of a record is written before it takes its name; recovery removes what stands there."""
+    return f"{ACTIVE}/{STAGED}{path.replace('/', '~')}"
 
 
 def parse_queue_directory(name: str) -> str | None:

@@ -15,7 +15,6 @@ from contextlib import suppress
 from itertools import accumulate, repeat
 
 from xaqueue.core.engine import commit, quarantine, redo
-from xaqueue.core.engine.directory_log import STAGED
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import ADDS, NO_MESSAGE, NO_TRY, Head, Kind
@@ -77,7 +76,7 @@ class Branches:
     def _clear_staged(self) -> None:
         """What a step had not given its name yet was promised to nobody."""
         for name in self._fs.list(ACTIVE):
-            if name == redo.MAKING or name.startswith(STAGED):
+            if name == redo.MAKING or name.startswith(layout.STAGED):
                 path = f"{ACTIVE}/{name}"
                 if self._fs.is_dir(path):
                     self._opening.set_aside(path, "a directory where a file should be")

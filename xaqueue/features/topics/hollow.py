@@ -10,8 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from xaqueue.core.engine.directory_log import staged_path
 from xaqueue.core.engine.state import Space
+from xaqueue.core.model import layout
 from xaqueue.core.model.change import PUT, Change, CoreStep
 from xaqueue.core.model.entry import MessageBlock
 from xaqueue.core.model.message_block import check_block, decode_table, encode
@@ -105,4 +105,4 @@ def hollow(space: Space, queue: Queue, block: MessageBlock) -> None:
     if is_put:
         block.held, block.opened = len(left), None
     else:
-        space.discard([staged_path(block.path)])
+        space.discard([layout.staged_path(block.path)])
