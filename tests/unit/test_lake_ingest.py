@@ -591,6 +591,7 @@ def test_what_is_consumed_is_in_the_table_before(tmp_path: Path, lake: Path) -> 
     with serving(made) as server, xaqueue.connect(server.url) as connection:
         connection.enqueue_many("flights", [b'{"delay":%d}' % n for n in range(30)])
         connection.commit()
+        eventually(lambda: (made / "committed" / "queue=flights").is_dir())
         steps: list[str] = []
         for space in (server.url, str(made)):
             asked = job(space, lake, "delta", consume="delete", most_messages=10, server=server.url)
@@ -613,8 +614,14 @@ def test_what_is_wrong_is_said(space: FabricatedSpace, lake: Path, tmp_path: Pat
     put(space, GOOD)
     known = tmp_path / "known"
     create(known)
-    with pytest.raises(UnknownQueue, match="has no queue flights"):
+    with pytest.raises(
+        UnknownQueue, match=r"has no queue flights; it has none yet\. `xaqueue define flights` makes it"
+    ):
         run(job(known, lake, "delta"))
+    with pytest.raises(UnknownQueue, match=r"has no queue flight: did you mean 'flights'\?.*flight\* waits for it"):
+        run(replace(job(space, lake, "parquet"), queue="flights,flight"))
+    assert not Path(target(lake, "parquet")).exists()
+    assert run(replace(job(space, lake, "parquet", "none"), queue="flight[0-9]")).rows == 0
     for to in ("parquet", "delta"):
         foreign = lake / f"{to}-flights"
         foreign.mkdir()

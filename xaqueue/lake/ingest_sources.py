@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from xaqueue.core.model.options import suggestion
 from xaqueue.endpoint import is_url
 from xaqueue.errors import InvalidArgument, SpaceError, UnknownQueue
-from xaqueue.lake.place import Known, Place, QueueScan, place_at
+from xaqueue.lake.place import Place, QueueScan, place_at
 from xaqueue.message import check_queue_name
 from xaqueue.offline.spans import Position
 from xaqueue.offline.verify import spaces_of
@@ -63,14 +63,13 @@ class Sources:
         self._consumes, self._server = True, server or ""
 
     def check(self) -> None:
-        """Raises UnknownQueue for a name that no space knows and no message can come to."""
-        said = [one.place.known() for one in map(self._reached, self._paths())]
-        known = Known(frozenset().union(*(one.names for one in said)), any(one.any_queue for one in said))
+        """Raises UnknownQueue for a name that no space defines and none has had a message of: a slip of the pen."""
+        known = {name for path in self._paths() for name in self._reached(path).place.known().names}
         for name in self._named:
-            if name not in known.names and not known.any_queue:
+            if name not in known:
                 raise UnknownQueue(
-                    f"{self._space} has no queue {name}{suggestion(name, known.names)}; it has "
-                    f"{', '.join(sorted(known.names)) or 'none yet'}"
+                    f"{self._space} has no queue {name}{suggestion(name, known)}; it has "
+                    f"{', '.join(sorted(known)) or 'none yet'}. `xaqueue define {name}` makes it, {name}* waits for it"
                 )
 
     def look(self) -> list[Source]:
