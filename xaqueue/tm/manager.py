@@ -369,8 +369,8 @@ class TransactionManager:
 
     def _is_hardened(self) -> bool:
         """Whether each queue has hardened what became of its branches, and nobody can prepare another one."""
-        if self._coordinator.live():
-            return False
+        if self._coordinator.live() or any(recovery.is_alive for recovery in self._recoveries.values()):
+            return False  # one hangs, perhaps while it removes decisions
         for name, source in self._sources.items():
             if name != self._log.decides:
                 try:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import xaqueue
+from support.patience import PATIENCE_S
 from xaqueue.carried import Carriers
 from xaqueue.tm import guard
+from xaqueue.tm import manager as managers
 from xaqueue.tm.awaiting import AsyncLoop
 from xaqueue.tm.gtrid import Gtrid, ListedBranch, parse_listed
 from xaqueue.tm.last_resource import DecisionRow
@@ -181,3 +187,32 @@ def test_a_tombstone_stays_for_what_a_queue_has_forgotten(scene: Scene, *, is_ea
     scene.sweep(nothing if is_early else roll_back, scene.queue.crash if is_early else nothing)
     scene.queue.crash()
     assert scene.stands[1] == (scene.queue.memory is Outcome.IN_DOUBT)
+
+
+def test_a_node_that_closes_while_it_removes_a_decision_leaves_a_tombstone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That may come to nothing, and then another one has to see to the decision."""
+    begun, goes_on, delete = threading.Event(), threading.Event(), NodeTables.delete
+
+    def hang(tables: NodeTables, connection: Any, gtrids: Sequence[bytes], *rest: Any) -> None:
+        if gtrids:
+            begun.set()
+            goes_on.wait(PATIENCE_S)
+            raise sqlite3.OperationalError("the connection was lost")
+        delete(tables, connection, gtrids, *rest)
+
+    monkeypatch.setattr(managers, "CLOSE_PATIENCE_S", 0.1)
+    monkeypatch.setattr(NodeTables, "delete", hang)
+    path, space = tmp_path / "db", tmp_path / "space"
+    xaqueue.connect(space, create=True).close()
+    parties: dict[str, Any] = {"db": partial(sqlite3.connect, path), "queue": str(space)}
+    with xaqueue.TransactionManager(parties, recovery_interval_s=0.05) as tm:
+        with tm.transaction() as tx:
+            tx["db"].execute("create table orders (n int)")
+            tx["queue"].enqueue("q", b"1")
+        assert begun.wait(PATIENCE_S)
+    goes_on.set()
+    with closing(sqlite3.connect(path)) as own:
+        counts = [own.execute(f"select count(*) from xaqueue_{table}").fetchone() for table in ("nodes", "ended")]
+    assert counts == [(0,), (1,)]
