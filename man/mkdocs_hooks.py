@@ -35,6 +35,6 @@ def _shown(paragraph: str) -> str:
 
 def _folded(name: str) -> str:
     text = (ROOT / name).read_text("utf-8").rstrip()
-    language = {".py": "python", ".service": "ini", "": "dockerfile"}.get((ROOT / name).suffix, "yaml")
+    language = {".py": "python", ".java": "java", ".service": "ini", "": "dockerfile"}.get((ROOT / name).suffix, "yaml")
     code = "\n".join(f"    {line}" if line else "" for line in f"```{language}\n{text}\n```".splitlines())
     return f'??? example "{name}"\n\n{code}'

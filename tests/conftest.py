@@ -49,8 +49,10 @@ one. With ``pytest tests`` all are."""
 WHOLE_ONLY = (
     "tests/spark/test_spark_by_server.py::test_a_queue_is_consumed_into_another_space_without_a_directory",
     "tests/spark/test_spark_ingest.py::test_rows_are_what_sparks_own_parser_makes_of_the_bodies",
+    "tests/interop/test_java.py::test_rows_are_messages_whoever_is_killed",
 )
-"""In no sample: they take a minute or two, and test_spark_far and the unit tests of the lake's ingest are in it."""
+"""In no sample: they take a minute or two, and test_spark_far and the unit tests of the lake's ingest are in it; Java's
+wants packages that few have."""
 SAMPLE = "XAQUEUE_TESTS_SAMPLE"
 """1: a sample also where there is a path, as before each commit. 0: none."""
 TRIES, LATE = 3, "Python worker failed to connect back"
