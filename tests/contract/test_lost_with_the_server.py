@@ -312,6 +312,7 @@ LOOKS = {
         "reservations",
     ),
     *("sessions", "status", "decision", "carriers", "indoubt_list", "indoubt_next", "indoubt_forgotten", "close"),
+    "indoubt_bodies",
     *("positions", "span", "span_sizes", "span_before", "span_kept", "ranges", "tries"),
     *("harden", "drain", "extend", "start", "end", "explain", "work", "return"),
     *("replicate", "replica_begin", "replica_next", "replica_end", "replaced", "deliver", "release_carrier"),

@@ -5,6 +5,7 @@ They are made by hand when the page has changed, and not by a test.
 
 from __future__ import annotations
 
+import math
 import sys
 import tempfile
 import time
@@ -17,9 +18,10 @@ from support.chromium import browsing, looking
 from support.console_scene import OPERATOR, Console, fail, served
 from xaqueue.connection import Connection
 from xaqueue.features.opening import create
+from xaqueue.web.history import EVERY_S, KEPT
 
-SECONDS = 40.0
-WIDTH, HEIGHT = 1180, 700
+SECONDS = 12.0
+WIDTH, HEIGHT, NARROW = 1180, 900, 390
 
 
 def fill(connection: Connection) -> None:
@@ -45,8 +47,22 @@ def work(console: Console) -> None:
             time.sleep(0.2)
 
 
+def remember(console: Console) -> None:
+    """As if it had been like this for an hour."""
+    came, now = 0, time.time()
+    for point in range(KEPT, 0, -1):
+        wave = 300 + 250 * math.sin(point / 22) + 40 * math.sin(point / 3)
+        came += 200 + 60 * (point % 7)
+        orders = int(wave) if point > 5 else 700 - 100 * point
+        depths = {"orders": orders, "events": 200 - point, "orders.failed": int(point < 60) + 2 * int(point < 20)}
+        depths |= {"readings": 40 + 20 * (point % 12), "replies": 0}
+        total = {one: came if one in ("orders", "readings") else depth for one, depth in depths.items()}
+        rows = [{"name": one, "depth": depths[one], "counters": {"enqueued": total[one]}} for one in depths]
+        console.front.link.history.add(now - EVERY_S * point, rows)
+
+
 def small(picture: bytes, path: Path) -> None:
-    Image.open(BytesIO(picture)).convert("RGB").quantize(64, dither=Image.Dither.NONE).save(path, optimize=True)
+    Image.open(BytesIO(picture)).convert("RGB").quantize(96, dither=Image.Dither.NONE).save(path, optimize=True)
     print(path, path.stat().st_size)  # noqa: T201
 
 
@@ -55,20 +71,29 @@ def main(place: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="xaqueue-") as made, browsing() as browser:
         create(Path(made) / "queue", name="shop", any_queue=True)
         with served(Path(made), fill) as console, looking(browser, console.url) as page:
+            remember(console)
             page.set_viewport_size({"width": WIDTH, "height": HEIGHT})
-            page.get_by_role("button", name="Show a token").click()
+            page.get_by_role("button", name="Sign in").click()
             page.get_by_label("Token", exact=True).fill(OPERATOR)
-            page.get_by_role("button", name="Use it").click()
+            page.get_by_role("dialog").get_by_role("button", name="Sign in").click()
             with console.connect() as waiting:
                 work(console)
-                page.emulate_media(color_scheme="light")
+                page.reload()
+                page.get_by_text("Signed in.").wait_for()
                 small(page.screenshot(), place / "console-light.png")
                 page.emulate_media(color_scheme="dark")
                 small(page.screenshot(), place / "console-dark.png")
                 waiting.rollback()
             page.emulate_media(color_scheme="light")
+            page.get_by_role("link", name="orders.failed", exact=True).last.click()
+            page.locator("#message-rows tr").first.wait_for()
+            small(page.screenshot(), place / "console-queue.png")
+            page.set_viewport_size({"width": NARROW, "height": HEIGHT})
+            page.get_by_role("link", name="All queues").click()
+            page.locator("#queue-rows tr").first.wait_for()
+            small(page.screenshot(), place / "console-narrow.png")
             page.set_viewport_size({"width": WIDTH, "height": 2 * HEIGHT})
-            page.get_by_role("button", name=str(console.xid)).click()
+            page.locator(f'#doubt [data-do="openBranch"][data-of="{console.xid}"]').click()
             dialog = page.get_by_role("dialog", name="Branch in doubt")
             dialog.get_by_text("the decision log says").wait_for()
             dialog.get_by_label("Reason").fill("the ledger has it, says its owner")

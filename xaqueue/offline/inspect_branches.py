@@ -21,12 +21,13 @@ from xaqueue.core.model.block import ADDS, Head, Kind, decode, unpack_list
 from xaqueue.core.model.block_files import ids_taken, listed, read_block, read_checked
 from xaqueue.core.model.branch import HEURISTICS
 from xaqueue.core.model.message_block import decode_table
+from xaqueue.core.model.message_name import ID_DIGITS
 from xaqueue.core.recovery import prepared
 from xaqueue.core.recovery.prepared import Holds, PreparedBranch, Verdict
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.errors import DamagedBlock, HeuristicOutcome, ProtocolError
 from xaqueue.features.kinds import KINDS
-from xaqueue.features.streams.message_files import ids_in
+from xaqueue.features.streams.message_files import QueueMessages, ids_in
 from xaqueue.message import MessageId
 from xaqueue.offline.redo_view import look_into
 from xaqueue.xid import Xid
@@ -137,6 +138,28 @@ def _messages_of(fs: FileSystem, path: str, head: Head) -> list[BranchMessage]:
     if head.kind is Kind.DEQUEUE:
         return [BranchMessage(queue, one) for one in ids_taken(fs, head)]
     return [BranchMessage(queue, head.message_id, head.size_bytes)]
+
+
+def bodies_in(fs: FileSystem, xid: Xid, queue: str) -> Iterator[tuple[MessageId, bytes]]:
+    """Of the messages that a branch in doubt adds to a queue and holds of it; without those that cannot be read."""
+    files, _ = prepared.prepared(fs)
+    status = prepared.survey(fs, xid, files.get(xid, {}), (), lambda *_: True)
+    there: QueueMessages | None = None
+    for path, head in status.blocks:
+        if head.properties.queue != queue:
+            continue
+        with suppress(DamagedBlock, OSError):
+            if head.kind is Kind.ENQUEUE:
+                yield head.message_id, decode(read_checked(fs, path)).body
+            elif head.kind is Kind.MESSAGES:
+                data = read_checked(fs, path)
+                table = decode_table(data)
+                yield from zip(table.message_ids(), table.bodies(data, 0, table.count), strict=True)
+            elif head.kind is Kind.DEQUEUE:
+                there = there or QueueMessages(fs, queue)
+                held = {one.hex() for one in ids_taken(fs, head)}
+                for name in [name for name in there.names if name[ID_DIGITS] in held]:
+                    yield MessageId(bytes.fromhex(name[ID_DIGITS])), decode(there.read(name)).body
 
 
 def _holds(fs: FileSystem) -> Holds:

@@ -12,6 +12,7 @@ import asyncio
 import json
 import logging
 import socket
+from base64 import b64encode
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
@@ -191,6 +192,16 @@ def part(look: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 def answered(value: object, status: int = 200) -> Response:
     """As JSON. Bytes in it are text where they are printable, else hex."""
     return Response(json.dumps(value, default=text_of), status, media_type="application/json")
+
+
+def shown(body: bytes, size_bytes: int) -> dict[str, Any]:
+    """A body, or the beginning of one of this size. What is no text is given in Base64."""
+    cut = len(body) < size_bytes
+    try:
+        content = {"body": body.decode("utf-8", "ignore" if cut else "strict")}
+    except UnicodeDecodeError:
+        content = {"body_base64": b64encode(body).decode("ascii")}
+    return {"size_bytes": size_bytes, "cut": cut, **content}
 
 
 def text_of(value: bytes) -> str:

@@ -103,6 +103,7 @@ class HttpFront:
         made = self._server()
         thread = threading.Thread(target=made.run, args=(sockets,), name="xaqueue-http", daemon=True)
         thread.start()
+        threading.Thread(target=self.link.watch, name="xaqueue-http-history", daemon=True).start()
 
         def stop() -> None:
             made.should_exit = True

@@ -1,4 +1,4 @@
-"""Branches in doubt in the console: what each holds, what is advised, what a decision would do, and the decision.
+"""Branches in doubt in the console: what each adds and holds, what is advised, what a decision does, and that.
 
 The rights are those of the verbs that are asked, ``advise`` as ``indoubt_list``. A decision is signed with the token's
 hash, and a reason is asked for.
@@ -23,7 +23,7 @@ from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.rpc.methods.service import RemoteOperator
 from xaqueue.rpc.wire import decode
 from xaqueue.tm.gtrid import parse_listed
-from xaqueue.web.door import action_of, answered, ask, part, text_of
+from xaqueue.web.door import action_of, answered, ask, part, shown, text_of
 from xaqueue.xid import Xid
 
 SHOWN = 100
@@ -82,8 +82,8 @@ async def advice(request: Request) -> Response:
     return answered(await asyncio.to_thread(advise, str(made.gtrid)))
 
 
-async def dry_run(request: Request) -> Response:
-    """The queues before and after each of the two decisions."""
+async def effect(request: Request) -> Response:
+    """The queues before and after each of the two decisions, and the beginnings of the bodies that it is about."""
     xid = Xid.parse(request.query_params.get("xid", ""))
 
     def look(manager: RemoteManager) -> dict[str, Any]:
@@ -92,12 +92,18 @@ async def dry_run(request: Request) -> Response:
         branch = next((one for one in waiting if one.xid == xid), None)
         if branch is None:
             raise UnknownXid(f"branch {xid} is not in doubt any more")
-        depths = operator.depths({one.queue for one in (*branch.added, *branch.held)})
+        queues = sorted({one.queue for one in (*branch.added, *branch.held)})
+        depths = operator.depths(queues)
 
         def after(commit: bool) -> dict[str, Any]:
             return {"rows": list(map(asdict, dry_run_of(branch, waiting, depths, commit)))}
 
-        return {"commit": part(partial(after, True)), "rollback": part(partial(after, False))}
+        def bodies(queue: str) -> dict[str, Any]:
+            found = manager.call("indoubt_bodies", queue, xid)
+            return {"rows": [{"message_id": one.hex(), **shown(body, size)} for one, body, size in found]}
+
+        told = {queue: part(partial(bodies, queue)) for queue in queues}
+        return {"commit": part(partial(after, True)), "rollback": part(partial(after, False)), "bodies": told}
 
     return answered(await ask(request, look))
 
@@ -136,7 +142,7 @@ def _reason(body: dict[str, Any]) -> str:
 
 ROUTES: list[BaseRoute] = [
     Route("/api/advice", advice),
-    Route("/api/dry-run", dry_run),
+    Route("/api/branch", effect),
     Route("/api/decide", decide, methods=["POST"]),
     Route("/api/forget", forget, methods=["POST"]),
 ]

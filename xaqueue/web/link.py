@@ -10,15 +10,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from xaqueue.access import Identity
-from xaqueue.errors import AccessDenied, ConnectionLost, InvalidArgument, ResourceFailed
+from xaqueue.errors import AccessDenied, ConnectionLost, Error, InvalidArgument, ResourceFailed
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.rpc.client.sockets import ClientSocket, PlainSocket
+from xaqueue.web.history import EVERY_S, History
 
 if TYPE_CHECKING:
     from xaqueue.rpc.server.server import Server
@@ -34,9 +38,13 @@ OVERVIEW = frozenset(
     {"hello", "close", "echo", "status", "metrics", "sessions", "indoubt_list", "indoubt_next", "depths"}
 )
 """What is for whoever is there where nobody need show a token."""
-BODIES = frozenset({"browse", "browse_next", "browse_end"})
+BODIES = frozenset({"browse", "browse_next", "browse_end", "indoubt_bodies"})
 """And this, where tokens are not used at all."""
 
+UNKNOWN = (
+    "the server does not know this token: copy it whole, as it was given to you, or ask who keeps the space's "
+    "queues.toml for one (`xaqueue token ROLE FILE` makes it)"
+)
 OVER = "the server is ending: ask again when it runs"
 
 log = logging.getLogger("xaqueue.http")
@@ -58,7 +66,9 @@ class ServerLink:
         self.server: Server | None = None
         """None while there is none: the space is being opened, or waited for, or the process ends."""
         self._is_open = is_open
+        self.history = History()
         self._refused = 0
+        self._over = threading.Event()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="xaqueue-http")
 
     def served(self) -> Server:
@@ -78,12 +88,12 @@ class ServerLink:
             return Requester(Identity(looks=OVERVIEW | BODIES if reads else OVERVIEW), acts=False)
         try:
             identity = Identity().with_token(token, trusted=trust.trusts(token))
-        except InvalidArgument as wrong:
-            raise AccessDenied(str(wrong)) from None
+        except InvalidArgument:
+            raise AccessDenied(f"{UNKNOWN}; this one is too short, too long, or has signs that none has") from None
         refusal = policy.rights_of(identity).refusal
         if refusal:
             self._log(refusal)
-            raise AccessDenied("this token is none that the server knows: check it, and the roles in queues.toml")
+            raise AccessDenied(UNKNOWN)
         return Requester(identity, acts=True)
 
     async def ask(self, requester: Requester, what: Callable[[RemoteManager], T]) -> T:
@@ -103,6 +113,14 @@ class ServerLink:
             raise
         finally:
             manager.close()
+
+    def watch(self) -> None:
+        """Notes how many messages there are, until it is closed: what a thread of its own does."""
+        while not self._over.wait(EVERY_S):
+            with suppress(Error):
+                if self.served().space.loaded:
+                    status = self._ask(Requester(Identity(looks=OVERVIEW), acts=False), RemoteManager.status)
+                    self.history.add(time.time(), status["queues"])
 
     def _log(self, refused: str) -> None:
         self._refused += 1
@@ -124,4 +142,5 @@ class ServerLink:
     def close(self) -> None:
         """No more is asked."""
         self.server = None
+        self._over.set()
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -58,6 +58,7 @@ PARAMS: dict[str, list[Any]] = {
     "ranges": ["orders"],
     "tries": ["orders"],
     "indoubt_forgotten": [GLOBAL],
+    "indoubt_bodies": ["orders", GLOBAL],
     "indoubt_decide": [GLOBAL, True, "me"],
     "indoubt_forget": [GLOBAL, "me"],
 }
@@ -92,7 +93,7 @@ ENOUGH: dict[str, frozenset[Right] | None] = {
     "remove": frozenset({Right.CONSUME}),
     "restore": frozenset({Right.PRODUCE}),
     **dict.fromkeys(
-        ("browse", "positions", "span", "span_sizes", "span_before", "span_kept", "ranges", "tries"),
+        ("browse", "positions", "span", "span_sizes", "span_before", "span_kept", "indoubt_bodies", "ranges", "tries"),
         frozenset({Right.BROWSE}),
     ),
     "depths": frozenset({Right.BROWSE, Right.RESOLVE}),

@@ -244,6 +244,9 @@ def test_an_operators_decision(client: RawClient) -> None:
     assert "no list is open" in str(refusal(lambda: client.call("indoubt_next")))
     assert (tuple(row["xid"]), row["state"], row["decision"]) == (X, "in doubt", None)
     assert [content[0] for content in row["added"]] == ["orders"]
+    ((message_id, body, size),) = client.call("indoubt_bodies", "orders", X)
+    assert (message_id, len(body)) == (row["added"][0][1], size)
+    assert client.call("indoubt_bodies", "urgent", X) == []
     decision = client.call("indoubt_decide", X, True, "somebody", "a reason")
     assert (decision["outcome"], decision["by"], decision["reason"]) == ("commit", "somebody", "a reason")
     told = refusal(lambda: client.call("rollback", X))

@@ -110,6 +110,7 @@ def right_calls(xid: tuple[int, bytes, bytes]) -> list[tuple[str, list[Any]]]:
         ("indoubt_decide", [UNKNOWN, True, "somebody", "reason"]),
         ("indoubt_forget", [UNKNOWN, "somebody", "reason"]),
         ("indoubt_forgotten", []),
+        ("indoubt_bodies", ["orders", UNKNOWN]),
         ("depths", [["orders", "empty"]]),
         ("commit_all", ["query", 1, [[ONE_SPACE, [b"unknown"]]], [["space", MANY_SPACES, [b"unknown"]]]]),
         ("rollback_all", ["query", 1]),

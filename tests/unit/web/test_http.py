@@ -204,12 +204,12 @@ def test_a_bad_action_is_told_what_is_wrong(ask: Ask, status: int, body: bytes, 
 @pytest.mark.parametrize(
     ("path", "body", "told"),
     [
-        ("/api/requeue", {"queue": "orders", "ids": []}, "ids of 1 to 100"),
-        ("/api/requeue", {"queue": "orders", "ids": ["0" * 32] * 101}, "ids of 1 to 100"),
-        ("/api/requeue", {"queue": "orders", "ids": [7]}, "message id 7"),
-        ("/api/requeue", {"queue": "<script>", "ids": ["0" * 32]}, "queue name '<script>' is refused"),
-        ("/api/requeue", {"queue": ["orders"], "ids": ["0" * 32]}, "queue name"),
-        ("/api/requeue", {"queue": "orders", "ids": ["0" * 32]}, "needs the right to consume"),
+        ("/api/requeue", {"queue": "orders"}, "upto: a number"),
+        ("/api/requeue", {"queue": "orders", "upto": True}, "upto: a number"),
+        ("/api/requeue", {"queue": "orders", "upto": 1, "find": 7}, "find: a text"),
+        ("/api/requeue", {"queue": "<script>", "upto": 1}, "queue name '<script>' is refused"),
+        ("/api/requeue", {"queue": ["orders"], "upto": 1}, "queue name"),
+        ("/api/requeue", {"queue": "orders", "upto": 1}, "needs the right to browse"),
         ("/api/forget", {"xid": "7.Zw.Zw", "reason": "so"}, "the right to resolve"),
     ],
 )
@@ -221,15 +221,15 @@ def test_other_bad_actions(
     assert [one for one in caplog.messages if "is lost" in one] == []  # nor is a transaction left behind
 
 
-@pytest.mark.parametrize(
-    "path", ["messages?queue=%3Cscript%3E", "messages", "messages?queue=orders&id=zz", "dry-run?xid=7", "advice"]
-)
+@pytest.mark.parametrize("path", ["messages?queue=%3Cscript%3E", "messages", "branch?xid=7", "advice"])
 def test_a_bad_question_is_told_so(ask: Ask, path: str) -> None:
     status, told = ask("GET", f"/api/{path}")
     assert (status, told["kind"]) == (400, "InvalidArgument")
 
 
-@pytest.mark.parametrize("path", ["overview", "messages?queue=orders", "dry-run?xid=7.Zw.Zw", "advice?xid=7.Zw.Zw"])
+@pytest.mark.parametrize(
+    "path", ["overview", "messages?queue=orders", "branch?xid=7.Zw.Zw", "history", "advice?xid=7.Zw.Zw"]
+)
 @pytest.mark.parametrize(
     "shown_as", [f"Bearer {OTHER}", "Bearer short", "Bearer " + "\xfc" * 20, "Bearer " + "x" * 2000, "bearer"]
 )
@@ -255,7 +255,7 @@ def test_where_nobody_has_a_role_who_is_here_may_read_messages(tmp_path: Path) -
             asked(HTTPConnection("127.0.0.1", port_of(made), timeout=20), method, path, body=body, headers=ACTION)
             for method, path, body in (
                 ("GET", "/api/messages?queue=orders", None),
-                ("POST", "/api/requeue", json.dumps({"queue": "orders", "ids": ["0" * 32]})),
+                ("POST", "/api/requeue", json.dumps({"queue": "orders", "upto": 1})),
             )
         ]
     thread.stop()
@@ -487,16 +487,16 @@ def test_all_that_have_failed_go_back_in_pieces(tmp_path: Path, monkeypatch: pyt
         for _ in range(4):
             body = json.dumps({"queue": "failed", "upto": 12})
             peer = HTTPConnection("127.0.0.1", port_of(made), timeout=20)
-            found.append(asked(peer, "POST", "/api/failed", body=body, headers=headers)[1])
+            found.append(asked(peer, "POST", "/api/requeue", body=body, headers=headers)[1])
         for upto in (None, True, "1"):
             peer = HTTPConnection("127.0.0.1", port_of(made), timeout=20)
             body = json.dumps({"queue": "failed", "upto": upto})
-            assert asked(peer, "POST", "/api/failed", body=body, headers=headers)[0] == 400
+            assert asked(peer, "POST", "/api/requeue", body=body, headers=headers)[0] == 400
         assert len(list(connection.browse("orders"))) == 8
         assert [message.seq for message in connection.browse("failed")] == [1, 2, 3, 4, 13]
         holder.close()
     thread.stop()
-    assert [(one["moved"], one["more"]) for one in found] == [(4, True), (4, True), (0, False), (0, False)]
+    assert [(one["moved"], one["more"]) for one in found] == [(8, False), *[(0, False)] * 3]
     assert found[-1]["stay"] == 4
 
 

@@ -24,10 +24,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import astuple
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from xaqueue.access import ADMIN, EITHER, NOTHING, RESOLVE, Need, Right
+from xaqueue.access import ADMIN, BROWSE, EITHER, NOTHING, RESOLVE, Need, Right
 from xaqueue.core.engine import heuristics, operator_log
 from xaqueue.core.engine.heuristics import Decision
 from xaqueue.core.engine.operator_log import Forgotten
@@ -46,9 +47,9 @@ from xaqueue.features.leases.leases import adopt
 from xaqueue.features.limits.queue_room import room_of, size_of
 from xaqueue.features.replica.shipping import shipping_of
 from xaqueue.features.streams.record import record_of
-from xaqueue.message import check_queue_name
+from xaqueue.message import MessageId, check_queue_name
 from xaqueue.offline.inspect import QueueStatus, Status, depths_in, described, fields_of_files
-from xaqueue.offline.inspect_branches import InDoubt, by_age, pages
+from xaqueue.offline.inspect_branches import InDoubt, bodies_in, by_age, pages
 from xaqueue.offline.queue_files import share, sum_of
 from xaqueue.offline.redo_view import read_journal
 from xaqueue.rpc import wire
@@ -69,6 +70,8 @@ KEY_BYTES = 16
 """Of a session's key, at least."""
 LISTED = 1000
 """Branches of one answer, at most."""
+BODY_SHOWN = 4096
+"""Bytes of a body of a branch in doubt."""
 IN_DOUBT = (State.PREPARED, State.DELEGATED)
 
 
@@ -329,6 +332,14 @@ def indoubt_forgotten(caller: Caller) -> list[Forgotten]:
     return _read(caller, operator_log.forgotten_in)
 
 
+def indoubt_bodies(caller: Caller, queue: Any, xid: Xid) -> list[tuple[MessageId, bytes, int]]:
+    """Id, beginning of the body and its size of messages that a branch adds to a queue and holds of it."""
+    name, most = check_queue_name(queue), LISTED // 10
+    caller.session.space.settle()
+    found = _read(caller, lambda fs: list(islice(bodies_in(fs, xid, name), most)))
+    return [(message_id, body[:BODY_SHOWN], len(body)) for message_id, body in found]
+
+
 def depths(caller: Caller, names: Any) -> dict[str, int]:
     """How many messages these queues have, with those that branches hold."""
     if not isinstance(names, list):
@@ -345,6 +356,7 @@ SERVICE_METHODS = (
     *methods(EITHER, indoubt_list, indoubt_next, indoubt_forgotten),
     *methods(RESOLVE, indoubt_decide, indoubt_forget),
     method(Need((Right.RESOLVE,), queue=Right.BROWSE), depths),
+    method(BROWSE, indoubt_bodies),
 )
 
 

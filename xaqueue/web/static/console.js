@@ -1,16 +1,23 @@
-// The page asks the server that it is from and nobody else. What comes is made into text nodes, never into markup.
+// The page asks the server that it is from and nobody else.
 
-const EVERY_MS = 2000, KEPT = 60, RATE_POINTS = 6, LOOK_MS = 10000, ACT_MS = 60000;
+import { $, age, button, cell, chart, counted, drawn, fill, head, named, node, number, pairs, short, size, span, tiles, told, when } from "./drawing.js";
+
+const EVERY_MS = 2000, KEPT = 60, LOOK_MS = 10000, ACT_MS = 60000, HOUR_S = 3600, LEAST_S = 300, BANDS = 5, RATE_S = 15, NOW_S = 10;
 const TOKEN = "xaqueue.token";
-const $ = (id) => document.getElementById(id);
-const history = new Map();  // of each queue: {at, depth, came, went}, the oldest first
+const seen = new Map();  // of each queue: {at, depth, came}, the oldest first, since the page was opened
+let hour = { every_s: 20, at: [], queues: {} };  // the same of the last hour, from the server: of the queue that is shown, or of all
+let hourIs = null;  // of what, and when it was asked for
 let shown = null;  // the last overview
-let looked = null;  // the messages that are listed: {queue, rows}
+let looked = null;  // the messages that are listed: {queue, rows, find}
 let open = null;  // the message or branch that a dialog is about
 let turn = 0;  // of polls: an answer to an older one, with another token perhaps, is let go
 let polling = null;  // the newest of them
 let looking = 0;  // likewise of lists of messages
 let acting = false;  // something is being changed: nothing else is sent meanwhile
+
+// Which queue has the page for itself; null where all of them are shown.
+const place = () => new URLSearchParams(location.hash.slice(1)).get("queue");
+const address = (queue) => `#queue=${encodeURIComponent(queue)}`;
 
 // Asking
 
@@ -42,8 +49,14 @@ function poll() {
 
 async function look(mine) {
   try {
-    const found = await ask("api/overview");
+    const queue = place(), found = await ask("api/overview");
     if (mine !== turn) return polling;
+    if (hourIs?.queue !== queue || found.now / 1e6 - hourIs.at >= hour.every_s) {
+      const past = await ask(`api/history?queue=${encodeURIComponent(queue ?? "")}`);
+      if (mine !== turn) return polling;
+      hour = past;
+      hourIs = { queue, at: found.now / 1e6 };
+    }
     shown = found;
     document.body.classList.remove("old");
     draw();
@@ -51,73 +64,8 @@ async function look(mine) {
     if (mine !== turn) return polling;
     document.body.classList.add("old");
     light("bad", shown ? `${error.message} What stands below is old.` : error.message);
-    who(error.status === 403 ? "nothing is shown without a token that the server knows" : "");
+    who(error.status === 403 ? "Nothing is shown without a token that the server knows." : "");
   }
-}
-
-// Drawing
-
-function node(kind, given = {}, ...inside) {
-  const made = document.createElement(kind);
-  for (const [name, value] of Object.entries(given)) {
-    if (value === false || value === undefined) continue;
-    if (name === "text") made.textContent = value;
-    else made.setAttribute(name, value === true ? "" : value);
-  }
-  made.append(...inside);
-  return made;
-}
-
-const cell = (text, kind = "") => node("td", { text, class: kind || false });
-const number = (value) => cell(value === null || value === undefined ? "" : value.toLocaleString("en"), "n");
-const button = (text, act, of, more = {}) => node("button", { type: "button", "data-do": act, "data-of": of, text, ...more });
-
-function fill(body, rows) {
-  // Only what has changed is put in anew, so that the focus stays, and a screen reader says nothing twice. What tells
-  // beforehand by its stamp that nothing has is not even made: there may be a thousand queues.
-  const known = new Map([...body.rows].map((row) => [row.dataset.key, row]));
-  rows.forEach(({ key, stamp, make }, at) => {
-    let here = known.get(key);
-    if (here && stamp && here.stamp === stamp) {
-      if (body.rows[at] !== here) body.insertBefore(here, body.rows[at]);
-      return;
-    }
-    const made = make();
-    here = here || made;
-    if (body.rows[at] !== here) body.insertBefore(here, body.rows[at] || null);
-    if (here !== made) [...made.cells].forEach((cell, n) => here.cells[n].isEqualNode(cell) || here.cells[n].replaceWith(cell));
-    here.dataset.key = key;
-    here.stamp = stamp;
-  });
-  while (body.rows.length > rows.length) body.lastElementChild.remove();
-}
-
-function table(name, rows, none, part = {}) {
-  const body = $(`${name}-rows`), note = $(name === "doubt" ? "doubt-note" : `${name}s-note`);
-  body.closest("table").hidden = !rows.length;
-  fill(body, rows);
-  const text = part.error ? `Not shown: ${part.error}` : rows.length ? (part.more ? "There are more than these." : "") : none;
-  if (note.textContent !== text) note.textContent = text;
-}
-
-function pairs(list, rows) {
-  list.replaceChildren(...rows.filter(([, value]) => value !== "" && value !== null && value !== undefined)
-    .flatMap(([name, value]) => [node("dt", { text: name }), node("dd", { text: String(value) })]));
-}
-
-function span(seconds) {
-  if (!(seconds >= 0)) return "";
-  if (seconds < 60) return `${Math.floor(seconds)} s`;
-  if (seconds < 3600) return `${Math.floor(seconds / 60)} min`;
-  return seconds < 172800 ? `${Math.floor(seconds / 3600)} h` : `${Math.floor(seconds / 86400)} d`;
-}
-const age = (at) => (at ? span(Math.max(0, (shown.now - at) / 1e6)) : "");
-const when = (at) => (at ? new Date(at / 1000).toISOString().replace("T", " ").slice(0, 19) + " UTC" : "");
-function size(bytes) {
-  if (!Number.isFinite(bytes)) return "";
-  let unit = 0;
-  for (; bytes >= 1024 && unit < 4; unit++) bytes /= 1024;
-  return `${unit ? bytes.toFixed(1) : bytes} ${["B", "KiB", "MiB", "GiB", "TiB"][unit]}`;
 }
 
 // The light
@@ -128,86 +76,163 @@ function light(kind, text) {
   document.title = `${{ good: "", fair: "(!) ", bad: "(!!) " }[kind]}${$("name").textContent}`;
 }
 
-// The parts of the page
+// What there was
+
+function note(queue) {
+  const points = seen.get(queue.name) || [], at = shown.now / 1e6;
+  if (points.at(-1)?.at !== at) points.push({ at, depth: queue.depth, came: queue.counters.enqueued });
+  seen.set(queue.name, points.slice(-KEPT));
+}
+
+// Of a queue: what the server has of the last hour, then what the page has seen.
+function past(name) {
+  const kept = hour.queues[name] || { depth: [], came: [] }, first = hour.at.length - kept.depth.length, here = seen.get(name) || [];
+  const since = Math.max(shown.now / 1e6 - HOUR_S, 0), until = here[0]?.at ?? Infinity;
+  const points = kept.depth.map((depth, n) => ({ at: hour.at[first + n], depth, came: kept.came[n] }));
+  return [...points.filter((one) => one.at < until), ...here].filter((one) => one.at >= since);
+}
+
+// Messages a second that came and went between two points.
+function rates(from, to) {
+  const seconds = to.at - from.at, came = Math.max(0, to.came - from.came);
+  return seconds > 0 ? [came / seconds, Math.max(0, came - (to.depth - from.depth)) / seconds] : [NaN, NaN];
+}
+
+function ratesNow(name) {
+  const points = past(name), last = points.at(-1);
+  return rates(points.findLast((one) => last.at - one.at >= NOW_S) || points[0], last);
+}
+
+const perSecond = (rate) => (rate > 0 ? rate.toLocaleString("en", { maximumFractionDigits: rate < 10 ? 1 : 0 }) : "");
+const stretch = (points) => { const now = shown.now / 1e6; return { now, from: Math.min(points[0]?.at ?? now, now - LEAST_S) }; };
+
+// All queues
 
 function draw() {
-  const status = shown.status;
+  const status = shown.status, name = place();
   $("name").textContent = status.format.name;
-  const found = shown.health, count = found.length, isBad = found.some((one) => one.bad);
-  const kind = isBad ? "bad" : count ? "fair" : "good";
-  light(kind, count ? `${isBad ? "It does not work as it should" : "It works"}: ${count} ${count > 1 ? "things want" : "thing wants"} a look.` : "All is well.");
-  const rows = found.map((one) => node("li", { class: one.bad && "bad", text: one.text }));
-  const list = $("findings");
-  if (list.textContent !== rows.map((row) => row.textContent).join("")) list.replaceChildren(...rows);
-  who(shown.acts ? "With a token." : "Read-only: no token is shown.");
+  drawHealth(shown.health);
+  who(shown.acts ? "Signed in." : "Looking only.");
+  status.queues.forEach(note);
+  $("home").hidden = name !== null;
+  $("queue").hidden = name === null;
+  if (name === null) drawAll(status);
+  else drawQueue(status.queues.find((one) => one.name === name), name);
+}
+
+function drawHealth(found) {
+  const count = found.length, isBad = found.some((one) => one.bad);
+  const text = count ? `${isBad ? "It does not work as it should" : "It works"}: ${counted(count, "thing")} ${count > 1 ? "want" : "wants"} a look.` : "All is well.";
+  light(isBad ? "bad" : count ? "fair" : "good", text);
+  const rows = found.map((one) => node("li", { class: one.bad && "bad" }, node("strong", { text: one.kind }), ": ", ...told(one.text), ...(["in doubt", "damaged"].includes(one.kind) ? [" ", node("a", { href: "#doubt", text: "Look" })] : [])));
+  if ($("findings").textContent !== rows.map((row) => row.textContent).join("")) $("findings").replaceChildren(...rows);
+}
+
+function drawAll(status) {
+  const sum = (what) => status.queues.reduce((all, one) => all + what(one), 0), wrong = shown.health.map((one) => one.kind);
+  const letters = status.queues.filter((one) => shown.failure_queues.includes(one.name) && one.depth);
+  const flow = [0, 1].map((which) => perSecond(sum((one) => ratesNow(one.name)[which] || 0)) || "0");
+  const replica = status.replication;
+  tiles($("tiles"), [
+    [sum((one) => one.depth).toLocaleString("en"), "messages", "#queues"],
+    [flow[0], "in a second", "#queues"], [flow[1], "out a second", "#queues"],
+    [status.in_doubt.toLocaleString("en"), "in doubt", "#doubt", (wrong.includes("damaged") && "bad") || (wrong.includes("in doubt") && "fair")],
+    [sum((one) => (letters.includes(one) ? one.depth : 0)).toLocaleString("en"), "dead letters", "#letters", letters.length && "fair"],
+    [shown.sessions.error ? "-" : `${shown.sessions.total}`, "connected", "#sessions"],
+    [size(status.free_bytes), "of disk free", "#space", wrong.includes("low disk") && "fair"],
+    ...(replica ? [[replica.connected ? size(replica.lag_bytes) : "away", replica.connected ? "replica behind" : "is the replica", "#space", wrong.includes("replica") && "fair"]] : []),
+  ]);
+  $("empty").hidden = status.queues.length > 0;
+  for (const id of ["whole", "queues"]) $(id).hidden = !status.queues.length;
+  if (!status.queues.length) $("first").textContent = `xaqueue define orders --space ${status.directory}\nxaqueue put orders hello --space ${status.directory}`;
+  drawWhole(status.queues);
   fill($("queue-rows"), status.queues.map(queueRow));
-  table("doubt", shown.in_doubt.rows.map((one) => ({ key: one.xid, make: () => doubtRow(one) })), "No branch is in doubt.", shown.in_doubt);
-  const failures = status.queues.filter((queue) => shown.failure_queues.includes(queue.name));
-  table("letter", failures.filter((one) => one.depth).map((one) => ({ key: one.name, make: () => letterRow(one) })), failures.length ? "No message has failed for good." : "No queue has a failure_queue: see max_tries in queues.toml.");
-  table("session", shown.sessions.rows.map((one, at) => ({ key: `${at}`, make: () => sessionRow(one) })), "Nobody is connected.", shown.sessions);
-  table("stream", status.queues.filter((one) => one.stream).map((one) => ({ key: one.name, make: () => streamRow(one) })), "No stream consumes a queue.");
+  table("doubt", shown.in_doubt.rows.map((one) => ({ key: one.xid, make: () => doubtRow(one) })), shown.in_doubt);
+  table("letter", letters.map((one) => ({ key: one.name, make: () => letterRow(one) })));
+  table("session", shown.sessions.rows.map((one, at) => ({ key: `${at}`, make: () => sessionRow(one) })), shown.sessions);
+  table("stream", status.queues.filter((one) => one.stream).map((one) => ({ key: one.name, make: () => streamRow(one) })));
   pairs($("facts"), facts(status));
+}
+
+// Where there is nothing, nothing is shown; where it may not be seen, why.
+function table(name, rows, part = {}) {
+  const body = $(`${name}-rows`), section = body.closest("section"), text = part.error ? `Not shown: ${part.error}` : part.more ? "There are more than these." : "";
+  section.hidden = !rows.length && !text;
+  body.closest("table").hidden = !rows.length;
+  fill(body, rows);
+  const said = section.querySelector(".note");
+  if (said.textContent !== text) said.textContent = text;
+}
+
+// The space as a picture: the largest queues as bands, one upon the other, over the last hour.
+function drawWhole(queues) {
+  const now = shown.now / 1e6, times = [...hour.at.filter((at) => at < now && at >= now - HOUR_S), now];
+  const depths = (queue) => { const kept = hour.queues[queue.name]?.depth || []; return [...times.slice(0, -1).map((_, n) => kept[kept.length - times.length + 1 + n] ?? 0), queue.depth]; };
+  const all = queues.map((queue) => ({ name: queue.name, depths: depths(queue) })).sort((a, b) => Math.max(...b.depths) - Math.max(...a.depths));
+  const few = all.filter((one, n) => n < BANDS && Math.max(...one.depths) > 0), rest = all.slice(few.length).filter((one) => Math.max(...one.depths) > 0);
+  if (rest.length) few.push({ name: "", depths: times.map((_, n) => rest.reduce((sum, one) => sum + one.depths[n], 0)) });
+  let below = times.map((at) => [at, 0]);
+  const bands = few.map((one, n) => {
+    const points = times.map((at, which) => [at, below[which][1] + one.depths[which]]), band = [`band b${n}`, points, below];
+    below = points;
+    return band;
+  });
+  const high = Math.max(...below.map(([, depth]) => depth), 1), { from } = stretch([{ at: times[0] }]);
+  chart($("whole-chart"), `All messages in the last hour: ${below.at(-1)[1]} now, ${high} at most`, bands, { from, now, high, unit: "messages" });
+  const names = few.map((one, n) => node("li", {}, node("i", { class: `band b${n}` }), one.name ? node("a", { href: address(one.name), text: one.name }) : `${counted(rest.length, "other queue")}`, ` ${one.depths.at(-1).toLocaleString("en")}`));
+  if ($("whole-names").textContent !== names.map((one) => one.textContent).join("")) $("whole-names").replaceChildren(...names);
 }
 
 function who(text) {
   $("who").textContent = text;
-  $("sign").textContent = sessionStorage.getItem(TOKEN) ? "Forget the token" : "Show a token";
+  $("sign").textContent = sessionStorage.getItem(TOKEN) ? "Sign out" : "Sign in";
 }
+
+const remarks = (queue) => [queue.full && "full", queue.stuck && "stuck", queue.exhausted && `${queue.exhausted} to the failure queue`, queue.stream && `stream ${queue.stream}`, shown.failure_queues.includes(queue.name) && "dead letters"].filter(Boolean);
+const waits = (queue) => [queue.delayed && `${queue.delayed.toLocaleString("en")} delayed`, queue.held - queue.in_doubt > 0 && `${queue.held - queue.in_doubt} at work`, queue.in_doubt && `${queue.in_doubt} in doubt`].filter(Boolean).join(", ");
 
 function queueRow(queue) {
-  const points = history.get(queue.name) || [], came = queue.counters.enqueued, now = shown.now / 1e6;
-  if (points.at(-1)?.at !== now) points.push({ at: now, depth: queue.depth, came, went: came - queue.depth });
-  history.set(queue.name, points.slice(-KEPT));
-  const last = points.at(-1), from = points.at(-RATE_POINTS) || points[0];
-  const [ins, outs] = ["came", "went"].map((name) => (last.at > from.at ? ((last[name] - from[name]) / (last.at - from.at)).toFixed(1) : ""));
-  const depths = points.map((point) => point.depth), line = depths.some((depth) => depth !== depths[0]) ? depths : [depths[0]];
-  const notes = [queue.full && "full", queue.stuck && "stuck", queue.exhausted && `${queue.exhausted} to the failure queue`, queue.stream && `stream ${queue.stream}`, shown.failure_queues.includes(queue.name) && "dead letters"].filter(Boolean).join(", ");
-  const oldest = age(queue.oldest), counts = [queue.ready, queue.delayed, queue.held, queue.in_doubt];
-  const bytes = (queue.is_estimated ? "about " : "") + size(queue.size_bytes);
-  const make = () => node("tr", {},
-    node("th", { scope: "row" }, button(queue.name, "openQueue", queue.name, { class: "plain", title: queue.description || false })),
-    ...counts.map(number), cell(oldest, "n"), cell(bytes, "n"), cell(ins, "n"), cell(outs, "n"), number(queue.consumers), node("td", {}, sparkline(line)), cell(notes));
-  return { key: queue.name, stamp: JSON.stringify([counts, oldest, bytes, ins, outs, queue.consumers, line, notes, queue.description]), make };
+  const points = past(queue.name), line = points.map((one) => one.depth), [ins, outs] = ratesNow(queue.name).map(perSecond);
+  const notes = remarks(queue).join(", "), oldest = age(queue.oldest, shown.now), others = waits(queue), isWrong = queue.full || queue.stuck;
+  const make = () => node("tr", { class: isWrong && "fair" },
+    head(node("a", { href: address(queue.name), text: queue.name, title: queue.description || false }), notes && node("small", { text: notes })),
+    number(queue.ready), cell(others), cell(sparkline(points, line), "spark"), cell(ins, "n"), cell(outs, "n"), cell(oldest, "n"), number(queue.consumers));
+  return { key: queue.name, stamp: JSON.stringify([queue.ready, others, oldest, ins, outs, queue.consumers, line, notes, queue.description]), make };
 }
 
-function sparkline(depths) {
-  const low = Math.min(...depths), high = Math.max(...depths);
-  const place = (depth, n) => `${(100 * n / (depths.length - 1)).toFixed(1)} ${(22 - 20 * (depth - low) / (high - low)).toFixed(1)}`;
-  const line = high > low ? depths.map(place) : ["0 22", "100 22"];
-  const drawn = (kind, given) => {
-    const made = document.createElementNS("http://www.w3.org/2000/svg", kind);
-    for (const [name, value] of Object.entries(given)) made.setAttribute(name, value);
-    return made;
-  };
-  const label = `from ${depths[0]} to ${depths.at(-1)} messages, ${low} to ${high} between`;
-  const box = drawn("svg", { viewBox: "0 0 100 24", preserveAspectRatio: "none", role: "img", "aria-label": label });
-  box.append(drawn("path", { d: `M${line.join("L")}` }));
-  return box;
+function sparkline(points, depths) {
+  const low = Math.min(...depths), high = Math.max(...depths), label = `from ${depths[0]} to ${depths.at(-1)} messages, ${low} to ${high} between`;
+  return drawn(label, [["band b1", points.map((one) => [one.at, one.depth])]], { ...stretch(points), high });
 }
 
 function doubtRow(branch) {
-  const traffic = branch.queues.map((one) => [one.queue, one.adds && `+${one.adds}`, one.holds && `-${one.holds}`].filter(Boolean).join(" "));
-  const head = node("th", { scope: "row" }, button(branch.xid, "openBranch", branch.xid, { class: "plain id" }));
-  return node("tr", {}, head, cell(branch.state + (branch.damage.length ? ", damaged" : ""), "line"), cell(age(branch.since), "n"), cell(branch.coordinator), cell(traffic.join(", ")));
+  return node("tr", {}, head(named(branch.xid, "openBranch", "Branch")), cell(branch.state + (branch.damage.length ? ", damaged" : ""), "line"),
+    cell(age(branch.since, shown.now), "n"), cell(effects(branch.queues)), cell(branch.coordinator));
+}
+
+// "+1 into orders", "-1 from stock".
+function effects(queues) {
+  const list = queues.flatMap((one) => [one.adds && `+${one.adds} into ${one.queue}`, one.holds && `\u2212${one.holds} from ${one.queue}`]).filter(Boolean);
+  return list.join(", ") || "nothing";
 }
 
 function letterRow(queue) {
-  const acts = node("td", {}, button("Look", "openQueue", queue.name, { "aria-label": `Look at ${queue.name}` }), " ",
-    button("Requeue all", "requeueAll", queue.name, { "aria-label": `Requeue all of ${queue.name}`, disabled: !shown.acts }));
-  return node("tr", {}, node("th", { scope: "row", text: queue.name }), number(queue.depth), cell(age(queue.oldest), "n"), acts);
+  const acts = cell(node("span", { class: "buttons" }, button("Look", "openQueue", queue.name, { "aria-label": `Look at ${queue.name}` }),
+    button("Requeue all", "requeue", queue.name, { "aria-label": `Requeue all of ${queue.name}`, disabled: !shown.acts })));
+  return node("tr", {}, head(queue.name), number(queue.depth), cell(age(queue.oldest, shown.now), "n"), acts);
 }
 
 function sessionRow(session) {
-  const waits = session.waits_for ? `${session.waits_for}, for ${age(session.waits_since)}` : "";
-  const holds = session.branches.map((one) => `${one.xid} (${one.state}, ${one.messages} messages)`).join("\n");
+  const waiting = session.waits_for ? `${session.waits_for}, for ${age(session.waits_since, shown.now) || "0 s"}` : "";
+  const holds = session.branches.map((one) => `${short(one.xid)} (${one.state}, ${counted(one.messages, "message")})`).join("\n");
   const more = session.holds > session.branches.length ? `\nand ${session.holds - session.branches.length} more` : "";
-  return node("tr", {}, node("th", { scope: "row", text: session.who }), cell(`${session.address} (${session.transport})`),
-    cell(age(session.since), "n"), number(session.calls), cell(waits), cell(holds + more, "id"));
+  return node("tr", {}, head(node("span", { title: session.who, text: session.who.replace(/[0-9a-f]{24,}/, short) })), cell(`${session.address} (${session.transport})`),
+    cell(age(session.since, shown.now), "n"), number(session.calls), cell(waiting), cell(holds + more, "id"));
 }
 
 function streamRow(queue) {
   const reads = queue.in_flight ? `${Math.max(queue.in_flight[0], queue.consumed) + 1} to ${queue.in_flight[1]}` : "";
-  return node("tr", {}, node("th", { scope: "row", text: queue.name }), cell(queue.stream), number(queue.consumed),
+  return node("tr", {}, head(queue.name), cell(queue.stream), number(queue.consumed),
     number(queue.watermark), number(Math.max(0, (queue.watermark || 0) - queue.consumed)), cell(reads));
 }
 
@@ -225,55 +250,94 @@ function facts(status) {
     ["Disk free", size(status.free_bytes)],
     ["Quarantine", `${status.quarantined} files`],
     ["Last recovery", status.recovery || owner?.recovery],
-    ["Seen", when(shown.now)],
+    ["Seen", node("time", { text: new Date(shown.now / 1000).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "medium" }) })],
   ];
 }
 
-// Messages
+// One queue
 
-async function openQueue(name, keepsFocus = false) {
-  const mine = ++looking;
-  const digits = looked && looked.queue === name ? $("digits").value.trim() : "";
-  if (!looked || looked.queue !== name) $("digits").value = "";
-  const found = await ask(`api/messages?queue=${encodeURIComponent(name)}&id=${encodeURIComponent(digits)}`);
-  if (mine !== looking) return;
-  looked = found;
-  $("messages").hidden = false;
-  $("messages-title").textContent = `Messages of ${name}`;
-  $("message-rows").replaceChildren(...found.rows.map(messageRow));
-  $("messages-note").textContent = found.rows.length ? (found.more ? `The first ${found.rows.length}; there are more.` : "") : digits ? "No message has such an id." : "The queue is empty.";
-  $("requeue-shown").hidden = !found.rows.some((one) => one.origin?.queue);
-  $("requeue-shown").disabled = !shown.acts;
-  if (!keepsFocus) $("messages-title").focus();
+function drawQueue(queue, name) {
+  $("queue-title").textContent = name;
+  $("queue-says").textContent = queue ? [queue.description, ...remarks(queue)].filter(Boolean).join(" · ") : "There is no such queue.";
+  for (const id of ["queue-tiles", "queue-charts"]) $(id).hidden = !queue;
+  if (!queue) return;
+  const [ins, outs] = ratesNow(name).map((rate) => perSecond(rate) || "0"), count = (value) => (value ?? 0).toLocaleString("en");
+  tiles($("queue-tiles"), [[count(queue.ready), "ready", "", queue.full && "fair"], [count(queue.delayed), "delayed"], [count(queue.held - queue.in_doubt), "at work"],
+    [count(queue.in_doubt), "in doubt"], [age(queue.oldest, shown.now) || "-", "the oldest", "", !queue.oldest && "none"],
+    [(queue.is_estimated ? "about " : "") + size(queue.size_bytes), "on disk"], [count(queue.consumers), "consumers"], [ins, "in a second"], [outs, "out a second"]]);
+  const points = past(name), time = stretch(points), depths = points.map((one) => [one.at, one.depth]), high = Math.max(...points.map((one) => one.depth), 1);
+  chart($("depth-chart"), `Messages in the last hour: ${queue.depth} now, ${high} at most`, [["band b1", depths]], { ...time, high, unit: "messages" });
+  const flow = [[], []];
+  let before = points[0];
+  for (const one of points) {
+    if (one.at - before.at < RATE_S) continue;
+    rates(before, one).forEach((rate, which) => flow[which].push([one.at, rate]));
+    before = one;
+  }
+  const fast = Math.max(...flow.flat().map(([, rate]) => rate), 0.1);
+  chart($("flow-chart"), `Messages a second in the last hour: ${fast.toFixed(1)} at most`, [["in", flow[0]], ["out", flow[1]]], { ...time, high: fast, unit: "a second", lines: true });
+}
+
+// Where the address names another queue, its messages are asked for; who may not read them sees the rest.
+async function arrive() {
+  looking++;
+  looked = null;
+  $("find-text").value = "";
+  for (const id of ["message-rows", "reasons"]) $(id).replaceChildren();
+  const name = place();
+  await poll();
+  if (name === null) {
+    document.getElementById(location.hash.slice(1))?.scrollIntoView();
+    return;
+  }
+  $("queue-title").focus();
+  window.scrollTo(0, 0);
+  await list(name);
+}
+
+async function list(name) {
+  const mine = ++looking, find = $("find-text").value.trim();
+  const found = await ask(`api/messages?queue=${encodeURIComponent(name)}&find=${encodeURIComponent(find)}`);
+  if (mine !== looking || place() !== name) return;
+  looked = { ...found, find };
+  fill($("message-rows"), found.rows.map((one) => ({ key: one.message_id, make: () => messageRow(one) })));
+  $("message-rows").closest("table").hidden = !found.rows.length;
+  const count = found.count > found.rows.length || found.more ? `The first ${found.rows.length}${found.more ? "; there are more." : ` of ${found.count}.`}` : "";
+  $("messages-note").textContent = found.rows.length ? count : find ? "No message has such an id, or such words." : "The queue is empty.";
+  $("reasons").replaceChildren(...found.reasons.map((one) => node("li", {}, button(`${one.count.toLocaleString("en")} × ${one.reason}`, "findReason", one.reason, { title: `from ${one.queue}: show these` }))));
+  const back = found.reasons.length > 0, all = $("requeue-found");
+  all.hidden = !back;
+  all.disabled = !shown.acts;
+  all.dataset.of = name;
+  all.textContent = find ? `Requeue these ${found.count.toLocaleString("en")}${found.more ? " and more" : ""}` : "Requeue all";
 }
 
 function messageRow(message) {
-  const origin = message.origin ? `${message.origin.queue} (${message.origin.reason}${message.origin.tries ? `, ${message.origin.tries} tries` : ""})` : "";
-  const body = message.body === undefined ? `${message.size_bytes} bytes, no text` : message.body.slice(0, 120);
-  return node("tr", {}, number(message.seq), node("td", {}, button(message.message_id, "openMessage", message.message_id, { class: "plain id" })),
-    cell(when(message.enqueued_at)), cell(size(message.size_bytes), "n"), number(message.tries), cell(origin), cell(body, "id"));
+  const origin = message.origin, why = origin ? `${origin.why}\nfrom ${origin.queue}${origin.tries ? `, ${counted(origin.tries, "try").replace("trys", "tries")}` : ""}` : "";
+  const body = message.body === undefined ? `${size(message.size_bytes)}, no text` : message.body.slice(0, 160);
+  return node("tr", {}, head(named(message.message_id, "openMessage", "Message")), cell(when(origin?.last_failure || message.enqueued_at, shown.now), "line"),
+    cell(size(message.size_bytes), "n"), number(message.tries), cell(why, "why"), cell(body, "id body"));
 }
 
 function openMessage(id) {
-  const message = looked.rows.find((one) => one.message_id === id);
+  const message = looked.rows.find((one) => one.message_id === id), origin = message.origin, time = (at) => when(at, shown.now, true);
   open = message;
-  $("message-title").textContent = `Message ${id}`;
-  const cut = message.cut ? `\n... cut: it has ${message.size_bytes} bytes` : "";
-  $("message-body").textContent = (message.body === undefined ? `Base64: ${message.body_base64}` : pretty(message.body)) + cut;
-  const headers = Object.entries(message.headers);
-  pairs($("message-headers"), headers.length ? headers : [["none", " "]]);
-  const times = ["enqueued_at", "not_before", "expires_at", "origin first_failure", "origin last_failure", "origin expires_at"];
-  const apart = ["body", "body_base64", "headers", "message_id", "cut", "origin"];
-  const origin = Object.entries(message.origin ?? {}).map(([name, value]) => [`origin ${name}`, value || null]);
-  pairs($("message-fields"), [...Object.entries(message), ...origin].filter(([name]) => !apart.includes(name)).map(([name, value]) => {
-    if (times.includes(name)) return [name, when(value)];
-    if (name === "unknown") return [name, value.join(", ")];
-    return [name, value && typeof value === "object" ? JSON.stringify(value, null, 1) : value];
-  }));
-  $("requeue-one").hidden = !message.origin?.queue;
+  $("message-title").replaceChildren("Message ", named(id, "", "Message"));
+  $("message-body").textContent = content(message);
+  pairs($("message-origin"), origin ? [["Failed", origin.detail || origin.reason], ["Came from", origin.queue], ["Tries there", origin.tries], ["First failure", time(origin.first_failure)],
+    ["Last failure", time(origin.last_failure)], ["Expired", time(origin.expires_at)], ["Its id there", origin.message_id]] : []);
+  pairs($("message-headers"), Object.entries(message.headers));
+  $("message-headers").previousElementSibling.hidden = !Object.keys(message.headers).length;
+  pairs($("message-fields"), [["Sent", time(message.enqueued_at)], ["Size", size(message.size_bytes)], ["Number in the queue", message.seq], ["Tries", message.tries], ["Priority", message.priority],
+    ["Not before", time(message.not_before)], ["Expires", time(message.expires_at)], ["Content type", message.content_type], ["Correlation id", message.correlation_id], ["Reply to", message.reply_queue],
+    ["Failure queue", message.failure_queue], ["Group", message.group], ["Key against doubles", message.dedup_key], ["Trace", message.traceparent],
+    ["May be a double", message.possible_duplicate ? "yes" : ""], ["Of a later version", message.unknown.join(", ")]]);
+  $("requeue-one").hidden = !origin?.queue;
   $("requeue-one").disabled = !shown.acts;
   show("message");
 }
+
+const content = (one) => (one.body === undefined ? `Base64: ${one.body_base64}` : pretty(one.body)) + (one.cut ? `\n... cut: it has ${one.size_bytes} bytes` : "");
 
 function pretty(text) {
   if (!/^\s*[[{]/.test(text)) return text;
@@ -286,28 +350,21 @@ function pretty(text) {
   }
 }
 
-async function requeue(queue, ids) {
-  const found = await ask("api/requeue", { queue, ids }), stay = found.asked - found.moved;
-  await wentBack(queue, found.moved, stay && `${stay} are held by transactions, or gone`);
-}
-
-async function requeueAll(queue) {
-  // Those that are there now: what fails meanwhile is not taken again and again.
+// Those that are there now, or of them what is looked for: what fails meanwhile is not taken again and again.
+async function requeue(queue, find = "", count = null) {
   await poll();
-  const upto = shown.status.queues.find((one) => one.name === queue)?.watermark ?? 0;
+  const there = shown.status.queues.find((one) => one.name === queue), upto = there?.watermark ?? 0, these = count ?? counted(there?.depth ?? 0, "message");
+  if (!(await sure(`Requeue ${these} of ${queue}?`, "Each goes back to the queue that it came from, and has all its tries again.", "Requeue"))) return false;
   let moved = 0, found;
   do {
-    found = await ask("api/failed", { queue, upto });
+    found = await ask("api/requeue", { queue, upto, find });
     moved += found.moved;
-    done(`${moved} messages of ${queue} went back so far.`);
+    done(`${counted(moved, "message")} of ${queue} went back so far.`);
   } while (found.more);
-  await wentBack(queue, moved, found.stay && `${found.stay} are held by transactions, or came from no other queue`);
-}
-
-async function wentBack(queue, moved, stay) {
-  done(`${moved} ${moved === 1 ? "message" : "messages"} of ${queue} went back${stay ? `; ${stay}` : ""}.`);
-  if (looked?.queue === queue) await openQueue(queue, true);
+  done(`${counted(moved, "message")} of ${queue} went back${found.stay ? `; ${found.stay} are held by transactions, or came from no other queue` : ""}.`);
+  if (place() === queue) await list(queue);
   await poll();
+  return true;
 }
 
 // Branches in doubt
@@ -315,10 +372,10 @@ async function wentBack(queue, moved, stay) {
 async function openBranch(xid) {
   const branch = shown.in_doubt.rows.find((one) => one.xid === xid), decided = branch.decision;
   open = branch;
-  pairs($("branch-fields"), [["Branch", xid], ["Transaction", branch.gtrid], ["State", branch.state], [decided ? "Decided" : "Prepared", when(branch.since)],
+  $("branch-effect").textContent = decided ? `It was decided by hand: ${branch.state}.` : `It waits to be committed: ${effects(branch.queues)}.`;
+  pairs($("branch-fields"), [["Branch", named(xid, "", "Branch")], ["Transaction", branch.gtrid], ["State", branch.state], [decided ? "Decided" : "Prepared", when(branch.since, shown.now, true)],
     ["Coordinator", branch.coordinator], ["By", decided?.by], ["Reason", decided?.reason], ["Damage", branch.damage.join("\n")]]);
-  const rows = [...branch.added.map((one) => ["adds", one]), ...branch.held.map((one) => ["holds", one])];
-  $("branch-messages").replaceChildren(...rows.map(([what, one]) => node("tr", {}, cell(what), cell(one.queue), cell(one.message_id, "id"), cell(one.size_bytes === null ? "" : size(one.size_bytes), "n"))));
+  contents(branch, {});
   $("reason").value = "";
   for (const one of $("branch").querySelectorAll(".act")) {
     one.hidden = (one.dataset.do === "forget") !== Boolean(decided);
@@ -332,41 +389,51 @@ async function openBranch(xid) {
   if (!decided) await Promise.all([dryRun(branch), advise(branch)]);
 }
 
+function contents(branch, bodies) {
+  const rows = [...branch.added.map((one) => ["+1 into", one]), ...branch.held.map((one) => ["\u22121 from", one])];
+  fill($("branch-messages"), rows.map(([what, one]) => ({ key: one.queue + one.message_id, make: () => {
+    const found = bodies[one.queue]?.rows.find((other) => other.message_id === one.message_id), bytes = found?.size_bytes ?? one.size_bytes;
+    return node("tr", {}, head(`${what} ${one.queue}`), cell(named(one.message_id, "", "Message")), cell(bytes === null ? "" : size(bytes), "n"), cell(found ? content(found) : "", "id body"));
+  } })));
+}
+
 async function dryRun(branch) {
   try {
-    const found = await ask(`api/dry-run?xid=${encodeURIComponent(branch.xid)}`), rows = found.commit.rows;
+    const found = await ask(`api/branch?xid=${encodeURIComponent(branch.xid)}`);
     if (open !== branch) return;
-    const back = Object.fromEntries(found.rollback.rows.map((one) => [one.queue, one.messages_after]));
-    $("dry-rows").replaceChildren(...rows.map((one) => node("tr", {}, cell(one.queue), number(one.messages), number(one.messages_after), number(back[one.queue]))));
-    $("dry-note").textContent = [found.commit.error, found.rollback.error].filter(Boolean).join(" ");
+    contents(branch, found.bodies);
+    fill($("dry-rows"), found.commit.rows.map((one) => ({ key: one.queue, make: () => node("tr", {}, head(one.queue), cell(effects([one])), number(one.messages), number(one.messages_after)) })));
+    const refused = Object.values(found.bodies).map((one) => one.error);
+    $("dry-note").textContent = [...new Set([found.commit.error, found.rollback.error, ...refused])].filter(Boolean).join(" ");
   } catch (error) {
     if (open === branch) $("dry-note").textContent = `Not shown: ${error.message}`;
   }
 }
 
 async function advise(branch) {
-  const place = $("advice");
+  const says = $("advice");
   try {
     const found = await ask(`api/advice?xid=${encodeURIComponent(branch.xid)}`);
     if (open !== branch) return;
-    const says = [["decision log", found.log.says], ...found.participants.map((one) => [one.name, one.says + (one.detail ? ` (${one.detail})` : "")])];
-    const list = node("dl");
-    pairs(list, says);
-    place.replaceChildren(node("p", {}, node("strong", { text: found.answer }), ` ${found.why}`), list);
+    const detail = (text) => (text ? ` (${text.replace(/\S{40,}/g, short)})` : "");
+    const said = node("dl");
+    pairs(said, [["decision log", found.log.says], ...found.participants.map((one) => [one.name, one.says + detail(one.detail)])]);
+    says.replaceChildren(node("p", {}, node("strong", { text: found.answer }), ` ${found.why}`), said);
   } catch (error) {
-    if (open === branch) place.textContent = `None: ${error.message}`;
+    if (open === branch) says.replaceChildren("None: ", ...told(error.message));
   }
 }
 
-async function decide(path, body, text) {
-  const reason = $("reason").value.trim();
+async function decide(path, body, word, text) {
+  const reason = $("reason").value.trim(), branch = open;
   if (!reason) {
     $("reason").focus();
     throw new Error("write a reason: it is recorded with who and when.");
   }
-  const branch = open;
+  const what = { Commit: effects(branch.queues), "Roll back": `what it adds is gone, what it holds is back in its place. It would be ${effects(branch.queues)}`, Forget: "its transaction manager is not told of it any more" }[word];
+  if (!(await sure(`${word} ${word === "Forget" ? "the decision on " : ""}branch ${short(branch.xid)}?`, `${what}. ${word === "Forget" ? "" : "Its transaction manager may decide otherwise: the outcome is then mixed."}`, word))) return;
   await ask(path, { xid: branch.xid, reason, ...body });
-  done(`Branch ${branch.xid} ${text}.`);
+  done(`Branch ${short(branch.xid)} ${text}.`);
   await poll();
   if (open === branch) $("branch").close();
 }
@@ -374,29 +441,35 @@ async function decide(path, body, text) {
 // What buttons and forms do
 
 const acts = {
-  openQueue: (name) => openQueue(name),
+  arrive,
+  openQueue: async (name) => { location.hash = address(name); },
   openMessage: async (id) => openMessage(id),
   openBranch,
-  closeMessages: async () => { looking++; $("messages").hidden = true; looked = null; },
-  requeueShown: () => requeue(looked.queue, looked.rows.filter((one) => one.origin?.queue).map((one) => one.message_id)),
-  requeueAll,
+  requeue: (name) => requeue(name),
+  requeueFound: (name) => requeue(name, looked.find, looked.find && `${looked.count.toLocaleString("en")}${looked.more ? " or more" : ""} with “${looked.find}”`),
   requeueOne: async () => {
     const message = open;
-    await requeue(looked.queue, [message.message_id]);
-    if (open === message) $("message").close();
+    if (await requeue(looked.queue, message.message_id, "one message") && open === message) $("message").close();
   },
-  commit: () => decide("api/decide", { commit: true }, "is committed"),
-  rollback: () => decide("api/decide", { commit: false }, "is rolled back"),
-  forget: () => decide("api/forget", {}, "is forgotten"),
+  commit: () => decide("api/decide", { commit: true }, "Commit", "is committed"),
+  rollback: () => decide("api/decide", { commit: false }, "Roll back", "is rolled back"),
+  forget: () => decide("api/forget", {}, "Forget", "is forgotten"),
+  agree: async () => $("sure").close("yes"),
+  copy: async (text, from) => {
+    if (!navigator.clipboard) { window.prompt("Copy it:", text); return; }  // the page came without TLS
+    await navigator.clipboard.writeText(text);
+    from.classList.add("copied");
+    setTimeout(() => from.classList.remove("copied"), 1500);
+  },
   close: async (_, from) => from.closest("dialog").close(),
   sign: async () => {
     if (!sessionStorage.getItem(TOKEN)) { $("secret").value = ""; show("token"); return; }
     sessionStorage.removeItem(TOKEN);
     shown = null;
-    await acts.closeMessages();
-    await poll();
+    await arrive();
   },
-  find: () => openQueue(looked.queue, true),
+  find: () => list(place()),
+  findReason: (text) => { $("find-text").value = text; return list(place()); },
   useToken: async () => {
     const token = $("secret").value.trim();
     if (!/^[!-~]+$/.test(token)) throw new Error("a token is letters, digits and signs without spaces: write it as it was given to you.");
@@ -404,25 +477,25 @@ const acts = {
     sessionStorage.setItem(TOKEN, token);
     $("secret").value = "";
     $("token").close();
-    await poll();
+    await arrive();
   },
 };
 
-const SENDING = new Set(["commit", "rollback", "forget", "requeueShown", "requeueAll", "requeueOne"]);
+const SENDING = new Set(["commit", "rollback", "forget", "requeue", "requeueFound", "requeueOne"]);
 
 async function perform(name, from) {
   const sends = SENDING.has(name);
   if (sends && acting) return;
   acting ||= sends;
-  const place = from.closest("dialog")?.querySelector(".failure") || $("failure");
-  place.textContent = "";
+  const failure = from.closest("dialog")?.querySelector(".failure") || $("failure");
+  failure.textContent = "";
   $("done").textContent = "";
   from.setAttribute("aria-busy", "true");
   try {
     await acts[name](from.dataset.of, from);
   } catch (error) {
-    place.textContent = error.message;
-    place.scrollIntoView({ block: "nearest" });
+    failure.replaceChildren(...told(error.message));
+    failure.scrollIntoView({ block: "nearest" });
   } finally {
     from.removeAttribute("aria-busy");
     if (sends) acting = false;
@@ -430,6 +503,17 @@ async function perform(name, from) {
 }
 
 function done(text) { $("done").textContent = text; }
+
+// Whether somebody who was told how much it is about wants it.
+function sure(question, text, word) {
+  const box = $("sure");
+  $("sure-title").textContent = question;
+  $("sure-text").textContent = text;
+  $("sure-yes").textContent = word;
+  box.returnValue = "";
+  box.showModal();
+  return new Promise((ready) => { box.addEventListener("close", () => ready(box.returnValue === "yes"), { once: true }); });
+}
 
 function show(id) {
   $(id).querySelector(".failure").textContent = "";
@@ -448,7 +532,10 @@ document.addEventListener("submit", (event) => {
 for (const [where, what] of [[document, "visibilitychange"], [window, "online"], [window, "offline"]])
   where.addEventListener(what, () => document.hidden || poll());
 
+window.addEventListener("hashchange", () => perform("arrive", document.body));
+
 (async () => {
+  if (place() !== null) perform("arrive", document.body);
   for (;;) {
     if (!document.hidden) await poll();
     await new Promise((ready) => { setTimeout(ready, EVERY_MS); });
