@@ -89,7 +89,7 @@ REDUNDANT = {
     "resolve_damage: all root": NO_CRASH,
     "append: content operators.log": COVERED,
 }
-"""Kinds whose loss no crash test notices, and why they are kept. ``xaqueue.7`` says it too."""
+"""Kinds whose loss no crash test notices, and why they are kept. ``xaqueue-operating.7`` says it too."""
 
 ELSEWHERE = {"append: all root": "test_operators"}
 """Kinds that another module has in its tables."""

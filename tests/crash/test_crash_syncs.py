@@ -92,7 +92,7 @@ REDUNDANT = {
     "resolve_damage: names quarantine": "for damaged files: no crash leaves one",
     "_write_final_watermarks: content watermark": "numbers go on without a gap; with one they would be right as well",
 }
-"""Kinds whose loss no crash test notices, and why they are kept. ``xaqueue.7`` says it too."""
+"""Kinds whose loss no crash test notices, and why they are kept. ``xaqueue-operating.7`` says it too."""
 
 ELSEWHERE = {
     "append: content operators.log": "test_operators",

@@ -1,4 +1,4 @@
-"""xaqueue(7) LOG EVENTS lists the codes of all events that the package logs, and no others."""
+"""xaqueue-operating(7) LOG EVENTS lists the codes of all events that the package logs, and no others."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def formats(module: Path) -> Iterator[tuple[str, str]]:
 
 
 def listed() -> list[str]:
-    _, _, section = page("xaqueue.7").partition(".Sh LOG EVENTS\n")
+    _, _, section = page("xaqueue-operating.7").partition(".Sh LOG EVENTS\n")
     return re.findall(r"^\.It Li (\S+)\n(?=[^.\n].*\n[^.\n])", section.partition("\n.Sh ")[0], re.MULTILINE)
 
 

@@ -1,6 +1,6 @@
 """Log events on stderr: one line each, with time, level and the code that stands first in its message, or as JSON.
 
-Every event of the package begins with ``[code]``; xaqueue(7) LOG EVENTS lists them. A program that configures logging
+Every event of the package begins with ``[code]``; xaqueue-operating(7) LOG EVENTS lists them. A program that configures logging
 itself, such as one that embeds a space or a worker's function, decides how they look, and nothing here does.
 """
 

@@ -86,7 +86,7 @@ class Fitness:
     flags: str
     why: str
     criteria: tuple[Rating, ...] = ()
-    """A verdict on each of the four that storage for a failover pair must meet; see STORAGE in xaqueue(7)."""
+    """A verdict on each of the four that storage for a failover pair must meet; see STORAGE in xaqueue-operating(7)."""
 
     @property
     def safe(self) -> bool:

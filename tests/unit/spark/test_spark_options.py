@@ -149,7 +149,7 @@ def test_an_option_is_known_in_any_case_and_no_other_is(names: tuple[str, ...]) 
 
 @pytest.mark.parametrize("names", [options.NAMES, sink_options.NAMES])
 def test_the_manual_has_every_option(names: tuple[str, ...]) -> None:
-    manual = Path(xaqueue.__file__).parents[1] / "man" / "xaqueue.7"
+    manual = Path(xaqueue.__file__).parents[1] / "man" / "xaqueue-spark.7"
     words = set(re.findall(r"\w+", manual.read_text("utf-8")))
     assert [name for name in names if name not in words] == []
 

@@ -41,7 +41,7 @@ KEYS = (
     text("path"),
 )
 DAILY = """
-[snapshots]          # taken while a server or a program has the space open; see SNAPSHOTS in xaqueue(7)
+[snapshots]          # taken while a server or a program has the space open; see SNAPSHOTS in xaqueue-operating(7)
 interval_min = 1440
 keep = 7
 point_in_time = false    # true: the journal since the oldest as well, with room for all that passes
