@@ -30,7 +30,8 @@ from xaqueue.core.storage.hardening import DEFAULT
 from xaqueue.message import DEFAULT_PRIORITY, QUEUE_NAME, Properties
 from xaqueue.xa import Code
 
-PAGES = ("xaqueue.1", "xaqueue.5", "xaqueue.7")
+PAGES = tuple(path.name for path in sorted(MAN.glob("xaqueue*.[157]")))
+NAMED = re.compile(r"\bSx (.+?)(?= No in Xr| [.,:;)]| Ns|$)(?: No in Xr (\S+) (\d))?")
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -39,6 +40,20 @@ def test_the_page_is_clean_mdoc(name: str) -> None:
         pytest.skip("needs mandoc to lint the manual")
     linted = subprocess.run(["mandoc", "-Tlint", str(MAN / name)], capture_output=True, text=True, check=False)
     assert [line for line in linted.stdout.splitlines() if "STYLE" not in line] == []
+
+
+def test_what_a_page_names_of_another_is_there() -> None:
+    """A section by its title, in this page or in the one that is named with it."""
+    titles = {name: set(re.findall(r"^\.S[hs] (.*)$", page(name), re.MULTILINE)) for name in PAGES}
+    named = [
+        (name, title, f"{there or name[:-2]}.{section or name[-1]}")
+        for name in PAGES
+        for line in page(name).replace("\nin\n.Xr ", " No in Xr ").splitlines()
+        for title, there, section in NAMED.findall(line if line.startswith(".") else "")
+    ]
+    assert len(named) > 60
+    assert [one for one in named if one[1] not in titles[one[2]]] == []
+    assert max(page(name).count("\n") for name in PAGES if name.endswith(".7")) < 1500
 
 
 def test_every_row_of_the_prefix_is_where_the_codec_puts_it() -> None:
@@ -142,7 +157,7 @@ def test_exit_statuses() -> None:
 
 def test_each_promise_of_another_system_names_what_holds_it() -> None:
     """A test that has its id, or the section that says it."""
-    text = page("xaqueue.7")
+    text = page("xaqueue-operating.7")
     promises = text.partition(".Sh PROMISES OF OTHERS\n")[2].partition("\n.Sh ")[0].split("\n.It ")[1:]
     assert len(promises) > 10
     for promise in promises:

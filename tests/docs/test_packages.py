@@ -239,7 +239,7 @@ def test_an_empty_environment_takes_the_wheel(extra: str, built: Path, tmp_path:
     done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=clean, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"-{done.stdout.split()[1]}-" in wheel.name
-    assert (venv / "share" / "man" / "man7" / "xaqueue.7").is_file()
+    assert (venv / "share" / "man" / "man7" / "xaqueue-tm.7").is_file()
 
 
 @pytest.mark.parametrize("home", ["", "https://example.org/us/xaqueue"])

@@ -1,7 +1,8 @@
 """Log events on stderr: one line each, with time, level and the code that stands first in its message, or as JSON.
 
-Every event of the package begins with ``[code]``; xaqueue-operating(7) LOG EVENTS lists them. A program that configures logging
-itself, such as one that embeds a space or a worker's function, decides how they look, and nothing here does.
+Every event of the package begins with ``[code]``; LOG EVENTS in xaqueue-operating(7) lists them. A program that
+configures logging itself, such as one that embeds a space or a worker's function, decides how they look, and nothing
+here does.
 """
 
 from __future__ import annotations

@@ -21,8 +21,11 @@ MACROS = re.compile(r"\b(?:Ar|Cm|Fl|Li|Pa|Va|Oo|Oc|Op|Xo|Xc|Ns|Ta|Dq|Pq|Fn|Nm|Sy
 
 def man(
     section: Annotated[
-        Literal["1", "5", "7"],
-        typer.Argument(help="1: the commands; 5: files and protocol; 7: concepts and promises."),
+        Literal["1", "5", "7", "tm", "spark", "operating"],
+        typer.Argument(
+            help="1: the commands; 5: files and protocol; 7: concepts and promises. tm: transactions over "
+            "databases; spark; operating: storage, snapshots, failover, log events."
+        ),
     ] = "1",
 ) -> None:
     """Show a manual page: by man on a terminal, else as text."""
@@ -33,7 +36,7 @@ def man(
 
 
 def _page(section: str) -> Path:
-    name = f"xaqueue.{section}"
+    name = f"xaqueue.{section}" if section.isdigit() else f"xaqueue-{section}.7"
     places = [Path(xaqueue.__file__).parent.parent / "man" / name]  # of a checkout
     with suppress(PackageNotFoundError):
         # pip's own record: share/man is elsewhere with --user, and beside a distribution's Python

@@ -14,7 +14,7 @@ from xaqueue.cli import manual
 from xaqueue.cli.main import app
 
 
-@pytest.mark.parametrize("section", ["1", "5", "7"])
+@pytest.mark.parametrize("section", ["1", "5", "7", "tm", "spark", "operating"])
 @pytest.mark.parametrize("formatter", [True, False])
 def test_a_page_is_shown_as_text(section: str, formatter: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not formatter:

@@ -66,7 +66,7 @@ def trouble_of(root: str, *, is_durable: bool, mountinfo: str = MOUNTINFO) -> st
         )
     if file_system.startswith(NETWORK):
         return (
-            f"{root} is on {file_system}, a network file system: what it must guarantee is said in xaqueue-operating(7) "
-            f"STORAGE, and `xaqueue iotest {root} --peer`, run on two machines at once, tries it"
+            f"{root} is on {file_system}, a network file system: what it must guarantee is said in "
+            f"xaqueue-operating(7) STORAGE, and `xaqueue iotest {root} --peer`, run on two machines at once, tries it"
         )
     return ""
