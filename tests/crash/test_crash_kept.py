@@ -143,3 +143,14 @@ def test_the_next_owner_syncs_what_a_killed_one_has_made() -> None:
     for killed, record in crashes(KEPT["moves"], level):
         killed.survive_kill()
         go_on(sitting, killed, record, "commit", End.ONE_PHASE)
+
+
+def test_what_moved_on_is_said_once() -> None:
+    """The next owner, who finishes the step, does not write anew what is on disk: torn with the power, it would leave
+    the last of a block in the archive, which is in another queue."""
+    name = "many: the last moves two_phase"
+    (level,) = (level for level in LEVELS if level.name == "FSYNC;DSYNC, kept")
+    sitting = Jury(KEPT[name], level)
+    for fs, record in crashes(KEPT[name], level, Sample(100, 40)):
+        for tree in trees_of(fs, level, EXTREMES, draw=1):
+            judge_cut_off(sitting, tree.open(), record)

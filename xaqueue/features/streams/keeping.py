@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from xaqueue.core.engine import many
-from xaqueue.core.engine.redo import is_that
+from xaqueue.core.engine.redo import is_that, make_dirs
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import ADDS
@@ -38,6 +38,7 @@ from xaqueue.features.streams.taken import (
     encode_taken,
     parse_taken,
     read_all,
+    read_taken,
     spans_of,
     taken_directory,
     taken_path,
@@ -59,7 +60,8 @@ class _Before(Rider):
 def keep(space: Space, branch: Branch, ops: list[Op], removals: list[Op]) -> Beside:
     """See ``Features.keep``."""
     added = {one for written in branch.blocks if written.kind in ADDS for one in written.ids}
-    added.update(*(rider.added for rider in branch.riders if isinstance(rider, _Before)))
+    goes_on = [rider.added for rider in branch.riders if isinstance(rider, _Before)]
+    added.update(*goes_on)
     leaving: dict[str, list[Entry]] = {}
     for written in branch.blocks:
         entry = written.entry
@@ -67,8 +69,32 @@ def keep(space: Space, branch: Branch, ops: list[Op], removals: list[Op]) -> Bes
             leaving.setdefault(written.queue, []).append(entry)
     beside: Beside = []
     for name, entries in leaving.items():
-        beside += _keep(space, space.queues[name], entries, added, (str(branch.xid), BY_BRANCH), ops, removals)
+        said = _keep(space, space.queues[name], entries, added, (str(branch.xid), BY_BRANCH), ops, removals)
+        if goes_on and said:
+            said[0] = _said_before(space, name, said[0], str(branch.xid))
+        beside += said
     return beside
+
+
+def _said_before(space: Space, queue: str, row: Sequence[Any], by: str) -> Sequence[Any]:
+    """Of a step that has begun, and has no point before what it does: torn with the power, what it says is lost when a
+    message has left its block for another queue. So it is on disk before, by who did not come to the end, or by this.
+    """
+    fs, (path, *content), directory = space.fs, row, taken_directory(queue)
+    before = read_taken(fs, queue, path)
+    if before is None or before.by != by:
+        if not space.hardening.content:
+            return row
+        try:
+            make_dirs(fs, directory)
+            discard(fs, path)
+            fs.create(path, content)
+            fs.sync_file(path)
+            for name in (directory, directory.rpartition("/")[0], layout.ARCHIVE, ""):
+                fs.sync_dir(name)
+        except OSError:
+            return row
+    return (path,)
 
 
 def removal(space: Space, queue: Queue, entries: Sequence[Entry]) -> Change:
