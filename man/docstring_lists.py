@@ -24,6 +24,9 @@ class DocstringLists(griffe.Extension):
     def on_class(self, *, cls: griffe.Class, **_: Any) -> None:
         _make_lists(cls, "Attributes", [*cls.attributes])
 
+    def on_attribute(self, *, attr: griffe.Attribute, **_: Any) -> None:
+        _make_lists(attr, "", [])
+
 
 def _make_lists(owner: griffe.Object, title: str, names: list[str]) -> None:
     if owner.docstring is None:
