@@ -24,7 +24,7 @@ from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import HeuristicOutcome, RolledBack
 from xaqueue.features.leases import leases
 from xaqueue.features.session import Session
-from xaqueue.features.topics import bulk
+from xaqueue.features.topics import adding
 from xaqueue.message import Message
 from xaqueue.xa import Flag, Outcome
 from xaqueue.xid import Xid
@@ -67,7 +67,7 @@ def bare(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.Mon
     with bare_space(tmp_path / "space", "JOURNAL", lambda: NOW_US, parse(QUEUES)) as opened:
         opened.fs._dsync = request.param
         monkeypatch.setattr(ids, "_fresh", [number.to_bytes(16, "big") for number in range(IDS, 0, -1)])
-        for module in (bulk, leases):
+        for module in (adding, leases):
             monkeypatch.setattr(module, "fresh_ids", lambda count: [fresh_id() for _ in range(count)])
         yield opened
 
