@@ -26,7 +26,7 @@ import javax.transaction.xa.XAResource;
  * Orders come in: a row in PostgreSQL and a message in a queue, both or neither, under the transaction manager Bitronix.
  *
  * <p>java Orders SERVER DATABASE DIRECTORY SECONDS: two threads for so long, or recovery alone where it is 0. SERVER is a
- * socket's path or host:port, whose space has the queue "orders"; DATABASE is a URL of JDBC, with the table orders (id text);
+ * socket's absolute path or host:port, whose space has the queue "orders"; DATABASE is a URL of JDBC, with the table orders (id text);
  * DIRECTORY has Bitronix's journal.
  */
 public final class Orders {
