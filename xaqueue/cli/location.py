@@ -41,7 +41,11 @@ SERVER_S = 5.0
 
 def _given(ctx: typer.Context, space: str | None) -> str | None:
     """The option behind the verb, else the one before it, else the environment's."""
-    return space or ctx.find_root().params.get("space")
+    space = space if space is not None else ctx.find_root().params.get("space")
+    empty = "--space" if space == "" else SPACE_VARIABLE if not space and SPACE_VARIABLE in os.environ else ""
+    if empty:  # who writes --space "$SHOP" and has no SHOP does not mean the one that is here
+        raise InvalidArgument(f"{empty} is empty: is a variable unset? Name a directory or a URL, or leave it out")
+    return space
 
 
 def _option(metavar: str, what: str) -> Any:
@@ -86,7 +90,7 @@ def no_url(given: Path | None) -> Path | None:
 
 def location_of(space: str | None) -> Location:
     """The space that an option gives, or else its default. Raises InvalidArgument, SpaceError."""
-    if not space and "datadir" in os.environ.get(OPEN_STRING_VARIABLE, ""):  # it may be that of a database
+    if not space and re.search("datadir|qspace", os.environ.get(OPEN_STRING_VARIABLE, "")):  # else it is a database's
         space = os.environ[OPEN_STRING_VARIABLE]
     elif not space:
         if not (Path(DEFAULT) / layout.FORMAT).is_file():

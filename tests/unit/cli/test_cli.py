@@ -145,6 +145,28 @@ def test_without_a_name_it_is_that_of_enduro_x_or_else_the_one_here(
     assert run("queues") == expected
     monkeypatch.setenv("NDRX_XA_OPEN_STR", f'datadir="{space}",qspace="other"')
     assert "not 'other'" in fails("queues", code=ExitCode.SPACE)
+    monkeypatch.setenv("NDRX_XA_OPEN_STR", f'datdir="{space}",qspace="space"')
+    assert "no queue space" in fails("queues", code=ExitCode.SPACE)
+    assert "here" in run("queues", "--space", "queue")
+
+
+@pytest.mark.parametrize(
+    "words", [["--space", "", "purge", "here", "--yes"], ["purge", "here", "--yes", "--space", ""]]
+)
+def test_an_empty_name_is_not_the_space_that_is_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    """A script's variable is unset."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("XAQUEUE_SPACE", raising=False)
+    run("init", "queue")
+    run("define", "here")
+    for environment in ({}, {"XAQUEUE_SPACE": "elsewhere"}):
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        assert "--space is empty: is a variable unset?" in fails(*words, code=ExitCode.USAGE)
+    monkeypatch.setenv("XAQUEUE_SPACE", "")
+    assert "XAQUEUE_SPACE is empty: is a variable unset?" in fails("purge", "here", "--yes", code=ExitCode.USAGE)
     assert "here" in run("queues", "--space", "queue")
 
 
