@@ -33,7 +33,7 @@ final class XaqueueSession implements Closeable {
     XaqueueSession(String where, byte[] lost) throws IOException, XAException {
         new SecureRandom().nextBytes(key);
         int colon = where.lastIndexOf(':');
-        channel = SocketChannel.open(where.startsWith("/") ? UnixDomainSocketAddress.of(where)
+        channel = SocketChannel.open(where.contains("/") ? UnixDomainSocketAddress.of(where)
             : new InetSocketAddress(where.substring(0, colon), Integer.parseInt(where.substring(colon + 1))));
         out = MessagePack.newDefaultPacker(new BufferedOutputStream(Channels.newOutputStream(channel)));
         in = MessagePack.newDefaultUnpacker(Channels.newInputStream(channel));
