@@ -35,6 +35,10 @@ public final class Orders {
     private static PoolingDataSource database;
 
     public static void main(String[] words) throws Exception {
+        if (words.length != 4) {
+            System.err.println("usage: java Orders SERVER DATABASE DIRECTORY SECONDS");
+            System.exit(2);
+        }
         // Bitronix 2.1.4 loses decisions where its journal is swapped, and where its recovery works beside transactions:
         // so the journal is large, and recovery is for the start.
         TransactionManagerServices.getConfiguration().setServerId("orders")

@@ -29,7 +29,7 @@ final class XaqueueSession implements Closeable {
     /** The id of the space. */
     final String space;
 
-    /** where: the absolute path of a Unix socket, or host:port. lost: the key of the session that this one comes instead of; null for none. */
+    /** where: the path of a Unix socket, with a slash in it, or host:port. lost: the key of the session that this one comes instead of; null for none. */
     XaqueueSession(String where, byte[] lost) throws IOException, XAException {
         new SecureRandom().nextBytes(key);
         int colon = where.lastIndexOf(':');
