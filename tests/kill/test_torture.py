@@ -280,7 +280,7 @@ def test_a_broken_promise_is_exit_1(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_directory_that_is_not_there_and_flags_that_are_none(tmp_path: Path) -> None:
-    assert CliRunner().invoke(app, ["torture", str(tmp_path / "missing")]).exit_code == ExitCode.ERROR
+    assert CliRunner().invoke(app, ["torture", str(tmp_path / "missing")]).exit_code == ExitCode.USAGE
     refused = CliRunner().invoke(app, ["torture", str(tmp_path), "--flags", "SYNC"])
     assert refused.exit_code == ExitCode.USAGE
     assert list(tmp_path.iterdir()) == []

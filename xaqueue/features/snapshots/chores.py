@@ -75,8 +75,9 @@ class TakeSnapshots(Chore):
         interval_s = policy_of(self.space.definitions).interval_min * 60
         if not interval_s:
             return threading.TIMEOUT_MAX
-        last_us = max((one.taken_at for one in store.listed(self.space.fs)), default=0)
-        return max(last_us / 1e6 + interval_s - self.space.now_us() / 1e6, 0.0)
+        now_us = self.space.now_us()  # which may have been ahead once
+        last_us = max((one.taken_at for one in store.listed(self.space.fs) if one.taken_at <= now_us), default=0)
+        return max(last_us / 1e6 + interval_s - now_us / 1e6, 0.0)
 
 
 class PruneJournal(Chore):

@@ -359,13 +359,16 @@ def test_one_is_taken_when_the_newest_is_old_and_few_stay(root: Path, monkeypatc
         session.close()
 
 
-def test_how_long_it_is_until_the_next(root: Path) -> None:
+def test_how_long_it_is_until_the_next(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (root / "queues.toml").read_text()
     (root / "queues.toml").write_text(text + "[snapshots]\ninterval_min = 1\n")
     session = attach(root)
     try:
         made = TakeSnapshots(session.space, root)
         assert 50 < made.left_of_interval_s() <= 60
+        now_us = session.space.now_us()
+        monkeypatch.setattr(session.space, "now_us", lambda: now_us - 10**15)  # it was taken while the clock was ahead
+        assert made.left_of_interval_s() == 0
     finally:
         session.close()
 
