@@ -289,7 +289,9 @@ class DirectoryFileSystem:
     def is_dir(self, path: str) -> bool:
         try:
             return stat.S_ISDIR(os.lstat(self._prefix + path).st_mode)
-        except (FileNotFoundError, NotADirectoryError):
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                raise
             return False
 
     def exists(self, path: str) -> bool:
