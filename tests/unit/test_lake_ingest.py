@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -20,7 +21,7 @@ from typer.testing import CliRunner
 import xaqueue
 from support.iceberg_rest import rest_catalog
 from support.patience import eventually
-from support.served import serving
+from support.served import ServerThread, serving
 from support.spark_space import FabricatedSpace, keep
 from xaqueue.cli.main import app
 from xaqueue.errors import DamagedBlock, InvalidArgument, OperationalError, QueueReserved, SpaceError, UnknownQueue
@@ -453,6 +454,25 @@ class TestSeveral:
         assert numbers(read(lake, to)) == [1, 2, 2]
 
 
+@pytest.mark.parametrize("to", FORMATS)
+def test_a_copy_with_the_same_messages_has_dead_letters_of_its_own(
+    space: FabricatedSpace, lake: Path, tmp_path: Path, to: str
+) -> None:
+    """Of a run that was killed, and under another schema."""
+    copy = FabricatedSpace(tmp_path / "space-2", number=2)
+    for place in (space, copy):
+        put(place, {"delay": 1}, b"dead", {"delay": 3, "more": "x"})
+    with pytest.raises(ZeroDivisionError):
+        run(job(copy, lake, to), step=lambda step: 1 // (not step.endswith("_dead_letters")))  # type: ignore[arg-type]
+    grown = f"{SCHEMA}, more INT"
+    run(job(space, lake, to, schema=grown))
+    run(job(copy, lake, to, schema=grown))
+    for place in (space, copy):
+        dead = [row["seq"] for row in read(lake, to, dead=True) if row["space"] == str(place.root)]
+        rows = [row["seq"] for row in read(lake, to) if row["space"] == str(place.root)]
+        assert (rows, dead) == ([1], [2, 3])
+
+
 def test_of_several_what_is_wrong_is_said(space: FabricatedSpace, lake: Path, tmp_path: Path) -> None:
     spaces, _ = many(space, tmp_path)
     asked = replace(job(space, lake, "parquet"), space=spaces, queue="refunds")
@@ -582,6 +602,31 @@ def test_where_icebergs_snapshots_went(space: FabricatedSpace, lake: Path, catal
     assert kept is not None
     table.maintenance.expire_snapshots().by_ids([one.snapshot_id for one in table.snapshots() if one != kept]).commit()
     assert run(job(space, lake, "iceberg")).batches == 0
+
+
+def test_another_space_comes_to_the_url_while_it_runs(tmp_path: Path, lake: Path) -> None:
+    """None of its messages is taken for one of the first, which goes on where it was."""
+    for name, first in (("a", 1), ("b", 101)):
+        create(tmp_path / name, any_queue=True)
+        with xaqueue.connect(tmp_path / name) as connection:
+            connection.enqueue_many("flights", [b'{"delay":%d}' % n for n in range(first, first + 7)])
+    with tempfile.TemporaryDirectory(prefix="xaq-") as short:
+        place, servers = Path(short) / "socket", list[ServerThread]()
+
+        def serve(name: str) -> bool:
+            for server in servers:
+                server.stop()
+            servers.append(ServerThread(tmp_path / name, place))
+            return False
+
+        serve("a")
+        asked = job(servers[0].url, lake, "parquet")
+        with pytest.raises(SpaceError, match="serves another space"):
+            run(asked, stopping=lambda: serve("b"))
+        serve("a")
+        assert run(asked).rows == 7
+        servers[-1].stop()
+    assert [row["delay"] for row in read(lake, "parquet")] == list(range(1, 8))
 
 
 def test_what_is_consumed_is_in_the_table_before(tmp_path: Path, lake: Path) -> None:

@@ -335,7 +335,9 @@ class _Ingest:
         """
         if table is self._table or there <= one.done:
             return pc.greater(messages["seq"], there)
-        dead = {*_named(table.behind(one.key, one.done))}
+        found = table.behind(one.key, one.done)
+        own = found.filter(pc.equal(found["space"], one.space))  # copies of a space have the same messages
+        dead = {*_named(own if own.num_rows else found)}
         return pa.array([name not in dead for name in _named(messages)], pa.bool_())
 
     def _reserve(self, one: Source, upto: int) -> None:

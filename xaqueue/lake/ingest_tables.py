@@ -46,7 +46,7 @@ _TEMPORARY = ".new"
 _KEY = b"xaqueue"
 KEYS = "xaqueue:"
 """What each queue's begins with; the space's id and the queue's name follow."""
-BEHIND = ["seq", "message_id"]
+BEHIND = ["seq", "message_id", "space"]
 RECENT = 20
 """Versions of a Delta table that are looked through first."""
 
@@ -77,7 +77,8 @@ class Table(Protocol):
         done."""
 
     def behind(self, key: str, after: int) -> pa.Table:
-        """``seq`` and ``message_id`` of this queue's messages behind a number that it has, as of the last look."""
+        """``BEHIND`` of messages of queues of this name, this one among them, behind a number that it has, as of the
+        last look."""
 
     def dead_letters(self) -> Table: ...
 

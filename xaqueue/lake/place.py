@@ -102,7 +102,7 @@ class Served:
     """A space at a server. For several threads, one call at a time."""
 
     def __init__(self, url: str, space_id: str = "") -> None:
-        """space_id: of the space that it is to be."""
+        """space_id: of the space that it is to be; else it is the one that is reached first."""
         self._session: RemoteManager | None = None
         self._url, self._space_id = url, space_id
         self._lock = threading.Lock()
@@ -159,9 +159,9 @@ class Served:
                     session.close()
                     self._session = None
                     sleep(POLL_S)
-            if self._space_id and session.space_id != self._space_id:
+            if session.space_id != self._space_id:
                 raise SpaceError(
-                    f"{self._url} serves another space, {session.space_id[:8]}, than the driver has planned, "
+                    f"{self._url} serves another space, {session.space_id[:8]}, than the one that is read, "
                     f"{self._space_id[:8]}: mend the address"
                 )
             return answer
@@ -180,6 +180,7 @@ class Served:
                 self._session = remote_manager(self._url, connect_s=CONNECT_S)
             except (ConnectionLost, AccessDenied) as error:
                 raise SpaceError(f"{self._url}: {error}") from error
+            self._space_id = self._space_id or self._session.space_id
         return self._session
 
     def close(self) -> None:
