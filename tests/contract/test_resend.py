@@ -6,7 +6,7 @@ OMS-34, OMS-37.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from itertools import product
 from pathlib import Path
 
@@ -41,13 +41,19 @@ class Ground:
         self.server = ServerThread(self._root, self._path, sync=sync)
         self.proxy = CuttingProxy(place / "proxy", self._path)
 
-    def connect(self, cut: Cut) -> Connection:
+    def connect(self, cut: Cut, more: str = "") -> Connection:
         self.proxy.arm(cut)
-        return xaqueue.connect(self.proxy.url, resend=True)
+        return xaqueue.connect(self.proxy.url + more, resend=True)
 
     def start_anew(self, kill: bool = True) -> None:
         self.server.kill() if kill else self.server.stop()
         self.server = ServerThread(self._root, self._path, sync=self._sync)
+
+    def serve_another(self) -> None:
+        self._root = self._root.with_name("another")
+        create(self._root, sync=self._sync)
+        write_definitions(self._root, QUEUES)
+        self.start_anew(kill=False)
 
     def taken(self, queue: str) -> list[bytes]:
         found = list[bytes]()
@@ -120,6 +126,24 @@ def test_over_a_servers_end_a_key_tells(
     add(connection, "keyed")
     connection.commit()
     assert had + ground.taken("keyed") == BODIES
+    connection.close()
+
+
+@pytest.mark.parametrize("cut", [Cut("request", 2, "before"), Cut("answer", 2, "before")], ids=str)
+def test_another_space_gets_nothing_of_it(ground: Ground, cut: Cut, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes to the address while the client asks; the next transaction is its own."""
+
+    before_it_asks(monkeypatch, ground.serve_another)
+    connection = ground.connect(cut, "?connect_s=0.5")
+    add(connection, "keyed")
+    with pytest.raises(OutcomeUnknown):
+        connection.commit()
+    assert ground.taken("keyed") == []
+    with suppress(Error):
+        connection.rollback()
+    add(connection, "keyed")
+    connection.commit()
+    assert ground.taken("keyed") == BODIES
     connection.close()
 
 

@@ -40,9 +40,15 @@ class ResendingManager(RemoteManager, half="ask"):
     """By queue for how long it knew a dedup_key, when the transaction began."""
     _began = 0.0
     _left = 0
+    _of = ""
+    """The space that it goes to, and to no other one; empty before it begins."""
+    _is_again = False
 
     def start(self, xid: Xid, flags: Flag = Flag.NOFLAGS, timeout_s: float | None = None) -> None:
+        if not self._is_again:
+            self._of = ""
         super().start(xid, flags, timeout_s)
+        self._of = self.space_id
         self._kept, self._left = [] if xid.is_local else None, TRIES
         self._windows, self._began = self.space.get("windows", {}), time.monotonic()
 
@@ -84,8 +90,20 @@ class ResendingManager(RemoteManager, half="ask"):
             self._check_size(len(body))
         return [self.enqueue(queue, body, **more) for body, more in zip(bodies, each, strict=True)]
 
+    def _check_epoch(self, said: dict[str, Any]) -> None:
+        if self._of not in ("", said["space"]):
+            raise ConnectionLost(f"another space answers there now, {said['space']}, than {self._of}: mend the address")
+        super()._check_epoch(said)
+
     def again(self, transaction: Transaction, lost: Error) -> bool:
         """Whether a transaction whose commit was lost is committed now, by this or by the first time."""
+        self._is_again = True
+        try:
+            return self._again(transaction, lost)
+        finally:
+            self._is_again = False
+
+    def _again(self, transaction: Transaction, lost: Error) -> bool:
         kept, xid, before = self._kept, transaction.xid, (self._branch, transaction.phase, transaction.xid)
         if not kept or not self._left or not isinstance(lost, OutcomeUnknown | RolledBack):
             return False
