@@ -42,7 +42,8 @@ class TakeSnapshots(Chore):
         except ResourceFailed:
             raise
         except (Error, OSError) as error:
-            log.warning("[snapshot-failed] no snapshot was taken: %s", error)
+            if not self.space.is_closing:
+                log.warning("[snapshot-failed] no snapshot was taken: %s", error)
             return RETRY_S
         return 0.0
 

@@ -19,6 +19,7 @@ from support.patience import eventually
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.core.model.format import read_format
+from xaqueue.core.owner.chores import Chores
 from xaqueue.core.owner.definitions_file import read_definitions
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.errors import (
@@ -32,7 +33,7 @@ from xaqueue.errors import (
 )
 from xaqueue.features.session import attach
 from xaqueue.features.snapshots import take as taking
-from xaqueue.features.snapshots.chores import TakeSnapshots
+from xaqueue.features.snapshots.chores import RETRY_S, TakeSnapshots
 from xaqueue.features.snapshots.restoring import restore
 from xaqueue.offline.check import check
 from xaqueue.offline.findings import Severity
@@ -357,6 +358,21 @@ def test_one_is_taken_when_the_newest_is_old_and_few_stay(root: Path, monkeypatc
             time.sleep(0.01)
     finally:
         session.close()
+
+
+def test_a_close_amid_one_is_no_failure(
+    root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A program that is over within a second says nothing of it."""
+    (root / "queues.toml").write_text((root / "queues.toml").read_text() + "[snapshots]\ninterval_min = 1\n")
+    monkeypatch.setattr(TakeSnapshots, "left_of_interval_s", lambda _: 0.0)
+    session = attach(root)
+    try:
+        session.space.is_closing = True
+        assert TakeSnapshots(session.space, root).run(Chores(session.space, [])) == RETRY_S
+    finally:
+        session.close()
+    assert "snapshot-failed" not in caplog.text
 
 
 def test_how_long_it_is_until_the_next(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
