@@ -473,6 +473,27 @@ def test_a_copy_with_the_same_messages_has_dead_letters_of_its_own(
         assert (rows, dead) == ([1], [2, 3])
 
 
+@pytest.mark.parametrize("to", ["delta", "iceberg"])
+@pytest.mark.parametrize("dead", [False, True])
+def test_two_first_ingests_at_once(
+    space: FabricatedSpace, lake: Path, monkeypatch: pytest.MonkeyPatch, to: str, dead: bool
+) -> None:
+    """The second does all of it behind the look by which the first makes a table."""
+    put(space, {"delay": 1}, b"dead", {"delay": 3})
+    table, others = DeltaLake if to == "delta" else IcebergTable, [job(space, lake, to)]
+    plain = table.create
+
+    def create_late(self: Any, schema: pa.Schema) -> None:
+        if others and self.name.endswith("_dead_letters") == dead:
+            run(others.pop())
+        plain(self, schema)
+
+    monkeypatch.setattr(table, "create", create_late)
+    run(job(space, lake, to))
+    assert not others
+    assert (numbers(read(lake, to)), numbers(read(lake, to, dead=True))) == ([1, 3], [2])
+
+
 def test_of_several_what_is_wrong_is_said(space: FabricatedSpace, lake: Path, tmp_path: Path) -> None:
     spaces, _ = many(space, tmp_path)
     asked = replace(job(space, lake, "parquet"), space=spaces, queue="refunds")

@@ -227,13 +227,12 @@ class DeltaLake:
         from deltalake import DeltaTable, Schema
         from deltalake.exceptions import DeltaError
 
-        if "://" not in self.name:
-            _check_empty(Path(self.name), lambda _: False)
         try:
+            if "://" not in self.name:
+                _check_empty(Path(self.name), lambda _: False)
             DeltaTable.create(self.name, Schema.from_arrow(schema), mode="error")
-        except DeltaError:
-            self.refresh(())
-            if self.schema is None:
+        except (InvalidArgument, DeltaError):  # somebody else may have been quicker, before either
+            if not DeltaTable.is_deltatable(self.name):
                 raise
         self.refresh(())
 
