@@ -297,7 +297,7 @@ class _Build:
         for queue, seq in highest.items():
             path = layout.watermark_path(queue)
             discard(self.fs, f"{PLACE}/{path}")
-            self._put(path, layout.format_watermark(Watermark(seq, max(seq + JUMP, self._beyond(queue)))))
+            self._put(path, self._mark(queue, seq))
         return highest
 
     def _marks(self, through: dict[str, int]) -> dict[str, int]:
@@ -323,8 +323,12 @@ class _Build:
         queue = _queue_of(path)
         if queue is None:
             return data
-        published = self.found.queues[queue][1]
-        return layout.format_watermark(Watermark(published, self._beyond(queue)))
+        return self._mark(queue)
+
+    def _mark(self, queue: str, through: int = 0) -> bytes:
+        """As who opens it next has it: readers find what is kept of numbers above the snapshot's before that, too."""
+        last = max(through + JUMP, self._beyond(queue))
+        return layout.format_watermark(Watermark(last, last))
 
     def _beyond(self, queue: str) -> int:
         """A number that no message of the queue ever had."""
@@ -348,7 +352,7 @@ class _Build:
         whether they were decided since."""
         then = set(branches_in(self.fs, f"{PLACE}/{layout.PREPARED}"))
         for queue in sorted(self._queues() - through.keys()):
-            self._put(layout.watermark_path(queue), layout.format_watermark(Watermark(0, self._beyond(queue))))
+            self._put(layout.watermark_path(queue), self._mark(queue))
         if self.wanted.exact:
             return then
         self.newer.bring(names)

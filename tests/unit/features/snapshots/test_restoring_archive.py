@@ -77,6 +77,30 @@ def test_what_was_taken_since_is_there_again_once(space: Space, into: str, exact
     assert not [*space.root.glob("archive/queue=q/range=*/*")]
 
 
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("into", ["files", "parquet"])
+def test_before_the_first_open_nothing_is_missing(space: Space, into: str, exact: bool) -> None:
+    """Of what is kept, numbers above the snapshot's."""
+    space.take(6)
+    space.connection.snapshot()
+    space.put(b"d", b"e")
+    space.take(19)
+    space.settle()
+    if into == "parquet":
+        archive(space.root)
+    space.stop()
+    restore(space.root, exact=exact)
+    before = rows(space)
+    if into == "parquet":
+        assert [row["seq"] for row in before] == list(space.bodies)
+    space.session, space.connection = attach(space.root), xaqueue.connect(space.root)
+    assert rows(space) == before
+    space.put(b"f")
+    space.settle()
+    *earlier, new = rows(space)
+    assert (earlier, new["body"]) == (before, b"f")
+
+
 def test_what_had_moved_on_by_then_is_not_kept(space: Space) -> None:
     """And what moves only behind it is, once it is taken in its place."""
     space.take(3)
