@@ -118,7 +118,7 @@ def _asked(config: TmConfig, text: str) -> tuple[str, _LogReport, list[Participa
     else:
         log = _read_log(config, gtrid)
         found = log.completed(ask_all(config, gtrid))
-    lasts = () if log.in_use else tuple(sorted(log.lasts))
+    lasts = () if log.may_be_in_use else tuple(sorted(log.lasts))
     advice = advise(log.status, {report.participant: report.status for report in found}, lasts)
     return (name.decode("ascii", "backslashreplace"), log, found, advice)
 
@@ -196,7 +196,7 @@ class _LogReport:
     """What it has noted of participants that acted by themselves."""
     lasts: frozenset[str] = frozenset()
     """Participants in whose databases the decision may stand."""
-    in_use: bool = False
+    may_be_in_use: bool = False
 
     def completed(self, found: list[ParticipantReport]) -> list[ParticipantReport]:
         """With what the log knows of those that say nothing, and with those that only the log names."""
@@ -248,9 +248,8 @@ def _read_log(config: TmConfig, gtrid: Gtrid) -> _LogReport:
         for heuristic in one.heuristics
         if heuristic.outcome in _PARTIES
     }
-    owner = "in use" if seen.in_use else "not in use"
-    detail, lasts = f"node {seen.node}, boot {seen.epoch}, {owner}", frozenset(seen.table.lasts_of(name))
-    return _LogReport(seen.status(gtrid), detail, tuple(named), noted, lasts, seen.in_use)
+    detail, lasts = f"node {seen.node}, boot {seen.epoch}, {seen.use}", frozenset(seen.table.lasts_of(name))
+    return _LogReport(seen.status(gtrid), detail, tuple(named), noted, lasts, seen.in_use or bool(seen.is_elsewhere))
 
 
 def _harden(log_dir: Path) -> None:

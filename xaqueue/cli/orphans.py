@@ -12,7 +12,7 @@ from xaqueue.cli import tm_database, tm_nodes
 from xaqueue.cli.tm_log import ParticipantConfig, load, of_node
 from xaqueue.tm.advice import LogStatus
 from xaqueue.tm.gtrid import Gtrid
-from xaqueue.tm.log_directory import view_logs
+from xaqueue.tm.log_directory import LogView, view_logs
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
 
@@ -44,7 +44,13 @@ def _of_log(path: Path, gtrids: Iterable[Gtrid]) -> Iterator[tuple[Gtrid, str]]:
     for gtrid in gtrids:
         seen = of_node(logs, gtrid.node)
         if seen.node == gtrid.node:
-            yield gtrid, f"{seen.status(gtrid).value}{'' if seen.in_use else '; it is not running'}"
+            yield gtrid, f"{seen.status(gtrid).value}{_use(seen)}"
+
+
+def _use(seen: LogView) -> str:
+    if seen.in_use or seen.is_elsewhere:
+        return ""
+    return "; it is not running" if seen.is_elsewhere is False else f"; it is {seen.use}"
 
 
 def _of_database(database: ParticipantConfig, gtrids: Iterable[Gtrid]) -> Iterator[tuple[Gtrid, str]]:

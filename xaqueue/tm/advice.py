@@ -28,6 +28,10 @@ class LogStatus(Enum):
     LAST = "the decision may stand in a participant's database"
     NONE = "no decision, and nobody can be working on it: presumed rollback"
     LIVE = "no decision, and the transaction manager runs: it may be about to decide"
+    ELSEWHERE = (
+        "no decision here, and this is a copy of the log, or another host had it open last: its transaction manager "
+        "may be at work there, so ask there; where that is gone for good, `xaqueue tm recover` here ends what is left"
+    )
     FOREIGN = "the transaction was begun by another node"
     OTHER = "another product's transaction manager has begun it, and its log has the decision"
     OLDER = "the transaction is of a later boot: the log is an old copy"
@@ -35,12 +39,20 @@ class LogStatus(Enum):
 
 
 def log_status(
-    gtrid: Gtrid, *, node: str, epoch: int, in_use: bool, decision: Outcome | None, may_be_elsewhere: bool = False
+    gtrid: Gtrid,
+    *,
+    node: str,
+    epoch: int,
+    in_use: bool,
+    decision: Outcome | None,
+    may_be_elsewhere: bool = False,
+    is_elsewhere: bool = False,
 ) -> LogStatus:
     """What a log says, from what ``view_log`` saw of it.
 
     in_use: before it was read; so where it was not, nobody who was at work then can decide any more.
     may_be_elsewhere: whether it names databases in which the decision may stand.
+    is_elsewhere: whether it was opened last by another host, or in another directory, which may be in use.
     """
     if gtrid.node != node:
         return LogStatus.FOREIGN
@@ -50,7 +62,11 @@ def log_status(
         return LogStatus.OLDER
     if may_be_elsewhere:
         return LogStatus.LAST
-    return LogStatus.LIVE if in_use and gtrid.epoch == epoch else LogStatus.NONE
+    if gtrid.epoch < epoch:
+        return LogStatus.NONE
+    if in_use:
+        return LogStatus.LIVE
+    return LogStatus.ELSEWHERE if is_elsewhere else LogStatus.NONE
 
 
 class ParticipantStatus(Enum):

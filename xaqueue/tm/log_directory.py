@@ -3,7 +3,7 @@
     LOGDIR/
       NODE       one line: format version, node id, boot epoch
       lock       empty, and locked by whoever has it open
-      owner      who that is, or was last
+      owner      who that is, or was last, and where: the host and its boot, and which file ``lock`` is there
       journal/   the decisions
       slots/     more such directories, of other processes: see ``slots``
 
@@ -32,7 +32,7 @@ from xaqueue.core.storage import append_log
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.fs import FileSystem, replace_file
 from xaqueue.core.storage.modes import BY_UMASK, PRIVATE, Modes
-from xaqueue.core.storage.owner_file import LOCK, NEW_OWNER, OWNER, OwnerFile, is_owned
+from xaqueue.core.storage.owner_file import LOCK, NEW_OWNER, OWNER, OwnerFile, boot_id, is_owned, read_owner_file
 from xaqueue.endpoint import is_url
 from xaqueue.errors import DecisionLogDamaged, DecisionLogError, DecisionLogInUse, InvalidArgument
 from xaqueue.tm.advice import LogStatus, log_status
@@ -118,9 +118,9 @@ def _open(lock: OwnerFile) -> DecisionLog:
     lock.read()  # which refuses a link
     fs = DirectoryFileSystem(root)
     try:
-        lock.write(fs, _owner("", 0))
+        lock.write(fs, _owner(lock, "", 0))
         log = DecisionLog(fs, owner=lock)
-        lock.write(fs, _owner(log.node, log.epoch))
+        lock.write(fs, _owner(lock, log.node, log.epoch))
     except BaseException:
         fs.close()
         raise
@@ -157,10 +157,39 @@ def _owner_of(lock: OwnerFile) -> str:
         return "another process"
 
 
-def _owner(node: str, epoch: int) -> bytes:
+def _owner(lock: OwnerFile, node: str, epoch: int) -> bytes:
     since = datetime.now(UTC).isoformat(timespec="seconds")
     fields = {"node": node, "epoch": epoch, "pid": os.getpid(), "host": socket.gethostname(), "since": since}
+    fields |= {"machine": _machine_id(), "boot": boot_id(), "lock": lock.locked}
     return json.dumps(fields).encode() + b"\n"
+
+
+def _machine_id() -> str:
+    try:
+        return Path("/etc/machine-id").read_text("ascii").strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def _is_elsewhere(root: Path) -> bool | None:
+    """Whether another host opened it last, or this is a copy of what was opened; None where it does not say.
+
+    A device may have another number behind a boot, before which nobody of the same host has it open.
+    """
+    try:
+        owner = json.loads(read_owner_file(root))
+        host, boot, (device, inode) = (owner["host"], owner["machine"]), owner["boot"], owner["lock"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    try:
+        here = os.lstat(root / LOCK)
+    except OSError:
+        return True
+    if inode != here.st_ino:
+        return True
+    if boot and boot == boot_id():
+        return bool(device != here.st_dev)
+    return not host[1] or host != (socket.gethostname(), _machine_id())
 
 
 # What an operator sees of it, while its owner is at work, and what operators forgot
@@ -175,6 +204,17 @@ class LogView(LogContent):
     """Whether a process has it open."""
     open: list[InDoubtTransaction]
     """Oldest first."""
+    is_elsewhere: bool | None
+    """Whether another host, or another directory of which this is a copy, may be in use; None where it cannot tell."""
+
+    @property
+    def use(self) -> str:
+        """In words."""
+        if self.in_use:
+            return "in use"
+        if self.is_elsewhere is None:
+            return "not in use here; it does not say where it was opened, so ask where it belongs if this is a copy"
+        return "opened elsewhere" if self.is_elsewhere else "not in use"
 
     def status(self, gtrid: Gtrid) -> LogStatus:
         """What it says of this transaction."""
@@ -185,6 +225,7 @@ class LogView(LogContent):
             in_use=self.in_use,
             decision=self.table.decision_on(bytes(gtrid)),
             may_be_elsewhere=bool(self.table.lasts_of(bytes(gtrid))),
+            is_elsewhere=bool(self.is_elsewhere),
         )
 
 
@@ -192,7 +233,7 @@ def view_log(log_dir: str | os.PathLike[str]) -> LogView:
     """Changes nothing. Raises DecisionLogError where there is no log, DecisionLogDamaged."""
     root = Path(log_dir)
     for left in reversed(range(READS)):
-        in_use = is_owned(root)
+        in_use, is_elsewhere = is_owned(root), _is_elsewhere(root)
         try:
             with closing(DirectoryFileSystem(root)) as fs:
                 content = read(fs)
@@ -210,7 +251,7 @@ def view_log(log_dir: str | os.PathLike[str]) -> LogView:
         raise DecisionLogError(f"{root} is no decision log: name the log_dir of a TransactionManager")
     table = content.table
     in_doubt = in_doubt_transactions(table.open.values(), table.heuristics.values())
-    return LogView(content.node, content.epoch, table, root, in_use, in_doubt)
+    return LogView(content.node, content.epoch, table, root, in_use, in_doubt, is_elsewhere)
 
 
 def view_logs(path: str | os.PathLike[str]) -> list[LogView]:

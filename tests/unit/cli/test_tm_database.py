@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 import sys
 from contextlib import closing, suppress
@@ -157,8 +158,14 @@ def test_a_branch_is_told_of_whose_log_nobody_has_open(shop: Shop, tmp_path: Pat
         connection.enqueue("q", b"1")
         connection.tpc_prepare()
     assert "it may be about to decide" in says(shop, log)
+    copy = shutil.copytree(log, tmp_path / "copy")
+    assert "this is a copy of the log" in says(shop, copy)
     manager.close()
     assert says(shop, log).endswith("presumed rollback; it is not running")
+    assert "presumed" not in says(shop, copy)
+    owner = json.loads((copy / "owner").read_text())
+    (copy / "owner").write_text(json.dumps({key: owner[key] for key in ("node", "epoch", "pid", "host", "since")}))
+    assert says(shop, copy).endswith("so ask where it belongs if this is a copy"), "an earlier version's"
 
 
 def test_a_decision_waits_for_a_queue_that_is_not_named(shop: Shop, tmp_path: Path) -> None:

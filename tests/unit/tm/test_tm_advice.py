@@ -79,7 +79,7 @@ def evidence(count: int) -> dict[tuple[Log, tuple[Says, ...]], list[World]]:
     """All that can be seen, with the worlds in which it can."""
     found: dict[tuple[Log, tuple[Says, ...]], list[World]] = {}
     for world in worlds(count):
-        for log in (world.log, Log.FOREIGN, Log.UNREAD, Log.OLDER):
+        for log in (world.log, Log.FOREIGN, Log.UNREAD, Log.OLDER, Log.ELSEWHERE):
             for says in product(*(seen(branch) for branch in world.branches)):
                 found.setdefault((log, says), []).append(world)
     return found
@@ -211,6 +211,18 @@ def test_what_a_log_of_its_fifth_boot_says(epoch: int, in_use: bool, decision: O
     told = log_status(Gtrid(NODE, epoch, 7), node=NODE, epoch=5, in_use=in_use, decision=decision)
     assert told is says
     assert log_status(Gtrid(OTHER, epoch, 7), node=NODE, epoch=5, in_use=in_use, decision=decision) is Log.FOREIGN
+
+
+@pytest.mark.parametrize(
+    ("epoch", "in_use", "says"),
+    [(4, False, Log.NONE), (5, False, Log.ELSEWHERE), (5, True, Log.LIVE), (6, False, Log.OLDER)],
+)
+def test_what_a_copy_says(epoch: int, in_use: bool, says: Log) -> None:
+    """Of the boot in which it was made: a later one of the log ended those before it."""
+    gtrid = Gtrid(NODE, epoch, 7)
+    assert log_status(gtrid, node=NODE, epoch=5, in_use=in_use, decision=None, is_elsewhere=True) is says
+    decided = log_status(gtrid, node=NODE, epoch=5, in_use=in_use, decision=Outcome.COMMITTED, is_elsewhere=True)
+    assert decided is Log.COMMIT
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +27,8 @@ from xaqueue.errors import (
     InvalidArgument,
     RetryLater,
 )
+from xaqueue.tm import log_directory
+from xaqueue.tm.advice import LogStatus
 from xaqueue.tm.gtrid import FORMAT_ID, Gtrid, checked_name, parse_listed
 from xaqueue.tm.log import DecisionLog
 from xaqueue.tm.log_directory import open_log, view_log
@@ -365,6 +370,46 @@ def test_a_log_is_looked_at_while_its_owner_is_at_work(tmp_path: Path) -> None:
     assert view.table.decision_on(b"another") is None
     owned.close()
     assert not view_log(tmp_path).in_use
+
+
+def test_a_log_knows_where_it_was_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a copy, by another host, behind a boot, and as an earlier version left it."""
+    monkeypatch.setattr(log_directory, "_machine_id", lambda: "machine")
+    here, copy = tmp_path / "log", tmp_path / "copy"
+    owned = open_log(here)
+    gtrid = Gtrid(owned.node, 1, 1)
+    shutil.copytree(here, copy)
+    (tmp_path / "link").symlink_to(here)
+    statuses = {path.name: view_log(path).status(gtrid) for path in (here, copy, tmp_path / "link")}
+    assert statuses == {"log": LogStatus.LIVE, "copy": LogStatus.ELSEWHERE, "link": LogStatus.LIVE}
+    owned.close()
+    assert view_log(here).status(gtrid) is LogStatus.NONE
+    assert view_log(copy).status(gtrid) is LogStatus.ELSEWHERE
+    with monkeypatch.context() as behind_a_boot:
+        behind_a_boot.setattr(log_directory, "boot_id", lambda: "another")
+        assert view_log(here).status(gtrid) is LogStatus.NONE
+        for machine in ("another", ""):
+            behind_a_boot.setattr(log_directory, "_machine_id", lambda machine=machine: machine)
+            assert view_log(here).status(gtrid) is LogStatus.ELSEWHERE
+        behind_a_boot.setattr(log_directory, "_machine_id", lambda: "machine")
+        behind_a_boot.setattr("socket.gethostname", lambda: "another")
+        assert view_log(here).status(gtrid) is LogStatus.ELSEWHERE
+    owner = json.loads((copy / "owner").read_text())
+    (copy / "lock").unlink()
+    assert view_log(copy).is_elsewhere
+    olds: list[Any] = [
+        {key: owner[key] for key in ("node", "epoch", "pid", "host", "since")},
+        {**owner, "lock": 7},
+        [],
+        "",
+    ]
+    for old in olds:
+        (copy / "owner").write_text(json.dumps(old))
+        assert view_log(copy).is_elsewhere is None
+        assert view_log(copy).status(gtrid) is LogStatus.NONE
+        assert "does not say where it was opened" in view_log(copy).use
+    open_log(copy).close()
+    assert view_log(copy).status(Gtrid(owned.node, 2, 1)) is LogStatus.NONE, "it is where it was opened last"
 
 
 def test_looking_at_what_is_no_log(tmp_path: Path) -> None:
