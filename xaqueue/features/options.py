@@ -40,5 +40,6 @@ KNOWN = Known(
     undefining=(topics.check_undefining,),
     reloading=(replica.check_reloading, lambda _, asked: find_group(asked.readers)),
     acts=(groups.act, retries.act, limits.act, ages.act, streams.act),
+    stand_in=ages.stand_in,
     kinds=_kinds,
 )

@@ -64,6 +64,8 @@ class Known(NamedTuple):
     """Before an open space has other definitions. Each raises InvalidArgument where it cannot while it is open."""
     acts: Sequence[Callable[[Any], object]] = ()
     """A queue has got a definition, or another one: what follows from its options. The space's lock is held."""
+    stand_in: Callable[[Any], tuple[Any, str]] = lambda found: (found, "")
+    """What holds of a copy that stands in for a queues.toml that is refused, and in words what does not."""
     kinds: Callable[[], tuple[Any, ...]] = tuple
     """Of the records that features keep in a space; see ``record_kinds.RecordKind``."""
 

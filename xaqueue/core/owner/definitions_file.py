@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 
-from xaqueue.core.model import definitions
+from xaqueue.core.model import definitions, options
 from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.model.layout import GOOD_QUEUES, QUEUES
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
@@ -73,7 +73,8 @@ def usable_definitions(
         made = f"{damage}; there is no good copy of it: {mend} from the queues that are there"
         raise InvalidArgument(made if damage else refusal) from None
     mend = "Mend it, or `xaqueue reconstruct -m` puts the copy in its place" if damage else "Mend it"
-    return good, f"{damage or refusal}: its last good copy holds. {mend}"
+    good, but = options.everything().stand_in(good)
+    return good, f"{damage or refusal}: its last good copy holds{but}. {mend}"
 
 
 def read_good(path: str | os.PathLike[str]) -> str:

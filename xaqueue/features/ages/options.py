@@ -5,7 +5,9 @@ max_age_s = 86400                  # so long after its commit a message of the q
 
 from __future__ import annotations
 
-from xaqueue.core.model.definitions import QueueDefinition
+from dataclasses import replace
+
+from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.core.model.options import LONGEST_S, Key, number
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage.fs import FileSystem
@@ -17,6 +19,19 @@ MAX_AGE_S: Key[int] = number("max_age_s", 0, "a number of seconds", 0, 100 * LON
 
 def max_age_us(queue: QueueDefinition) -> int:
     return MAX_AGE_S.of(queue) * 1_000_000
+
+
+def stand_in(found: Definitions) -> tuple[Definitions, str]:
+    """Nothing is removed by a copy's limits: the edit that is refused may have been to take them away."""
+    if not any(max_age_us(queue) for _, queue in found.listed()):
+        return found, ""
+
+    def kept(queue: QueueDefinition) -> QueueDefinition:
+        return replace(queue, options={**queue.options, MAX_AGE_S.name: 0})
+
+    default = kept(found.default) if found.default is not None else None
+    cut = replace(found, queues={name: kept(queue) for name, queue in found.queues.items()}, default=default)
+    return cut, f", but for {MAX_AGE_S.name}: nothing is removed by that until then"
 
 
 def ends_at(fs: FileSystem, path: str, message: Message, queue: QueueDefinition) -> float:

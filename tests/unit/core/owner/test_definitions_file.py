@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import xaqueue
+from support.bare_space import bare_space, wall_clock
 from support.forgetful import Crashed, Tree
 from xaqueue.core.model import layout
 from xaqueue.core.owner import definitions_file, open
@@ -81,6 +82,31 @@ def test_the_last_good_copy_holds(root: Path, damage: Callable[[Path], None], ca
     assert (root / layout.GOOD_QUEUES).read_text() == TEXT
     definitions_file.write_definitions(root, "[queues.other]\n")
     assert list(usable_definitions(root)[0].queues) == ["other"]
+
+
+@pytest.mark.parametrize("table", ["queues.orders", "default"])
+def test_by_a_copy_that_stands_in_nothing_is_too_old(
+    tmp_path: Path, table: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The edit that is refused may have been to keep it. Once the file is mended, what that says holds."""
+    root, text = tmp_path / "old", f"[{table}]\nmax_age_s = 50\n"
+    with bare_space(root, "NONE", lambda: wall_clock() - 100_000_000) as bare:
+        bare.put("orders", b"first")
+    definitions_file.write_definitions(root, text)
+    keep_good(root)
+    a_wrong_value(root / layout.QUEUES)
+    with caplog.at_level(logging.WARNING, "xaqueue"):
+        assert bodies(root) == [b"first"]
+    assert "but for max_age_s: nothing is removed" in caplog.text
+    definitions_file.write_definitions(root, text)
+    assert bodies(root) == []
+
+
+def bodies(root: Path) -> list[bytes]:
+    with xaqueue.connect(root, sync="NONE") as connection:
+        message = connection.dequeue("orders")
+        connection.rollback()
+    return [] if message is None else [message.body]
 
 
 def test_without_a_copy_the_error_names_the_command(root: Path) -> None:
