@@ -5,10 +5,12 @@ OMS-34, OMS-37.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -126,6 +128,50 @@ def test_over_a_servers_end_a_key_tells(
     add(connection, "keyed")
     connection.commit()
     assert had + ground.taken("keyed") == BODIES
+    connection.close()
+
+
+@pytest.mark.parametrize("ground", ["NONE"], indirect=True)
+def test_what_is_in_the_queue_already_is_refused_to_nobody(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The window was away when it was committed, so no key tells; its ids do."""
+
+    def window(length_s: int) -> None:
+        with xaqueue.connect(ground.server.url) as other:
+            other.define("keyed", dedup_window_s=length_s)
+
+    def ends() -> None:
+        window(3600)
+        ground.start_anew(kill=False)
+
+    before_it_asks(monkeypatch, ends)
+    connection = ground.connect(Cut("answer", 2, "before"))
+    window(0)
+    add(connection, "keyed")
+    for _ in range(2):
+        with pytest.raises(OutcomeUnknown):
+            connection.commit()
+    assert ground.taken("keyed") == BODIES
+    connection.close()
+
+
+@pytest.mark.parametrize("ground", ["NONE"], indirect=True)
+def test_what_the_client_has_slept_counts(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock that nobody sets stands still then."""
+    slept_s = 0
+
+    def ends() -> None:
+        nonlocal slept_s
+        slept_s = 7200
+        ground.start_anew(kill=False)
+
+    before_it_asks(monkeypatch, ends)
+    clock = SimpleNamespace(monotonic=time.monotonic, time=lambda: time.time() + slept_s)
+    monkeypatch.setattr("xaqueue.rpc.client.resend.time", clock)
+    connection = ground.connect(Cut("answer", 2, "before"))
+    add(connection, "keyed")
+    with pytest.raises(OutcomeUnknown):
+        connection.commit()
+    assert ground.taken("keyed") == BODIES
     connection.close()
 
 

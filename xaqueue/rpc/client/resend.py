@@ -5,14 +5,16 @@
 What such a transaction adds is kept until its commit is answered. Where the connection is lost before that, the server
 is asked what became of it. Committed: the commit returns. Rolled back: all of it is enqueued again, with the same ids,
 in a transaction of its own. Where the server does not know any more, since it was started anew, it is sent again only
-if nothing can come twice: each message has a dedup_key of the client's, and each queue a ``dedup_window_s`` that has
-held since before the first time; else OutcomeUnknown is raised, as without this.
+if each message has a dedup_key, and each queue a ``dedup_window_s`` when the connection was made and now, which is
+longer than this has taken; else OutcomeUnknown is raised, as without this. A window that was away in between, and a
+server's clock that was set on, nobody sees: xaqueue(7) says so.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Unpack
 
 from xaqueue.core.model.block import pack_properties
@@ -38,19 +40,22 @@ class ResendingManager(RemoteManager, half="ask"):
     """What the transaction adds; None for one that does more, or is the caller's own branch."""
     _windows: Mapping[str, float]
     """By queue for how long it knew a dedup_key, when the transaction began."""
-    _began = 0.0
+    _began = 0.0, 0.0
+    """By the clock that nobody sets, and by the one that goes on while the machine sleeps."""
     _left = 0
     _of = ""
     """The space that it goes to, and to no other one; empty before it begins."""
     _is_again = False
+    _may_have_come = False
+    """A time before this one may have been committed, for all that is known."""
 
     def start(self, xid: Xid, flags: Flag = Flag.NOFLAGS, timeout_s: float | None = None) -> None:
         if not self._is_again:
-            self._of = ""
+            self._of, self._may_have_come = "", False
         super().start(xid, flags, timeout_s)
         self._of = self.space_id
         self._kept, self._left = [] if xid.is_local else None, TRIES
-        self._windows, self._began = self.space.get("windows", {}), time.monotonic()
+        self._windows, self._began = self.space.get("windows", {}), (time.monotonic(), time.time())
 
     def enqueue(self, queue: str, body: bytes, **options: Unpack[EnqueueOptions]) -> MessageId:
         kept = self._kept
@@ -118,27 +123,47 @@ class ResendingManager(RemoteManager, half="ask"):
             except OutcomeUnknown:
                 if not self._may_repeat(kept):
                     return False
+                self._may_have_come = True
             else:
                 return True
+        if self._repeat(transaction, kept):
+            return True
+        if transaction.xid is not None and transaction.xid != xid:
+            with suppress(Error):
+                self.rollback(transaction.xid)
+        self._branch, transaction.phase, transaction.xid = before  # what was known of the first time is all that is
+        return False
+
+    def _repeat(self, transaction: Transaction, kept: list[tuple[str, bytes, EnqueueOptions]]) -> bool:
+        """Whether it is committed by one more time. Raises what that was refused for, where no earlier one has come."""
         left, known = self._left, (kept, self._windows, self._began)
         while left:
             left -= 1
+            is_whole = False
             try:
-                transaction.begin_again()
-                for queue, body, options in kept:
-                    super().enqueue(queue, body, **options)
+                try:
+                    transaction.begin_again()
+                    for queue, body, options in kept:
+                        super().enqueue(queue, body, **options)
+                finally:
+                    self._left, (self._kept, self._windows, self._began) = left, known
+                is_whole = True
+                transaction.commit()
             except ConnectionLost:
-                continue
-            finally:
-                self._left, (self._kept, self._windows, self._began) = left, known
-            transaction.commit()
-            return True
-        self._branch, transaction.phase, transaction.xid = before  # what was known of the first time is all that is
+                if is_whole:
+                    raise
+            except Error:
+                if not self._may_have_come:
+                    raise
+                return False  # it may be refused since the first time has come
+            else:
+                return True
         return False
 
     def _may_repeat(self, kept: Sequence[tuple[str, bytes, EnqueueOptions]]) -> bool:
         """Whether each queue has known, since before the first time, and knows yet what has come."""
-        now, since_s = self.space.get("windows", {}), time.monotonic() - self._began
+        now, (steady, wall) = self.space.get("windows", {}), self._began
+        since_s = max(time.monotonic() - steady, time.time() - wall)
         keyed = all("dedup_key" in options for _, _, options in kept)
         return keyed and all(min(self._windows.get(q, 0), now.get(q, 0)) > since_s for q, _, _ in kept)
 
