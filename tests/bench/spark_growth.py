@@ -128,7 +128,8 @@ def section(result: dict[str, Any]) -> str:
 
 def _lines(result: dict[str, Any]) -> Iterator[str]:
     place = result["environment"]
-    yield f"Measured on {place['date']}: medians of {result['rounds']} rounds in which all took turns;"
+    rounds = "one round" if result["rounds"] == 1 else f"medians of {result['rounds']} rounds"
+    yield f"Measured on {place['date']}: {rounds} in which all took turns;"
     yield f"{place['processors']} processors, {place['file_system']} on {place['device']}, Linux {place['kernel']},"
     yield f"Python {place['python']}; bodies of about 200 bytes."
     if max(place["busy_share"]) > BUSY_SHARE:
