@@ -42,17 +42,18 @@ RINGS = ("spark", "kill", "sim", "process", "docs", "interop", "power", "crash",
 
 SAMPLED = {
     **{"unit": (1, 4), "contract": (1, 4), "docs": (1, 3), "crash": (1, 16), "process": (2, 4)},
-    **{"kill": (3, 12), "power": (2, 2), "spark": (2, 12), "interop": (2, 4), "model": (1, 2), "sim": (1, 3)},
+    **{"kill": (3, 12), "power": (2, 2), "spark": (2, 12), "interop": (2, 4), "model": (1, 2), "sim": (1, 5)},
 }
 """Where ``pytest`` has no path: of a ring one test in so many is played, and of its parameters one in so many, at least
 one. With ``pytest tests`` all are."""
 WHOLE_ONLY = (
     "tests/spark/test_spark_by_server.py::test_a_queue_is_consumed_into_another_space_without_a_directory",
     "tests/spark/test_spark_ingest.py::test_rows_are_what_sparks_own_parser_makes_of_the_bodies",
+    "tests/spark/test_spark_formats.py::test_a_stream_of_then_goes_on",
     "tests/interop/test_java.py::test_rows_are_messages_whoever_is_killed",
 )
-"""In no sample: they take a minute or two, and test_spark_far and the unit tests of the lake's ingest are in it; Java's
-wants packages that few have."""
+"""In no sample: they take a minute or two, and test_spark_far, the unit tests of the lake's ingest and test_formats are
+in it; Java's wants packages that few have."""
 SAMPLE = "XAQUEUE_TESTS_SAMPLE"
 """1: a sample also where there is a path, as before each commit. 0: none."""
 TRIES, LATE = 3, "Python worker failed to connect back"
