@@ -24,6 +24,10 @@ from xaqueue.xid import LOCAL_FORMAT_ID
 TOKEN_LEAST = 16
 """Characters of a token, at least."""
 TOKEN_MOST = 1024
+NO_TOKEN = (
+    "needs a token: sign in with one (`xaqueue token ROLE FILE` makes it), for without it can only be looked at. "
+    "Nothing was done"
+)
 
 _TOKEN = re.compile(rf"[!-~]{{{TOKEN_LEAST},{TOKEN_MOST}}}")
 _USER = re.compile(r"[^\x00-\x20\x7f:]+")
@@ -186,7 +190,7 @@ class Rights:
         if self._looks:
             if method in self._looks:
                 return
-            raise AccessDenied(f"{method} needs a token: without one it can only be looked at. Nothing was done")
+            raise AccessDenied(f"{method} {NO_TOKEN}")
         if need.nothing or not self._whole.isdisjoint(need.one_of):
             return
         if need.unless_local and _is_local(params):

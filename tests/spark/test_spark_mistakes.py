@@ -117,7 +117,7 @@ MISTAKES: dict[str, tuple[Callable[[Scene], object], str]] = {
         lambda s: s.run(s.stream(queue="order")),
         r".* has no queue 'order': did you mean 'orders'",
     ),
-    "queue and subscribe": (lambda s: s.read(subscribe="orders").count(), r'option "queue" and "subscribe" exclude'),
+    "queue and subscribe": (lambda s: s.read(subscribe="orders").count(), r".* exclude each other, so give one"),
     "an option misspelt": (
         lambda s: s.read(startingOffset="latest").count(),
         r'option "startingoffset" is unknown to a reader \(did you mean startingOffsets\?\)',
@@ -138,15 +138,15 @@ MISTAKES: dict[str, tuple[Callable[[Scene], object], str]] = {
     ),
     "offsets of another queue": (
         lambda s: s.read(startingOffsets='{"bills": 4}').count(),
-        r"option 'startingOffsets' names queue 'bills', which is not read here: orders are",
+        r"option 'startingOffsets' names queue 'bills', which is not read here: orders are\. Mend the name, or",
     ),
     "an end of a stream": (
         lambda s: s.run(s.stream(endingOffsets=4)),
-        r'option "endingOffsets" is for spark.read: a stream ends where its trigger says',
+        r'option "endingOffsets" is for spark.read: leave it out, and end with .* by \.trigger\(availableNow=True\)',
     ),
     "a batch that consumes": (
         lambda s: s.read(consume="delete").count(),
-        r"consume=delete is for spark.readStream: spark.read removes nothing",
+        r"consume=delete is for spark.readStream: leave it out here, spark.read removes nothing",
     ),
     "consuming from the middle": (
         lambda s: s.run(s.served(consume="delete", startingOffsets=1)),
@@ -164,7 +164,10 @@ MISTAKES: dict[str, tuple[Callable[[Scene], object], str]] = {
     ),
     "a space emptied": (emptied, r"the stream's offset 10 is ahead of queue .* Start another checkpoint, or mend"),
     "another space under the path": (another, r".* is another space than the one that the stream has read there"),
-    "a damaged file": (damaged, r".*/committed/queue=orders/.*: 7 bytes are less than a prefix"),
+    "a damaged file": (
+        damaged,
+        r".*/committed/queue=orders/.*: 7 bytes are less .* `xaqueue check orders --repair --space .*/shop` sets",
+    ),
     "a column that there is not": (
         lambda s: s.read(schema="seq LONG, text STRING").count(),
         r"a message has no column 'text': \.schema\(\.\.\.\) may name",
@@ -185,7 +188,10 @@ MISTAKES: dict[str, tuple[Callable[[Scene], object], str]] = {
         lambda s: s.run(s.stream().select("body"), sink="xaqueue", path=s.root / "new", queue="copies"),
         r".*/new is no queue space: mend the path, or bring back the disk",
     ),
-    "no queue to write to": (lambda s: s.write(queue=None), r".*queue"),
+    "no queue to write to": (
+        lambda s: s.write(queue=None),
+        r'the queue is missing: give option "queue", or a column of that',
+    ),
     "a column that says nothing": (
         lambda s: s.write("CAST(id AS STRING) AS body", "id AS customer"),
         r"column 'customer' says nothing of a message",
@@ -201,7 +207,7 @@ MISTAKES: dict[str, tuple[Callable[[Scene], object], str]] = {
     "a name without a number": (lambda s: s.write(txnAppId="nightly"), r'option "txnAppId" needs "txnVersion"'),
     "a token in a URL": (
         lambda s: s.read(path=s.server + "?token=secret").count(),
-        r".*token_file",
+        r"token= in a URL is refused, since URLs are printed: use token_file=",
     ),
     "a server that nobody names": (
         lambda s: s.run(s.stream(readFrom="server")),

@@ -1,7 +1,7 @@
 """Wrong inputs, each with the sentence that says what is wrong with it, and what would be right.
 
-At the command line and in a program. Those of a data engineer are in tests/spark/test_spark_mistakes.py, those of the
-console in tests/unit/web/test_http.py.
+At the command line and in a program. Those of a data engineer are in tests/spark/test_spark_mistakes.py, those at the
+console in tests/unit/web/test_http.py: each a table of its own.
 """
 
 from __future__ import annotations

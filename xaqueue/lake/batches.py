@@ -44,8 +44,7 @@ def record_batches(found: Iterator[Found], empty: Rows, columns: Columns) -> Ite
                         stored["tries"] = tries[seq]
                     rows.stored.append(stored)
             except DamagedBlock as damage:
-                path = Path(empty.space) / range_path(empty.queue, seq) / name
-                raise DamagedBlock(f"{path}: {damage}") from None
+                raise _named(empty, f"{range_path(empty.queue, seq)}/{name}", damage) from None
             rows.seqs.append(seq)
             rows.times_ns.append(time_ns)
             size_bytes += len(data)
@@ -63,6 +62,11 @@ def record_batches(found: Iterator[Found], empty: Rows, columns: Columns) -> Ite
             rows, size_bytes = _fresh(empty), 0
     if rows.seqs:
         yield columns.batch(rows)
+
+
+def _named(rows: Rows, path: str, damage: DamagedBlock) -> DamagedBlock:
+    way = f"`xaqueue check {rows.queue} --repair --space {rows.space}` sets aside what is damaged"
+    return DamagedBlock(f"{Path(rows.space) / path}: {damage}. {way}")
 
 
 def _add_block(rows: Rows, read: tuple[str, bytes, bytes], time_ns: int, *, unpacks: bool) -> int:
@@ -84,7 +88,7 @@ def _add_block(rows: Rows, read: tuple[str, bytes, bytes], time_ns: int, *, unpa
                 table.body(data, index)  # says which it is
         shared = stored_in(table.packed) if unpacks else {}
     except DamagedBlock as damage:
-        raise DamagedBlock(f"{Path(rows.space) / messages_path(rows.queue, named)}: {damage}") from None
+        raise _named(rows, messages_path(rows.queue, named), damage) from None
     count, first = table.count, left[0]
     ids = of_buffers(pa.binary(), count, array("i", range(0, 16 * count + 1, 16)), table.ids)
     found = {"ids": ids, "bodies": of_buffers(pa.binary(), count, array("i", offsets), data)}

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -27,7 +28,7 @@ def app_of(
     link: ServerLink, host: str | None, advise: Callable[[str], dict[str, Any]] | None, *, is_open: bool
 ) -> Door:
     """host, is_open: see ``Door``, which is before all of it, also before what answers that something is broken."""
-    app = Starlette(routes=ROUTES, exception_handlers={Refused: _answer, Error: _answer})
+    app = Starlette(routes=ROUTES, exception_handlers={Refused: _answer, Error: _answer, 404: _nothing, 405: _nothing})
     app.router.redirect_slashes = False  # nor is any address made of the Host that a request names
     app.state.link, app.state.advise, app.state.slowing = link, advise, Slowing()
     return Door(app, host, is_open=is_open)
@@ -35,6 +36,12 @@ def app_of(
 
 def _answer(_: Request, error: Exception) -> Response:
     return answer_to(error)
+
+
+def _nothing(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    what = f"there is nothing to {request.method} at {request.url.path[:100]}: the console is at /"
+    return answer_to(Refused(error.status_code, what))
 
 
 async def metrics(request: Request) -> Response:

@@ -21,6 +21,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from xaqueue.access import NO_TOKEN
 from xaqueue.endpoint import is_address, is_loopback
 from xaqueue.errors import AccessDenied, ConnectionLost, Error, ProgrammingError, ResourceFailed, RetryLater
 from xaqueue.rpc.client.manager import RemoteManager
@@ -40,6 +41,7 @@ BODY_BYTES = 64 * 1024
 BODY_S = 10.0
 HEADER = "x-xaqueue"
 """Of actions. A page of another site cannot send it unless it is allowed to, which nobody is."""
+ELSEWHERE = "the request comes from another site's page, and nothing was done: ask from the console's own"
 SECURITY = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'",
@@ -102,7 +104,7 @@ class Door:
             raise Refused(405, f"{method[:20]} is not for anything here: GET and POST are")
         site = headers.get("sec-fetch-site")
         if (method == "POST" or path.startswith("/api/")) and site not in (None, "same-origin", "none"):
-            raise Refused(403, "the request comes from another site's page: nothing was done")
+            raise Refused(403, ELSEWHERE)
         if method == "POST":
             self._check_action(headers, site)
 
@@ -111,7 +113,7 @@ class Door:
         origin = headers.get("origin")
         own = [f"{scheme}://{headers.get('host')}" for scheme in ("http", "https")]
         if site is None and origin is not None and origin not in own:
-            raise Refused(403, "the request comes from another site's page: nothing was done")
+            raise Refused(403, ELSEWHERE)
         if headers.get(HEADER) != "1":
             raise Refused(403, f"an action needs the header {HEADER}: 1, so that no other site's page can ask for it")
         if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
@@ -132,7 +134,7 @@ def _host_of(text: str) -> str:
 async def action_of(request: Request) -> dict[str, Any]:
     """The map that came with an action, of somebody who has shown a token. Raises Refused, AccessDenied."""
     if not (await requester_of(request)).acts:
-        raise AccessDenied("this needs a token: without one it can only be looked at. Nothing was done")
+        raise AccessDenied(f"this {NO_TOKEN}")
     received = bytearray()
     try:
         async with asyncio.timeout(BODY_S):
@@ -149,7 +151,7 @@ async def action_of(request: Request) -> dict[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise Refused(400, "the request is no JSON object")
+        raise Refused(400, 'the request is no JSON object: send one, as {"xid": "...", "reason": "..."}')
     return found
 
 

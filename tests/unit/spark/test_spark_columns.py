@@ -408,7 +408,7 @@ def test_options_that_do_not_fit_are_refused(options: dict[str, str], said: str)
 
 
 def test_a_batch_removes_nothing(space: FabricatedSpace) -> None:
-    with pytest.raises(InvalidArgument, match=r"spark\.read removes nothing"):
+    with pytest.raises(InvalidArgument, match=r"leave it out here, spark\.read removes nothing"):
         batch(space, consume="delete")
 
 

@@ -41,6 +41,8 @@ produce = ["orders"]
 """
 ACTION = {"x-xaqueue": "1", "content-type": "application/json"}
 Ask = Callable[..., tuple[int, dict[str, Any]]]
+Asked = tuple[str, str, bytes | str, dict[str, str]]
+"""Method, path, body and headers."""
 
 
 @pytest.fixture(scope="module")
@@ -108,41 +110,9 @@ def test_the_page_and_its_data(ask: Ask) -> None:
     assert not told["acts"]
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["/api", "/console.py", "/../door.py", "/%2e%2e/door.py", "//etc/passwd", "/docs", "/openapi.json", "/metrics/"],
-)
-def test_nothing_else_is_there(ask: Ask, path: str) -> None:
-    assert ask("GET", path)[0] == 404
-
-
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "[", "localhost.", "10.0.0.1"])
-def test_a_name_that_this_host_has_not_is_refused(ask: Ask, host: str) -> None:
-    """A page elsewhere could have its name point here, and would be of the same site then."""
-    status, told = ask("GET", "/api/overview", host=host)
-    assert (status, told["kind"]) == (421, "Refused")
-
-
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:1", "[::1]:80", "LOCALHOST:8000"])
 def test_names_of_this_machine_are_taken(ask: Ask, host: str) -> None:
     assert ask("GET", "/", host=host)[0] == 200
-
-
-@pytest.mark.parametrize(
-    ("status", "headers"),
-    [
-        (403, {}),
-        (403, {"content_type": "application/json"}),
-        (415, {"x_xaqueue": "1", "content_type": "text/plain"}),
-        (415, {"x_xaqueue": "1", "content_type": "application/x-www-form-urlencoded"}),
-        (403, ACTION | {"sec_fetch_site": "cross-site"}),
-        (403, ACTION | {"sec_fetch_site": "same-site"}),
-        (403, ACTION | {"origin": "http://evil.example"}),
-        *[(403, ACTION | {"origin": origin}) for origin in ("null", "http://[", "http://[x]", "http://]", "\xff", "")],
-    ],
-)
-def test_an_action_of_another_site_is_refused(ask: Ask, status: int, headers: dict[str, str]) -> None:
-    assert ask("POST", "/api/decide", body=b"{}", authorization=f"Bearer {TOKEN}", **headers)[0] == status
 
 
 def test_an_action_of_the_page_itself_is_taken(ask: Ask) -> None:
@@ -174,57 +144,127 @@ def test_data_are_for_no_other_site(ask: Ask) -> None:
     assert ask("GET", "/", sec_fetch_site="cross-site")[0] == 200  # a link to the page
 
 
-@pytest.mark.parametrize("method", ["PUT", "DELETE", "OPTIONS", "TRACE", "CONNECT", "BREW"])
-def test_other_methods_are_refused(ask: Ask, method: str) -> None:
-    assert ask(method, "/api/overview")[0] == 405
+def decided(body: bytes | str, **headers: str) -> Asked:
+    """A branch, as somebody who may not decide one asks for it."""
+    return "POST", "/api/decide", body, {"authorization": f"Bearer {TOKEN}"} | (headers or ACTION)
 
 
-@pytest.mark.parametrize(
-    ("status", "body", "told"),
-    [
-        (400, b"", "no JSON object"),
-        (400, b"[]", "no JSON object"),
-        (400, b"\xff", "no JSON object"),
-        (400, b"[" * 50_000, "no JSON object"),
-        (413, b" " * (BODY_BYTES + 1), "over the limit"),
-        (400, b"{}", "is no xid"),
-        (400, b'{"xid": 7}', "xid: a text is wanted"),
-        (400, b'{"xid": "\\ud800"}', "is no xid"),
-        (400, b'{"xid": "7.Zw.Zw", "commit": true}', "a reason is wanted"),
-        (400, b'{"xid": "7.Zw.Zw", "commit": true, "reason": " "}', "a reason is wanted"),
-        (400, b'{"xid": "7.Zw.Zw", "commit": "true", "reason": "so"}', "true or false"),
-        (403, b'{"xid": "7.Zw.Zw", "commit": true, "reason": "so"}', "the right to resolve"),
-    ],
-)
-def test_a_bad_action_is_told_what_is_wrong(ask: Ask, status: int, body: bytes, told: str) -> None:
-    found = ask("POST", "/api/decide", body=body, authorization=f"Bearer {TOKEN}", **ACTION)
-    assert (found[0], told in found[1]["error"]) == (status, True), found
+def acted(name: str, **body: object) -> Asked:
+    return "POST", f"/api/{name}", json.dumps(body), {"authorization": f"Bearer {TOKEN}"} | ACTION
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "told"),
-    [
-        ("/api/requeue", {"queue": "orders"}, "upto: a number"),
-        ("/api/requeue", {"queue": "orders", "upto": True}, "upto: a number"),
-        ("/api/requeue", {"queue": "orders", "upto": 1, "find": 7}, "find: a text"),
-        ("/api/requeue", {"queue": "<script>", "upto": 1}, "queue name '<script>' is refused"),
-        ("/api/requeue", {"queue": ["orders"], "upto": 1}, "queue name"),
-        ("/api/requeue", {"queue": "orders", "upto": 1}, "needs the right to browse"),
-        ("/api/forget", {"xid": "7.Zw.Zw", "reason": "so"}, "the right to resolve"),
-    ],
-)
-def test_other_bad_actions(
-    ask: Ask, path: str, body: dict[str, Any], told: str, caplog: pytest.LogCaptureFixture
+def looked(path: str, method: str = "GET", **headers: str) -> Asked:
+    return method, path, "", headers
+
+
+BRANCH = {"xid": "7.Zw.Zw", "commit": True}
+JSON = "the request is no JSON object: send one, as {"
+XID = "is no xid: expected <format id>.<base64url gtrid>.<base64url bqual>"
+NUMBER = "upto: a number is wanted, of the last message that goes back"
+NAME = "is refused: 1 to 127 of A-Z a-z 0-9 . _ - and the first a letter or digit"
+RESOLVE = "needs the right to resolve, which no role of token:f6d04298... has: write resolve = true in a role"
+KNOWN = "does not know this token: copy it whole, as it was given to you, or ask who keeps the space's queues.toml"
+MISTAKES: dict[str, tuple[Asked, int, str]] = {
+    # where
+    **{
+        path: (looked(path), 404, "there is nothing to GET at /")
+        for path in ("/api", "/console.py", "/../door.py", "/%2e%2e/door.py", "//etc/passwd", "/docs", "/openapi.json")
+    },
+    "/metrics/": (looked("/metrics/"), 404, "there is nothing to GET at /metrics/: the console is at /"),
+    "an action where there is none": (
+        ("POST", "/api/overview", "{}", ACTION),
+        405,
+        "there is nothing to POST at /api/overview: the console is at /",
+    ),
+    **{
+        method: (looked("/api/overview", method), 405, f"{method} is not for anything here: GET and POST are")
+        for method in ("PUT", "DELETE", "OPTIONS", "TRACE", "CONNECT", "BREW")
+    },
+    **{
+        f"host {host}": (
+            looked("/api/overview", host=host),
+            421,
+            "is not the host that the request names: use 127.0.0.1",
+        )
+        for host in ("evil.example", "127.0.0.1.evil.example", "", "[", "localhost.", "10.0.0.1")
+    },
+    # from where
+    "no header": (decided("{}", accept="*/*"), 403, "an action needs the header x-xaqueue: 1, so that no other site's"),
+    "a form's": (decided("{}", content_type="application/json"), 403, "an action needs the header x-xaqueue: 1"),
+    **{
+        kind: (
+            decided("{}", x_xaqueue="1", content_type=kind),
+            415,
+            "is asked for in JSON: Content-Type: application/json",
+        )
+        for kind in ("text/plain", "application/x-www-form-urlencoded")
+    },
+    **{
+        f"{header} {value}": (
+            decided("{}", **ACTION, **{header: value}),
+            403,
+            "page, and nothing was done: ask from the",
+        )
+        for header, values in {
+            "sec_fetch_site": ("cross-site", "same-site"),
+            "origin": ("http://evil.example", "null", "http://[", "http://[x]", "http://]", "\xff", ""),
+        }.items()
+        for value in values
+    },
+    "another's question": (looked("/api/overview", sec_fetch_site="cross-site"), 403, "ask from the console's own"),
+    # who
+    "nobody": (("POST", "/api/decide", "{}", ACTION), 403, "sign in with one (`xaqueue token ROLE FILE` makes it)"),
+    "a wrong token": (looked("/api/overview", authorization=f"Bearer {OTHER}"), 403, KNOWN),
+    "half a token": (
+        looked("/api/overview", authorization="Bearer short"),
+        403,
+        "is too short, too long, or has signs",
+    ),
+    "no right to decide": (decided(json.dumps(BRANCH | {"reason": "so"})), 403, f"indoubt_decide {RESOLVE}"),
+    "no right to forget": (acted("forget", xid="7.Zw.Zw", reason="so"), 403, f"indoubt_forget {RESOLVE}"),
+    "no right to browse": (
+        acted("requeue", queue="orders", upto=1),
+        403,
+        "needs the right to browse, which no role of token:f6d04298... has: add it to browse in a role of the [access]",
+    ),
+    # what
+    "nothing": (decided(""), 400, JSON),
+    "a list": (decided("[]"), 400, JSON),
+    "no text": (decided(b"\xff"), 400, JSON),
+    "a deep one": (decided("[" * 50_000), 400, JSON),
+    "too much": (decided(" " * (BODY_BYTES + 1)), 413, "the request is over the limit of 65,536 bytes"),
+    "no xid": (decided("{}"), 400, f"'' {XID}"),
+    "a number for an xid": (acted("decide", xid=7), 400, "xid: a text is wanted"),
+    "half a sign": (decided('{"xid": "\\ud800"}'), 400, XID),
+    "no reason": (acted("decide", **BRANCH), 400, "a reason is wanted: it is recorded with who and when. Nothing was"),
+    "an empty reason": (acted("decide", **BRANCH, reason=" "), 400, "a reason is wanted: it is recorded with who"),
+    "no decision": (acted("decide", xid="7.Zw.Zw", commit="true", reason="so"), 400, "commit: true or false is wanted"),
+    "no number": (acted("requeue", queue="orders"), 400, NUMBER),
+    "true for a number": (acted("requeue", queue="orders", upto=True), 400, NUMBER),
+    "a number to find": (acted("requeue", queue="orders", upto=1, find=7), 400, "find: a text is wanted"),
+    "markup for a queue": (acted("requeue", queue="<script>", upto=1), 400, f"queue name '<script>' {NAME}"),
+    "a list for a queue": (acted("requeue", queue=["orders"], upto=1), 400, f"queue name ['orders'] {NAME}"),
+    "markup to look at": (looked("/api/messages?queue=%3Cscript%3E"), 400, f"queue name '<script>' {NAME}"),
+    "no queue to look at": (looked("/api/messages"), 400, f"queue name '' {NAME}"),
+    "half an xid": (looked("/api/branch?xid=7"), 400, f"'7' {XID}"),
+    "advice on nothing": (looked("/api/advice"), 400, f"'' {XID}"),
+    "advice on another's": (
+        looked("/api/advice?xid=7.Zw.Zw"),
+        400,
+        "no transaction manager of xaqueue made this branch",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_told_what_is_wrong_and_what_is_right(
+    mistake: str, ask: Ask, caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = ask("POST", path, body=json.dumps(body).encode(), authorization=f"Bearer {TOKEN}", **ACTION)
-    assert told in found[1]["error"], found
+    (method, path, body, headers), status, said = MISTAKES[mistake]
+    found = ask(method, path, body=body if isinstance(body, bytes) else body.encode(), **headers)
+    assert found[0] == status, found
+    assert said in found[1]["error"]
     assert [one for one in caplog.messages if "is lost" in one] == []  # nor is a transaction left behind
-
-
-@pytest.mark.parametrize("path", ["messages?queue=%3Cscript%3E", "messages", "branch?xid=7", "advice"])
-def test_a_bad_question_is_told_so(ask: Ask, path: str) -> None:
-    status, told = ask("GET", f"/api/{path}")
-    assert (status, told["kind"]) == (400, "InvalidArgument")
 
 
 @pytest.mark.parametrize(
@@ -260,7 +300,7 @@ def test_where_nobody_has_a_role_who_is_here_may_read_messages(tmp_path: Path) -
         ]
     thread.stop()
     assert [status for status, *_ in found] == [200, 403]
-    assert "needs a token: without one it can only be looked at" in found[1][1]["error"]
+    assert "needs a token: sign in with one" in found[1][1]["error"]
 
 
 def test_an_address_that_others_reach_needs_a_token(server: ServerThread) -> None:

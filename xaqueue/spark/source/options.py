@@ -217,7 +217,7 @@ def _queues(raw: RawOptions) -> tuple[bool, tuple[str, ...], str | None]:
     """Whether Kafka's columns are wanted, names and shell patterns, and a regular expression."""
     asked = [name for name in ("queue", "subscribe", "subscribePattern", "assign") if raw.text(name)]
     if len(asked) != 1:
-        said = "is missing" if not asked else f'and "{asked[1]}" exclude each other'
+        said = "is missing" if not asked else f'and "{asked[1]}" exclude each other, so give one'
         raise InvalidArgument(
             f'option "{asked[0] if asked else "queue"}" {said}: the name of the queue to read, several, or a '
             'pattern ("subscribe" or "subscribePattern" instead gives Kafka\'s columns)'

@@ -211,7 +211,7 @@ class Reader:
                     there = sorted({state.name for state in snapshot.states})
                     raise InvalidArgument(
                         f"option {bounds.option!r} names queue {queue!r}{space and f' of {space}'}, which is not "
-                        f"read here: {', '.join(there) or 'none'} are"
+                        f"read here: {', '.join(there) or 'none'} are. Mend the name, or read that queue, too"
                     )
 
 

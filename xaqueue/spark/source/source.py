@@ -54,8 +54,8 @@ class StreamReader(Reader, spark.DataSourceStreamReader, streaming.SupportsTrigg
         self._removes = options.removes
         super().__init__(options, schema, self._consumer.opened if self._removes else None)
         if options.end != Bounds(LATEST):
-            name = options.end.option
-            raise InvalidArgument(f'option "{name}" is for spark.read: a stream ends where its trigger says')
+            way = "leave it out, and end with what is there by .trigger(availableNow=True)"
+            raise InvalidArgument(f'option "{options.end.option}" is for spark.read: {way}')
         if options.wants_filters:
             raise InvalidArgument('option "pushFilters" is for spark.read: Spark tells no filters to a stream')
         self._initial: Document | None = None
@@ -308,7 +308,8 @@ class BatchReader(Reader, spark.DataSourceReader):
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         super().__init__(options, schema)
         if options.consume != KEEP:
-            raise InvalidArgument(f"consume={options.consume} is for spark.readStream: spark.read removes nothing")
+            way = "leave it out here, spark.read removes nothing"
+            raise InvalidArgument(f"consume={options.consume} is for spark.readStream: {way}")
 
     filters: Sequence[spark.Filter] = ()
     """Of the query, where it is told them: what no row passes is not read."""
