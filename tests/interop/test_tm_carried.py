@@ -41,8 +41,10 @@ from xaqueue.tm import guard, last_resource
 from xaqueue.tm.coordinator import TraceStep as Step
 from xaqueue.tm.driver import Dialect
 from xaqueue.tm.gtrid import Gtrid
-from xaqueue.tm.last_resource import LifeOver
+from xaqueue.tm.last_resource import DecisionRows, LifeOver
 from xaqueue.xa import Outcome
+
+ROWS = DecisionRows()
 
 CHILD = SUPPORT / "carried_child.py"
 KILLED = -signal.SIGKILL
@@ -375,26 +377,26 @@ def test_a_change_of_a_life_that_ends_meanwhile_is_refused(dsn: str, level: Isol
     old, new = Life("5" * 32, 1, "one"), Life("5" * 32, 2, "two")
     row = last_resource.DecisionRow(bytes(Gtrid(NODE, 1, 1)), Outcome.COMMITTED, ("queue",), b"change")
     with psycopg.connect(dsn) as late, psycopg.connect(dsn) as next_one:
-        last_resource.make_ready(next_one, NODE, is_known=False)
-        last_resource.begin_life(next_one, old)
+        ROWS.make_ready(next_one, NODE, is_known=False)
+        ROWS.begin_life(next_one, old)
         late.isolation_level = level
         guard.mark(late, Dialect.POSTGRESQL)
         late.execute("select 1")
         late.execute(f"select count(*) from {last_resource.TABLE}")  # what it sees from here on
         if commits:
-            last_resource.begin_life(next_one, new)
+            ROWS.begin_life(next_one, new)
             with pytest.raises((LifeOver, psycopg.errors.SerializationFailure)):
-                last_resource.insert_carried(late, row, old, Dialect.POSTGRESQL)
+                ROWS.insert_carried(late, row, old, Dialect.POSTGRESQL)
             return
-        last_resource.insert_carried(late, row, old, Dialect.POSTGRESQL)
-        ends = threading.Thread(target=last_resource.begin_life, args=(next_one, new))
+        ROWS.insert_carried(late, row, old, Dialect.POSTGRESQL)
+        ends = threading.Thread(target=ROWS.begin_life, args=(next_one, new))
         ends.start()
         with psycopg.connect(dsn, autocommit=True) as witness:
             eventually(lambda: witness.execute(BLOCKED).fetchone() == (1,))
         assert ends.is_alive()
         late.commit()
         ends.join(PATIENCE_S)
-        assert [found.carried for found in last_resource.read_rows(next_one, NODE, 2)] == [b"change"]
+        assert [found.carried for found in ROWS.read(next_one, NODE, 2)] == [b"change"]
 
 
 @pytest.mark.parametrize("level", [IsolationLevel.REPEATABLE_READ, IsolationLevel.SERIALIZABLE])

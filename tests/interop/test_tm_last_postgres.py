@@ -23,9 +23,11 @@ from xaqueue.errors import RolledBack
 from xaqueue.tm import guard, last_resource, recovery
 from xaqueue.tm.driver import Dialect
 from xaqueue.tm.gtrid import FORMAT_ID, Gtrid
-from xaqueue.tm.last_resource import DecisionRow
+from xaqueue.tm.last_resource import DecisionRow, DecisionRows
 from xaqueue.tm.transaction import Transaction
 from xaqueue.xa import Outcome
+
+ROWS = DecisionRows()
 
 PATIENCE_S = 60.0
 NODE = "0123456789abcdef"
@@ -41,7 +43,7 @@ def test_the_table_is_made_by_whoever_comes_first(dsn: str) -> None:
             with psycopg.connect(dsn) as connection:
                 begin.wait(PATIENCE_S)
                 try:
-                    last_resource.make_ready(connection, NODE, is_known=False)
+                    ROWS.make_ready(connection, NODE, is_known=False)
                 except psycopg.Error as error:
                     errors.append(error)
 
@@ -63,8 +65,8 @@ def test_the_table_may_be_made_by_somebody_else(dsn: str) -> None:
         connection.execute(f"grant select, insert, delete on {last_resource.TABLE} to clerk")
     try:
         with psycopg.connect(dsn, user="clerk") as connection:
-            last_resource.make_ready(connection, NODE, is_known=False)
-            last_resource.make_ready(connection, NODE, is_known=True)
+            ROWS.make_ready(connection, NODE, is_known=False)
+            ROWS.make_ready(connection, NODE, is_known=True)
     finally:
         with psycopg.connect(dsn) as connection:
             connection.execute(f"revoke all on {last_resource.TABLE} from clerk")
@@ -77,22 +79,22 @@ def test_the_table_may_be_made_by_somebody_else(dsn: str) -> None:
 def test_the_transaction_that_decides_waits_for_the_disk(dsn: str, given: str, deciding: str) -> None:
     """Whatever its session has set, and that stays what it was; also once the statement has a plan of its own."""
     with psycopg.connect(dsn, options=f"-c synchronous_commit={given}") as connection:
-        last_resource.make_ready(connection, NODE, is_known=False)
+        ROWS.make_ready(connection, NODE, is_known=False)
         for number in range(1, 13):
             gtrid = bytes(Gtrid(NODE, 1, number))
             guard.mark(connection, Dialect.POSTGRESQL)
             row = DecisionRow(gtrid, Outcome.COMMITTED, ("a", "it's %", "b"))
-            last_resource.insert_row(connection, row, Dialect.POSTGRESQL)
+            ROWS.insert(connection, row, Dialect.POSTGRESQL)
             assert connection.execute("show synchronous_commit").fetchone() == (deciding,)
             connection.commit()
             assert connection.execute("show synchronous_commit").fetchone() == (given,)
             connection.commit()
-        rows = last_resource.read_rows(connection, NODE, 2)
+        rows = ROWS.read(connection, NODE, 2)
         assert rows[0] == DecisionRow(bytes(Gtrid(NODE, 1, 1)), Outcome.COMMITTED, ("a", "it's %", "b"))
-        assert last_resource.resolve_row(connection, rows[0].gtrid) == rows[0]
-        assert last_resource.read_rows(connection, NODE, 1) == []
-        last_resource.delete_rows(connection, [row.gtrid for row in rows])
-        assert last_resource.read_rows(connection, NODE, 2) == []
+        assert ROWS.resolve(connection, rows[0].gtrid) == rows[0]
+        assert ROWS.read(connection, NODE, 1) == []
+        ROWS.delete(connection, [row.gtrid for row in rows])
+        assert ROWS.read(connection, NODE, 2) == []
 
 
 def perform(manager: TransactionManager, *works: Callable[[Any], object]) -> Transaction:

@@ -34,7 +34,7 @@ from xaqueue.offline import inspect
 from xaqueue.tm.coordinator import TraceStep as Step
 from xaqueue.tm.driver import Dialect, run
 from xaqueue.tm.gtrid import Gtrid
-from xaqueue.tm.last_resource import begin_life, delete_rows, read_carried
+from xaqueue.tm.last_resource import DecisionRows
 from xaqueue.tm.node import DatabaseNode
 from xaqueue.tm.node_tables import NodeTables
 from xaqueue.tm.sweep import Sweep
@@ -244,9 +244,9 @@ def test_a_change_of_an_earlier_life_is_refused(place: Place) -> None:
     wait_until_it_carries(manager)
     with xaqueue.connect(place.space) as queue:
         life = queue.carriers().life
-    table = node_of(manager).tables.table
+    tables = node_of(manager).tables
     with pytest.raises(RolledBack, match="opened anew"):
-        put_late(place, manager, 1, lambda own: begin_life(own, Life(life.space, life.epoch + 1, "another"), table))
+        put_late(place, manager, 1, lambda own: tables.begin_life(own, Life(life.space, life.epoch + 1, "another")))
     assert place.messages() == place.orders == []
 
 
@@ -262,7 +262,7 @@ def put_late(place: Place, manager: TransactionManager, number: int, meanwhile: 
 def test_two_that_remove_rows_at_once_lose_no_count(dsn: str) -> None:
     with ExitStack() as stack:
         one, other = (stack.enter_context(closing(psycopg.connect(dsn))) for _ in range(2))
-        tables = NodeTables.find(one, make=True)
+        tables, rows = NodeTables.find(one, make=True), DecisionRows()
         assert tables is not None
         keys = [bytes(Gtrid("a" * 16, 1, number, tables.database)) for number in range(1, 5)]
         space, carrier = "b" * 32, f"{tables.database}.nodes"
@@ -270,14 +270,14 @@ def test_two_that_remove_rows_at_once_lose_no_count(dsn: str) -> None:
             one.execute("insert into xaqueue_decisions values (%s, 'commit', 'queue', '')", [key.decode()])
         one.commit()
         gone = {key: (space, carrier, number) for number, key in enumerate(keys, start=1)}
-        delete_rows(one, keys[:1], gone)
+        rows.delete(one, keys[:1], gone)
         one.execute(f"delete from xaqueue_decisions where gtrid = '{keys[1].decode()}'")
         one.execute("update xaqueue_decisions set participants = '2 2' where decision = 'pruned'")
         failed: list[Exception] = []
 
         def remove() -> None:
             try:
-                delete_rows(other, keys[2:3], gone)
+                rows.delete(other, keys[2:3], gone)
             except OperationalError as error:
                 failed.append(error)
                 other.rollback()
@@ -290,9 +290,8 @@ def test_two_that_remove_rows_at_once_lose_no_count(dsn: str) -> None:
         one.commit()
         thread.join(PATIENCE_S)
         assert len(failed) == 1
-        delete_rows(other, keys[2:], gone)
-        named = f"XAQ2{tables.database}"
-        assert read_carried(other, named, space, carrier) == ([], (4, 4))
+        rows.delete(other, keys[2:], gone)
+        assert tables.read_carried(other, "", space, carrier) == ([], (4, 4))
         assert tables.dialect is Dialect.POSTGRESQL
 
 

@@ -23,9 +23,11 @@ from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.core.engine.heuristics import decide
 from xaqueue.features.session import attach
 from xaqueue.rpc.client.manager import remote_manager
-from xaqueue.tm import last_resource
+from xaqueue.tm.last_resource import DecisionRows
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
+
+ROWS = DecisionRows()
 
 
 def advised(left: Left, *, code: int = ExitCode.OK) -> dict[str, Any]:
@@ -230,7 +232,7 @@ def test_a_row_that_says_rollback_tells_of_its_own_database_only(tmp_path: Path)
             with suppress(KeyboardInterrupt), manager.transaction("queue", name) as tx:
                 tx["queue"].enqueue("orders", b"order")
     with closing(databases["other"]()) as connection:
-        assert last_resource.resolve_row(connection, tx.gtrid).outcome is Outcome.ROLLED_BACK
+        assert ROWS.resolve(connection, tx.gtrid).outcome is Outcome.ROLLED_BACK
     left = Left(tmp_path, tx.gtrid.decode())
     sqlite = "".join(f'[participants.{name}]\nkind = "sqlite"\npath = "../{name}.db"\n' for name in databases)
     left.configure('[participants.queue]\nkind = "xaqueue"\nspace = "../queue"\n' + sqlite)

@@ -63,7 +63,7 @@ def test_branches_of_others_do_not_count(tmp_path: Path) -> None:
 
 
 def test_what_a_database_carries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(last_resource, "delete_rows", lambda *_: None)
+    monkeypatch.setattr(last_resource.DecisionRows, "delete", lambda *_: None)
     with closing(sqlite3.connect(tmp_path / "files.db")) as connection:
         connection.execute("create table files (number integer)")
     space, log = tmp_path / "queue", tmp_path / "log"

@@ -11,8 +11,8 @@ parameters are written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -87,48 +87,6 @@ def create_statement(dialect: Dialect) -> str:
     return f"{_CREATE}{kind})" + (" ENGINE=InnoDB" if dialect is Dialect.MYSQL else "")
 
 
-def make_ready(connection: Any, node: str, *, is_known: bool) -> None:
-    """There is a table, with the row of this node, durably, in a transaction of their own; some databases commit before
-    they create.
-
-    is_known: decisions of this node may stand here, so that a database without its row is the wrong one. Who may not
-    create a table uses the one that is there; of two who make it at once PostgreSQL refuses one. Raises
-    OperationalError for the wrong database, InvalidArgument for one whose commits are not durable, and what the driver
-    raises.
-    """
-    dialect = dialect_of(connection)
-    if dialect is Dialect.MYSQL:
-        check_mysql(connection)
-    elif dialect is Dialect.SQLITE:
-        sync_fully(connection)
-    trouble, create = _trouble_of_mark(connection, node), create_statement(dialect)
-    if not trouble:
-        return
-    if is_known:
-        raise OperationalError(
-            f"decisions of this transaction manager stand in {TABLE} of this participant's database, and its row "
-            f"XAQ1{node} {trouble}: where it is another database, or an old copy, open the right one. Where the "
-            f"decisions are lost for good, run {create}; {_INSERT} VALUES ('XAQ1{node}', 'node', ''); what is in doubt "
-            "is rolled back then"
-        )
-    try:
-        run(connection, create)
-        connection.commit()
-    except Exception as error:
-        connection.rollback()
-        trouble = f"cannot be made ({error}), run {create}"
-    try:
-        _insert(connection, f"XAQ1{node}", "node", "")
-        connection.commit()
-    except Exception as error:
-        connection.rollback()
-        if _trouble_of_mark(connection, node):
-            raise OperationalError(
-                f"{TABLE}, in which this participant's database is to keep decisions, {trouble}; its role needs to "
-                f"SELECT, INSERT, UPDATE and DELETE there. Or give two_phase=True, where it can prepare ({error})"
-            ) from error
-
-
 def names_of(participants: Iterable[str], spaces: Mapping[str, str] = MappingProxyType({})) -> str:
     """As a row has them, each with its space: nothing in it means anything to a database."""
     if not spaces:
@@ -141,150 +99,229 @@ def _quoted(name: str) -> str:
     return quote(name, safe="")
 
 
-def insert_row(connection: Any, row: DecisionRow, dialect: Dialect) -> bool:
-    """Adds the row to the transaction that was marked on this connection, and makes its commit a durable one.
-
-    False, and nothing was added: that transaction is over.
-    """
-    if dialect is Dialect.POSTGRESQL:
-        return _insert_row(connection, row, f" WHERE {IS_MARKED}")
-    return is_marked(connection) and _insert_row(connection, row)
-
-
-def _insert_row(connection: Any, row: DecisionRow, where: str = "") -> bool:
-    return _insert(connection, checked(row.gtrid), _WORDS[row.outcome], row_names(row), where)
-
-
-def row_names(row: DecisionRow) -> str:
-    """Those that have voted, as the row has them."""
-    names = names_of(row.participants, row.spaces)
-    if len(names) > NAMES_LENGTH:  # of some forty: who has voted is what has to be there
-        names = names_of(row.participants)
-    return names
-
-
-def _insert(connection: Any, key: str, word: str, names: str, where: str = "", table: str = TABLE) -> bool:
-    insert = f"INSERT INTO {table} (gtrid, decision, participants)"
-    if dialect_of(connection) is Dialect.POSTGRESQL:  # whose drivers agree, and which plans such a statement once
-        return bool(run(connection, f"{insert} SELECT %s, %s, %s{_DURABLE}{where}", (key, word, names)))
-    run(connection, f"{insert} VALUES ('{key}', '{word}', '{names}')")
-    return True
-
-
-def resolve_row(connection: Any, gtrid: bytes) -> DecisionRow:
-    """What stands there from now on. Raises what the driver raises: try again then."""
-    row = DecisionRow(gtrid, Outcome.ROLLED_BACK)
-    try:
-        _insert_row(connection, row)
-        connection.commit()
-    except Exception as error:
-        connection.rollback()
-        if not is_a(error, "IntegrityError"):
-            raise
-        found = select_rows(connection, f"gtrid = '{checked(gtrid)}'")
-        if not found:
-            raise OperationalError(
-                f"the row of {gtrid.decode()} in {TABLE} went while it was read: look again"
-            ) from error
-        return found[0]
-    return row
-
-
-def read_rows(connection: Any, node: str, epoch: int) -> list[DecisionRow]:
-    """All that this node has written before this epoch."""
-    found = select_rows(connection, f"gtrid LIKE 'XAQ1{node}%'")
-    return [row for row in found if (gtrid := Gtrid.parse(row.gtrid)) is not None and gtrid.epoch < epoch]
-
-
-def delete_rows(
-    connection: Any,
-    gtrids: Iterable[bytes],
-    carried: Mapping[bytes, tuple[str, str, int]] = NOTHING,
-    table: str = TABLE,
-    lazily: Callable[[Any], AbstractContextManager[None]] | None = None,
-) -> None:
-    """Removes rows that nobody will ask for any more; a crash may bring them back.
-
-    carried: of those that carry a change, its space, carrier and number; what is gone of these is remembered. lazily:
-    the transaction in which that is done.
-    """
-    groups: dict[tuple[str, str], list[bytes]] = {}
-    for gtrid in gtrids:
-        space, carrier, _ = carried.get(gtrid, ("", "", 0))
-        groups.setdefault((space, carrier), []).append(gtrid)
-    for (space, carrier), left in groups.items():
-        while left:
-            some, left = left[:AT_A_TIME], left[AT_A_TIME:]
-            with (lazily or _lazily)(connection):
-                keys = ", ".join(f"'{checked(gtrid)}'" for gtrid in some)
-                gone = len(run(connection, f"DELETE FROM {table} WHERE gtrid IN ({keys})"))
-                if carrier and gone:
-                    _note_pruned(connection, space, carrier, max(carried[gtrid][2] for gtrid in some), gone, table)
-
-
-@contextmanager
-def _lazily(connection: Any) -> Iterator[None]:
-    if dialect_of(connection) is Dialect.POSTGRESQL:
-        run(connection, "SET LOCAL synchronous_commit = off")
-    yield
-    connection.commit()
-
-
 class DecisionRows:
     """The rows of one transaction manager's decisions, where they stand in a database."""
 
-    def make_ready(self, connection: Any, node: str, *, is_known: bool) -> None:
-        """See ``make_ready``."""
-        make_ready(connection, node, is_known=is_known)
+    @property
+    def table(self) -> str:
+        return TABLE
 
-    insert = staticmethod(insert_row)
+    @property
+    def _lock(self) -> str:
+        """Of a row that is there, behind a SELECT: waits for who is about to write or remove it."""
+        return ""
+
+    def make_ready(self, connection: Any, node: str, *, is_known: bool) -> None:
+        """There is a table, with the row of this node, durably, in a transaction of their own; some databases commit
+        before they create.
+
+        is_known: decisions of this node may stand here, so that a database without its row is the wrong one. Who may
+        not create a table uses the one that is there; of two who make it at once PostgreSQL refuses one. Raises
+        OperationalError for the wrong database, InvalidArgument for one whose commits are not durable, and what the
+        driver raises.
+        """
+        dialect = dialect_of(connection)
+        if dialect is Dialect.MYSQL:
+            check_mysql(connection)
+        elif dialect is Dialect.SQLITE:
+            sync_fully(connection)
+        trouble, create = _trouble_of_mark(connection, node), create_statement(dialect)
+        if not trouble:
+            return
+        if is_known:
+            raise OperationalError(
+                f"decisions of this transaction manager stand in {TABLE} of this participant's database, and its row "
+                f"XAQ1{node} {trouble}: where it is another database, or an old copy, open the right one. Where the "
+                f"decisions are lost for good, run {create}; {_INSERT} VALUES ('XAQ1{node}', 'node', ''); what is in "
+                "doubt is rolled back then"
+            )
+        try:
+            run(connection, create)
+            connection.commit()
+        except Exception as error:
+            connection.rollback()
+            trouble = f"cannot be made ({error}), run {create}"
+        try:
+            self._insert(connection, f"XAQ1{node}", "node", "")
+            connection.commit()
+        except Exception as error:
+            connection.rollback()
+            if _trouble_of_mark(connection, node):
+                raise OperationalError(
+                    f"{TABLE}, in which this participant's database is to keep decisions, {trouble}; its role needs to "
+                    f"SELECT, INSERT, UPDATE and DELETE there. Or give two_phase=True, where it can prepare ({error})"
+                ) from error
+
+    def insert(self, connection: Any, row: DecisionRow, dialect: Dialect) -> bool:
+        """Adds the row to the transaction that was marked on this connection, and makes its commit a durable one.
+
+        False, and nothing was added: that transaction is over.
+        """
+        if dialect is Dialect.POSTGRESQL:
+            return self.insert_unmarked(connection, row, f" WHERE {IS_MARKED}")
+        return is_marked(connection) and self.insert_unmarked(connection, row)
+
+    def insert_unmarked(self, connection: Any, row: DecisionRow, where: str = "") -> bool:
+        names = names_of(row.participants, row.spaces)
+        if len(names) > NAMES_LENGTH:  # of some forty: who has voted is what has to be there
+            names = names_of(row.participants)
+        return self._insert(connection, checked(row.gtrid), _WORDS[row.outcome], names, where)
+
+    def _insert(self, connection: Any, key: str, word: str, names: str, where: str = "") -> bool:
+        insert = f"INSERT INTO {self.table} (gtrid, decision, participants)"
+        if dialect_of(connection) is Dialect.POSTGRESQL:  # whose drivers agree, and which plans such a statement once
+            return bool(run(connection, f"{insert} SELECT %s, %s, %s{_DURABLE}{where}", (key, word, names)))
+        run(connection, f"{insert} VALUES ('{key}', '{word}', '{names}')")
+        return True
 
     def resolve(self, connection: Any, gtrid: bytes) -> DecisionRow:
-        """See ``resolve_row``."""
-        return resolve_row(connection, gtrid)
+        """What stands there from now on. Raises what the driver raises: try again then."""
+        row = DecisionRow(gtrid, Outcome.ROLLED_BACK)
+        try:
+            self.insert_unmarked(connection, row)
+            connection.commit()
+        except Exception as error:
+            connection.rollback()
+            if not is_a(error, "IntegrityError"):
+                raise
+            return self._there(connection, gtrid, error)
+        return row
 
     def resolve_own(self, connection: Any, gtrid: bytes) -> DecisionRow:
         """Of this transaction manager. Raises RowGone, too."""
         return self.resolve(connection, gtrid)
 
     def read(self, connection: Any, node: str, epoch: int) -> list[DecisionRow]:
-        """See ``read_rows``."""
-        return read_rows(connection, node, epoch)
+        """All that this node has written before this epoch."""
+        found = self._select(connection, f"gtrid LIKE 'XAQ1{node}%'")
+        return [row for row in found if (gtrid := Gtrid.parse(row.gtrid)) is not None and gtrid.epoch < epoch]
+
+    def _there(self, connection: Any, gtrid: bytes, taken: Exception) -> DecisionRow:
+        """taken: its key is. Raises OperationalError where that is not so any more."""
+        found = self._select(connection, f"gtrid = '{checked(gtrid)}'{self._lock}")
+        if not found:
+            raise OperationalError(
+                f"the row of {gtrid.decode()} in {self.table} went while it was read: look again"
+            ) from taken
+        return found[0]
+
+    def _select(self, connection: Any, where: str) -> list[DecisionRow]:
+        """Those that decide."""
+        found = run(connection, f"SELECT gtrid, decision, participants, carried FROM {self.table} WHERE {where}")
+        connection.rollback()
+        return [
+            _row(str(gtrid).encode("ascii"), OUTCOMES[decision], str(names), bytes(carried or b""))
+            for gtrid, decision, names, carried in found
+            if decision in OUTCOMES
+        ]
 
     def delete(
         self, connection: Any, gtrids: Iterable[bytes], carried: Mapping[bytes, tuple[str, str, int]] = NOTHING
     ) -> None:
-        """See ``delete_rows``."""
-        delete_rows(connection, gtrids, carried)
+        """Removes rows that nobody will ask for any more; a crash may bring them back.
+
+        carried: of those that carry a change, its space, carrier and number; what is gone of these is remembered.
+        """
+        groups: dict[tuple[str, str], list[bytes]] = {}
+        for gtrid in gtrids:
+            space, carrier, _ = carried.get(gtrid, ("", "", 0))
+            groups.setdefault((space, carrier), []).append(gtrid)
+        for (space, carrier), left in groups.items():
+            while left:
+                some, left = left[:AT_A_TIME], left[AT_A_TIME:]
+                with self._lazily(connection):
+                    keys = ", ".join(f"'{checked(gtrid)}'" for gtrid in some)
+                    gone = len(run(connection, f"DELETE FROM {self.table} WHERE gtrid IN ({keys})"))
+                    if carrier and gone:
+                        self._note_pruned(connection, space, carrier, max(carried[gtrid][2] for gtrid in some), gone)
+
+    @contextmanager
+    def _lazily(self, connection: Any) -> Iterator[None]:
+        if dialect_of(connection) is Dialect.POSTGRESQL:
+            run(connection, "SET LOCAL synchronous_commit = off")
+        yield
+        connection.commit()
+
+    # Changes that a database carries for a space
 
     def insert_carried(self, connection: Any, row: DecisionRow, life: Life, dialect: Dialect) -> bool:
-        """See ``insert_carried``."""
-        return insert_carried(connection, row, life, dialect)
+        """As ``insert``, with the change, as long as nobody else has opened the space, who waits for this commit then.
+
+        Raises LifeOver where somebody has.
+        """
+        key, text = life_row(life)
+        values = row.gtrid.decode("ascii"), _WORDS[row.outcome], names_of(row.participants), row.carried, key, text
+        statement = _CARRY_POSTGRESQL if dialect is Dialect.POSTGRESQL else _CARRY
+        is_added = bool(run(connection, statement, values))
+        if not is_added and is_marked(connection):
+            raise life_over(row)
+        return is_added
 
     def begin_life(self, connection: Any, life: Life) -> None:
-        """See ``begin_life``."""
-        begin_life(connection, life)
+        """From here on nothing is carried for this space but by who has it open now; returns once others have ended.
+
+        Raises OperationalError where it is open elsewhere, or an old copy, and what the driver raises.
+        """
+        (key, text), dialect = life_row(life), dialect_of(connection)
+        found = run(connection, f"SELECT participants FROM {self.table} WHERE gtrid = '{key}'")
+        connection.rollback()
+        before = str(found[0][0]) if found else ""
+        if before != text:
+            if dialect is Dialect.POSTGRESQL:
+                run(connection, "SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+                run(connection, f"SET LOCAL lock_timeout = '{LOCK_S}s'")
+                run(connection, f"SELECT {SYNCED}")
+            elif dialect is Dialect.SQLITE:
+                sync_fully(connection)
+            if not before:
+                self._insert(connection, key, _LIFE, text)
+            elif int(before.split()[0]) >= life.epoch:
+                raise OperationalError(
+                    f"space {life.space}, opened for the {life.epoch}th time, is an old copy: this database knows of "
+                    f"its opening {before.split()[0]}. Find out where the newer one is"
+                )
+            elif not self._replace(connection, key, before, text):
+                raise OperationalError(f"space {life.space} is opened elsewhere just now: look again")
+            connection.commit()
+        if dialect is Dialect.POSTGRESQL:  # which says so to a role that may not lock the row
+            run(connection, f"SELECT 1 FROM {self.table} WHERE gtrid = '{key}' FOR SHARE")
+        connection.rollback()
+
+    def _replace(self, connection: Any, key: str, before: str, text: str) -> bool:
+        """What stands in a row that is no decision; False: somebody else was faster."""
+        where = f"WHERE gtrid = '{key}' AND participants = '{before}'"
+        return bool(run(connection, f"UPDATE {self.table} SET participants = '{text}' {where}"))
 
     def read_carried(self, connection: Any, node: str, space: str, carrier: str) -> tuple[list[bytes], Pruned]:
-        """See ``read_carried``."""
-        return read_carried(connection, f"XAQ1{node}", space, carrier)
+        """All changes of the space that this carrier has, and what is known of those that are gone, at one moment."""
+        key = _pruned_key(space, carrier)
+        found = run(
+            connection,
+            f"SELECT decision, participants, carried FROM {self.table} WHERE gtrid = '{key}' "
+            f"OR (gtrid LIKE '{self._named(node)}%' AND carried IS NOT NULL)",
+        )
+        connection.rollback()
+        changes = [bytes(data) for word, _, data in found if word == _WORDS[Outcome.COMMITTED]]
+        mine = [data for data in changes if _is_of(decode(data), space, carrier)]
+        pruned = [Pruned(*map(int, str(names).split())) for word, names, _ in found if word == _PRUNED]
+        return mine, pruned[0] if pruned else Pruned()
 
+    def _named(self, node: str) -> str:
+        """What the names of transactions begin with for which a carrier may have changes."""
+        return f"XAQ1{node}"
 
-# Changes that a database carries for a space
-
-
-def insert_carried(connection: Any, row: DecisionRow, life: Life, dialect: Dialect) -> bool:
-    """As ``insert_row``, with the change, as long as nobody else has opened the space, who waits for this commit then.
-
-    Raises LifeOver where somebody has.
-    """
-    key, text = life_row(life)
-    values = row.gtrid.decode("ascii"), _WORDS[row.outcome], names_of(row.participants), row.carried, key, text
-    statement = _CARRY_POSTGRESQL if dialect is Dialect.POSTGRESQL else _CARRY
-    is_added = bool(run(connection, statement, values))
-    if not is_added and is_marked(connection):
-        raise life_over(row)
-    return is_added
+    def _note_pruned(self, connection: Any, space: str, carrier: str, highest: int, count: int) -> None:
+        """In the transaction that removes so many rows. Raises OperationalError, or what the driver raises, where
+        somebody else does at the same time: try again then."""
+        key = _pruned_key(space, carrier)
+        found = run(connection, f"SELECT participants FROM {self.table} WHERE gtrid = '{key}'")
+        if not found:
+            self._insert(connection, key, _PRUNED, f"{highest} {count}")
+            return
+        before = str(found[0][0])
+        known = Pruned(*map(int, before.split()))
+        if not self._replace(connection, key, before, f"{max(highest, known.highest)} {known.total + count}"):
+            raise OperationalError(f"somebody else removes rows of {carrier} just now: look again")
 
 
 def life_over(row: DecisionRow) -> LifeOver:
@@ -294,88 +331,8 @@ def life_over(row: DecisionRow) -> LifeOver:
     )
 
 
-def begin_life(connection: Any, life: Life, table: str = TABLE) -> None:
-    """From here on nothing is carried for this space but by who has it open now; returns once others have ended.
-
-    Raises OperationalError where it is open elsewhere, or an old copy, and what the driver raises.
-    """
-    (key, text), dialect = life_row(life), dialect_of(connection)
-    found = run(connection, f"SELECT participants FROM {table} WHERE gtrid = '{key}'")
-    connection.rollback()
-    if found and found[0][0] == text:
-        _check_right(connection, key, table)
-        return
-    if dialect is Dialect.POSTGRESQL:
-        run(connection, "SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-        run(connection, f"SET LOCAL lock_timeout = '{LOCK_S}s'")
-        run(connection, f"SELECT {SYNCED}")
-    elif dialect is Dialect.SQLITE:
-        sync_fully(connection)
-    if not found:
-        _insert(connection, key, _LIFE, text, table=table)
-    else:
-        before = str(found[0][0])
-        if int(before.split()[0]) >= life.epoch:
-            raise OperationalError(
-                f"space {life.space}, opened for the {life.epoch}th time, is an old copy: this database knows of its "
-                f"opening {before.split()[0]}. Find out where the newer one is"
-            )
-        if not run(
-            connection,
-            f"UPDATE {table} SET participants = '{text}' WHERE gtrid = '{key}' AND participants = '{before}'",
-        ):
-            raise OperationalError(f"space {life.space} is opened elsewhere just now: look again")
-    connection.commit()
-    _check_right(connection, key, table)
-
-
-def _check_right(connection: Any, key: str, table: str) -> None:
-    """Raises what PostgreSQL says to a role that may not lock the row."""
-    if dialect_of(connection) is Dialect.POSTGRESQL:
-        run(connection, f"SELECT 1 FROM {table} WHERE gtrid = '{key}' FOR SHARE")
-    connection.rollback()
-
-
-def read_carried(
-    connection: Any, named: str, space: str, carrier: str, table: str = TABLE
-) -> tuple[list[bytes], Pruned]:
-    """All changes of the space that this carrier has, and what is known of those that are gone, at one moment.
-
-    named: what the names of their transactions begin with.
-    """
-    key = _pruned_key(space, carrier)
-    found = run(
-        connection,
-        f"SELECT decision, participants, carried FROM {table} WHERE gtrid = '{key}' "
-        f"OR (gtrid LIKE '{named}%' AND carried IS NOT NULL)",
-    )
-    connection.rollback()
-    changes = [bytes(data) for word, _, data in found if word == _WORDS[Outcome.COMMITTED]]
-    mine = [data for data in changes if _is_of(decode(data), space, carrier)]
-    pruned = [Pruned(*map(int, str(names).split())) for word, names, _ in found if word == _PRUNED]
-    return mine, pruned[0] if pruned else Pruned()
-
-
 def _is_of(change: CarriedChange, space: str, carrier: str) -> bool:
     return (change.carrier, change.life.space) == (carrier, space)
-
-
-def _note_pruned(connection: Any, space: str, carrier: str, highest: int, count: int, table: str) -> None:
-    """In the transaction that removes so many rows. Raises OperationalError, or what the driver raises, where somebody
-    else does at the same time: try again then."""
-    key = _pruned_key(space, carrier)
-    where = f"FROM {table} WHERE gtrid = '{key}'"
-    found = run(connection, f"SELECT participants {where}")
-    if not found:
-        _insert(connection, key, _PRUNED, f"{highest} {count}", table=table)
-        return
-    before = str(found[0][0])
-    known = Pruned(*map(int, before.split()))
-    text = f"{max(highest, known.highest)} {known.total + count}"
-    if not run(
-        connection, f"UPDATE {table} SET participants = '{text}' WHERE gtrid = '{key}' AND participants = '{before}'"
-    ):
-        raise OperationalError(f"somebody else removes rows of {carrier} just now: look again")
 
 
 def life_row(life: Life) -> tuple[str, str]:
@@ -407,17 +364,6 @@ def _trouble_of_mark(connection: Any, node: str) -> str:
     finally:
         connection.rollback()
     return "" if found else "is not there"
-
-
-def select_rows(connection: Any, where: str, table: str = TABLE) -> list[DecisionRow]:
-    """Those that decide."""
-    found = run(connection, f"SELECT gtrid, decision, participants, carried FROM {table} WHERE {where}")
-    connection.rollback()
-    return [
-        _row(str(gtrid).encode("ascii"), OUTCOMES[decision], str(names), bytes(carried or b""))
-        for gtrid, decision, names, carried in found
-        if decision in OUTCOMES
-    ]
 
 
 def _row(gtrid: bytes, outcome: Outcome, names: str, carried: bytes) -> DecisionRow:

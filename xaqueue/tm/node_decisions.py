@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from xaqueue.carried import Life, Pruned
-from xaqueue.errors import InvalidArgument, OperationalError, RolledBack
+from xaqueue.carried import Life
+from xaqueue.errors import InvalidArgument, RolledBack
 from xaqueue.tm import driver, last_resource
 from xaqueue.tm.driver import Dialect, run
 from xaqueue.tm.guard import IS_MARKED, is_marked
@@ -69,7 +69,7 @@ class NodeDecisions(DecisionRows):
                 f"{len(row.participants)} participants are too many for one transaction: their names and ids have "
                 f"{len(names):,} characters, and at most {NAMES_LENGTH:,} may be kept. Take fewer, or shorter names"
             )
-        into = f"INSERT INTO {self.schema}xaqueue_decisions (gtrid, decision, participants) SELECT"
+        into = f"INSERT INTO {self.table} (gtrid, decision, participants) SELECT"
         nodes = f"SELECT 1 FROM {self.schema}xaqueue_nodes WHERE node ="
         if life is not None:
             return self._insert_carried(connection, row, life, (key, names, row.carried, node))
@@ -125,12 +125,9 @@ class NodeDecisions(DecisionRows):
         """Of decisions."""
         return f"{self.schema}{last_resource.TABLE}"
 
-    def begin_life(self, connection: Any, life: Life) -> None:
-        last_resource.begin_life(connection, life, self.table)
-
-    def read_carried(self, connection: Any, node: str, space: str, carrier: str) -> tuple[list[bytes], Pruned]:
+    def _named(self, node: str) -> str:
         """Of all nodes: a space has one carrier here for all processes."""
-        return last_resource.read_carried(connection, f"XAQ2{self.database}", space, carrier, self.table)
+        return f"XAQ2{self.database}"
 
     def resolve_own(self, connection: Any, gtrid: bytes) -> DecisionRow:
         """As ``resolve``, as long as its node may decide: of one that is ended what says commit goes, once all have."""
@@ -150,18 +147,15 @@ class NodeDecisions(DecisionRows):
                     run(connection, f"SET SESSION innodb_lock_wait_timeout = {LOCK_S}")
                 added = run(
                     connection,
-                    f"INSERT INTO {self.schema}xaqueue_decisions (gtrid, decision, participants) "
+                    f"INSERT INTO {self.table} (gtrid, decision, participants) "
                     + (living if is_own else f"VALUES ({row})"),
                 )
         except Exception as error:
             if not driver.is_a(error, "IntegrityError"):
                 raise
-            found = self._select(connection, f"gtrid = '{key}'", locked=True)
-            if not found:
-                raise OperationalError(f"the row of {key} went while it was read: look again") from error
-            return found[0]
+            return self._there(connection, gtrid, error)
         if is_own and not added:
-            found = self._select(connection, f"gtrid = '{key}'", locked=True)
+            found = self._select(connection, f"gtrid = '{key}'{self._lock}")
             if not found:
                 raise RowGone(f"the node of {key} was ended, and nothing stands there of it: others see to it, or did")
             return found[0]
@@ -169,7 +163,7 @@ class NodeDecisions(DecisionRows):
 
     def is_struck(self, connection: Any, gtrid: bytes, identity: str) -> bool:
         """Whether that participant has carried out a decision to commit which was there."""
-        found = self._select(connection, f"gtrid = '{last_resource.checked(gtrid)}'", locked=True)
+        found = self._select(connection, f"gtrid = '{last_resource.checked(gtrid)}'{self._lock}")
         return not found or (found[0].outcome is Outcome.COMMITTED and identity not in found[0].spaces.values())
 
     def make_ready(self, connection: Any, node: str, *, is_known: bool) -> None:
@@ -179,19 +173,14 @@ class NodeDecisions(DecisionRows):
         """None: what earlier nodes have left is swept."""
         return []
 
-    def delete(
-        self,
-        connection: Any,
-        gtrids: Iterable[bytes],
-        carried: Mapping[bytes, tuple[str, str, int]] = last_resource.NOTHING,
-    ) -> None:
-        """Decisions that all have carried out."""
-        lazily = partial(durable, dialect=self.dialect, commit=LAZY)
-        last_resource.delete_rows(connection, gtrids, carried, self.table, lazily)
+    @contextmanager
+    def _lazily(self, connection: Any) -> Iterator[None]:
+        with durable(connection, self.dialect, LAZY):
+            yield
 
-    def _select(self, connection: Any, where: str, *, locked: bool) -> list[DecisionRow]:
-        lock = {Dialect.POSTGRESQL: " FOR SHARE", Dialect.MYSQL: " LOCK IN SHARE MODE"}.get(self.dialect, "")
-        return last_resource.select_rows(connection, where + lock * locked, f"{self.schema}{last_resource.TABLE}")
+    @property
+    def _lock(self) -> str:
+        return {Dialect.POSTGRESQL: " FOR SHARE", Dialect.MYSQL: " LOCK IN SHARE MODE"}.get(self.dialect, "")
 
 
 def node_of(key: str) -> str:

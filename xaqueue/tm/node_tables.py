@@ -160,8 +160,7 @@ class NodeTables(NodeDecisions):
         with durable(connection, self.dialect):
             run(
                 connection,
-                f"DELETE FROM {self.schema}xaqueue_decisions WHERE gtrid LIKE 'XAQ2{self.database}{node}%' "
-                "AND decision = 'rollback'",
+                f"DELETE FROM {self.table} WHERE gtrid LIKE 'XAQ2{self.database}{node}%' AND decision = 'rollback'",
             )
             run(connection, f"DELETE FROM {self.schema}xaqueue_nodes WHERE node = '{node}'")
             run(connection, f"DELETE FROM {self.schema}xaqueue_signs WHERE node = '{node}'")
@@ -182,7 +181,7 @@ class NodeTables(NodeDecisions):
         """Those that may decide, by their names, and behind them those that are ended, in the order of their ends."""
         node = f"substr(d.gtrid, {NODE_AT}, {NODE_LENGTH})"
         counted = (
-            f"(SELECT COUNT(*) FROM {self.schema}xaqueue_decisions d WHERE d.gtrid LIKE 'XAQ2{self.database}%' "
+            f"(SELECT COUNT(*) FROM {self.table} d WHERE d.gtrid LIKE 'XAQ2{self.database}%' "
             f"AND d.decision = 'commit' AND {node} = n.node)"
         )
         signed = f"LEFT JOIN {self.schema}xaqueue_signs s ON s.node = n.node"
@@ -207,8 +206,7 @@ class NodeTables(NodeDecisions):
         which = f"= '{last_resource.checked(gtrid)}'" if gtrid else f"LIKE 'XAQ2{self.database}%'"
         found = run(
             connection,
-            f"SELECT gtrid, participants FROM {self.schema}xaqueue_decisions WHERE gtrid {which} "
-            "AND decision = 'commit' ORDER BY gtrid",
+            f"SELECT gtrid, participants FROM {self.table} WHERE gtrid {which} AND decision = 'commit' ORDER BY gtrid",
         )
         connection.rollback()
         return [Standing(str(key), str(names)) for key, names in found]
@@ -286,7 +284,7 @@ class NodeTables(NodeDecisions):
         """What is known of this transaction, at one moment."""
         key = last_resource.checked(gtrid)
         node = node_of(key)
-        decided = f"(SELECT decision FROM {self.schema}xaqueue_decisions WHERE gtrid = '{key}')"
+        decided = f"(SELECT decision FROM {self.table} WHERE gtrid = '{key}')"
         if (
             self.is_whole
         ):  # a queue that did otherwise lists its branch until that is forgotten, and the row goes before
@@ -362,18 +360,17 @@ class NodeTables(NodeDecisions):
             return
         left = standing.without(identity)
         where = f"WHERE gtrid = '{standing.key}' AND participants = '{standing.participants}'"
-        table = f"{self.schema}xaqueue_decisions"
         lives = f"EXISTS (SELECT 1 FROM {self.schema}xaqueue_nodes WHERE node = '{node_of(standing.key)}')"
         with durable(connection, self.dialect, LAZY):  # a crash may undo it
-            if left or not run(connection, f"DELETE FROM {table} {where} AND NOT {lives}"):
-                run(connection, f"UPDATE {table} SET participants = '{left}' {where}")
+            if left or not run(connection, f"DELETE FROM {self.table} {where} AND NOT {lives}"):
+                run(connection, f"UPDATE {self.table} SET participants = '{left}' {where}")
 
     def tombstones(self, connection: Any, age_s: float) -> list[Standing]:
         """Of nodes that were ended so long ago, and have no decision to commit any more."""
         found = run(
             connection,
             f"SELECT node, participants FROM {self.schema}xaqueue_ended e WHERE at < {self._now_us} - "
-            f"{int(age_s * 1e6)} AND NOT EXISTS (SELECT 1 FROM {self.schema}xaqueue_decisions d WHERE decision = "
+            f"{int(age_s * 1e6)} AND NOT EXISTS (SELECT 1 FROM {self.table} d WHERE decision = "
             f"'commit' AND substr(d.gtrid, {NODE_AT}, {NODE_LENGTH}) = e.node AND d.gtrid LIKE "
             f"'XAQ2{self.database}%')",
         )
@@ -393,7 +390,7 @@ class NodeTables(NodeDecisions):
                 run(connection, f"DELETE FROM {self.schema}xaqueue_signs WHERE node = '{node}'")
                 run(
                     connection,
-                    f"DELETE FROM {self.schema}xaqueue_decisions WHERE gtrid LIKE 'XAQ2{self.database}{node}%'",
+                    f"DELETE FROM {self.table} WHERE gtrid LIKE 'XAQ2{self.database}{node}%'",
                 )
 
     @property

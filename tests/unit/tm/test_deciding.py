@@ -11,18 +11,18 @@ import pytest
 
 from xaqueue.carried import CarriedChange, Carriers, CarrierState, CarrierStatus, Life, Pruned, checked_carrier
 from xaqueue.errors import OperationalError
-from xaqueue.tm import last_resource
 from xaqueue.tm.deciding import CarriedRow, DecidingDatabases
 from xaqueue.tm.decisions import Decisions
 from xaqueue.tm.driver import Dialect
 from xaqueue.tm.gtrid import Gtrid
-from xaqueue.tm.last_resource import DecisionRow, LifeOver
+from xaqueue.tm.last_resource import DecisionRow, DecisionRows, LifeOver
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
 
+ROWS = DecisionRows()
+
 NODE = "0123456789abcdef"
 NAME = f"{NODE}.ledger"
-OF_NODE = f"XAQ1{NODE}"
 SPACE = "5f" * 16
 FIRST, SECOND = Life(SPACE, 1, "one"), Life(SPACE, 2, "two")
 
@@ -50,7 +50,7 @@ def of(life: Life, *, pending: bool = False) -> Carriers:
 @pytest.fixture
 def database() -> Iterator[sqlite3.Connection]:
     with closing(sqlite3.connect(":memory:")) as made:
-        last_resource.make_ready(made, NODE, is_known=False)
+        ROWS.make_ready(made, NODE, is_known=False)
         yield made
 
 
@@ -93,7 +93,7 @@ def test_from_the_first_wish_to_a_database_that_carries(database: sqlite3.Connec
     assert not deciding.is_waiting
     assert deciding.ask("queue", of(FIRST), ["ledger"]) == []
     assert deciding.deliver("queue", of(FIRST), queue, ["ledger"]) == (False, "")
-    last_resource.insert_carried(database, row(1), FIRST, Dialect.SQLITE)
+    ROWS.insert_carried(database, row(1), FIRST, Dialect.SQLITE)
 
 
 def test_what_is_not_taken_is_delivered_again(database: sqlite3.Connection, queue: Queue) -> None:
@@ -118,7 +118,7 @@ def test_a_life_that_changes_before_the_delivery_is_asked_for_anew(database: sql
     deciding = DecidingDatabases(Log())
     deciding.ask("queue", of(FIRST, pending=True), ["ledger"])
     deciding.begin("ledger", database)
-    last_resource.insert_carried(database, row(1), FIRST, Dialect.SQLITE)
+    ROWS.insert_carried(database, row(1), FIRST, Dialect.SQLITE)
     database.commit()
     assert deciding.deliver("queue", of(SECOND), queue, ["ledger"]) == (False, "")
     assert queue.delivered == []
@@ -127,7 +127,7 @@ def test_a_life_that_changes_before_the_delivery_is_asked_for_anew(database: sql
     assert deciding.deliver("queue", of(SECOND), queue, ["ledger"]) == (True, "")
     assert queue.delivered == [(NAME, [row(1).carried], Pruned())]
     with pytest.raises(LifeOver, match="opened anew"):
-        last_resource.insert_carried(database, row(2), FIRST, Dialect.SQLITE)
+        ROWS.insert_carried(database, row(2), FIRST, Dialect.SQLITE)
 
 
 def test_a_life_that_ends_takes_the_readiness_with_it(database: sqlite3.Connection, queue: Queue) -> None:
@@ -145,27 +145,27 @@ def test_a_life_that_ends_takes_the_readiness_with_it(database: sqlite3.Connecti
 
 
 def test_a_life_that_is_older_than_the_databases_is_not_begun(database: sqlite3.Connection) -> None:
-    last_resource.begin_life(database, SECOND)
-    last_resource.begin_life(database, SECOND)
+    ROWS.begin_life(database, SECOND)
+    ROWS.begin_life(database, SECOND)
     for life in (FIRST, Life(SPACE, 2, "a copy")):
         with pytest.raises(OperationalError, match="is an old copy"):
-            last_resource.begin_life(database, life)
+            ROWS.begin_life(database, life)
     with pytest.raises(OperationalError, match="is no id of a space"):
-        last_resource.begin_life(database, Life("it's", 1, "one"))
+        ROWS.begin_life(database, Life("it's", 1, "one"))
 
 
 def test_a_database_tells_what_it_has_of_this_carrier_and_space(database: sqlite3.Connection) -> None:
-    last_resource.begin_life(database, FIRST)
+    ROWS.begin_life(database, FIRST)
     other = Life("6f" * 16, 1, "other")
-    last_resource.begin_life(database, other)
+    ROWS.begin_life(database, other)
     for one, life in ((row(1), FIRST), (row(2), FIRST), (row(3, other), other), (row(4, carrier="x.y"), FIRST)):
-        last_resource.insert_carried(database, one, life, Dialect.SQLITE)
+        ROWS.insert_carried(database, one, life, Dialect.SQLITE)
     database.commit()
-    assert last_resource.read_carried(database, OF_NODE, SPACE, NAME) == ([row(1).carried, row(2).carried], Pruned())
-    last_resource.delete_rows(database, [row(2).gtrid], {row(2).gtrid: (SPACE, NAME, 2)})
-    last_resource.delete_rows(database, [row(1).gtrid], {row(1).gtrid: (SPACE, NAME, 1)})
-    assert last_resource.read_carried(database, OF_NODE, SPACE, NAME) == ([], Pruned(2, 2))
-    assert last_resource.read_carried(database, OF_NODE, other.space, NAME) == ([row(3, other).carried], Pruned())
+    assert ROWS.read_carried(database, NODE, SPACE, NAME) == ([row(1).carried, row(2).carried], Pruned())
+    ROWS.delete(database, [row(2).gtrid], {row(2).gtrid: (SPACE, NAME, 2)})
+    ROWS.delete(database, [row(1).gtrid], {row(1).gtrid: (SPACE, NAME, 1)})
+    assert ROWS.read_carried(database, NODE, SPACE, NAME) == ([], Pruned(2, 2))
+    assert ROWS.read_carried(database, NODE, other.space, NAME) == ([row(3, other).carried], Pruned())
 
 
 def test_rows_that_are_found_are_remembered() -> None:

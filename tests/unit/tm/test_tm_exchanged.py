@@ -20,11 +20,13 @@ from xaqueue.features.opening import create
 from xaqueue.tm import last_resource, recovery
 from xaqueue.tm.coordinator import TraceStep as Step
 from xaqueue.tm.gtrid import Gtrid
-from xaqueue.tm.last_resource import DecisionRow
+from xaqueue.tm.last_resource import DecisionRow, DecisionRows
 from xaqueue.tm.participant import Opens
 from xaqueue.tm.recovery import ScanReport
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
+
+ROWS = DecisionRows()
 
 
 class Place:
@@ -190,13 +192,13 @@ def test_a_row_has_room_for_as_many_names_as_before_there_were_ids(tmp_path: Pat
         pass
     gtrid = bytes(Gtrid("0123456789abcdef", 1, 1))
     database = sqlite3.connect(":memory:")
-    last_resource.make_ready(database, "0123456789abcdef", is_known=False)
+    ROWS.make_ready(database, "0123456789abcdef", is_known=False)
     ids = {name: str(uuid.UUID(int=number)) for number, name in enumerate(names)}
     for voters in names, names[:30]:
-        last_resource._insert_row(database, DecisionRow(gtrid, Outcome.COMMITTED, tuple(voters), spaces=ids))
-        (row,) = last_resource.read_rows(database, "0123456789abcdef", 2)
+        ROWS.insert_unmarked(database, DecisionRow(gtrid, Outcome.COMMITTED, tuple(voters), spaces=ids))
+        (row,) = ROWS.read(database, "0123456789abcdef", 2)
         assert row.participants == tuple(voters)
         assert row.spaces == ({name: ids[name] for name in voters} if len(voters) == 30 else {})
         assert len(last_resource.names_of(row.participants, row.spaces)) <= last_resource.NAMES_LENGTH
-        last_resource.delete_rows(database, [gtrid])
+        ROWS.delete(database, [gtrid])
     database.close()

@@ -23,9 +23,12 @@ from xaqueue.tm.branch import enlist
 from xaqueue.tm.coordinator import TraceStep as Step
 from xaqueue.tm.driver import Dialect
 from xaqueue.tm.gtrid import Gtrid
+from xaqueue.tm.last_resource import DecisionRows
 from xaqueue.tm.participant import Participant, sources
 from xaqueue.tm.records import TransactionState
 from xaqueue.xa import Code, Outcome
+
+ROWS = DecisionRows()
 
 WAYS = ("general",)
 
@@ -651,4 +654,4 @@ class Mysql:
 def test_a_mysql_that_does_not_sync_is_refused_with_the_setting(settings: dict[str, str], named: str) -> None:
     connection = type("Connection", (Mysql,), {"__module__": "pymysql.connections"})(settings)
     with pytest.raises(InvalidArgument, match=f"SET GLOBAL {named}"):
-        last_resource.make_ready(connection, "0123456789abcdef", is_known=False)
+        ROWS.make_ready(connection, "0123456789abcdef", is_known=False)
