@@ -15,8 +15,8 @@ from support.careless_log import careless
 from support.crash_level import Level, level_of, open_space
 from support.crash_story import EMPTY
 from support.forgetful import Crashed, ForgetfulFileSystem, Tree
-from xaqueue.core.engine import heuristics, operator_log
-from xaqueue.core.engine.operator_log import Forgotten
+from xaqueue.core.engine import heuristics
+from xaqueue.core.engine.heuristics import Forgotten
 from xaqueue.core.model import layout
 from xaqueue.core.model.branch import State
 from xaqueue.core.storage import append_log
@@ -49,13 +49,13 @@ def test_lines_are_added_and_outlive_reopens(bare: BareSpace) -> None:
     forget(bare, one, "told")
     bare.reopen()
     forget(bare, two)
-    told = operator_log.forgotten(bare.root)
+    told = heuristics.forgotten(bare.root)
     assert [(line.xid, line.outcome, line.reason) for line in told] == [
         (str(one), "commit", "why one"),
         (str(two), "rollback", "why two"),
     ]
     assert [(line.forgotten_by, line.forgotten_reason) for line in told] == [("you@there", "told"), ("you@there", "")]
-    assert told == operator_log.forgotten_in(bare.space.fs)
+    assert told == heuristics.forgotten_in(bare.space.fs)
     assert bare.in_doubt() == []
 
 
@@ -70,14 +70,14 @@ def test_what_is_not_decided_leaves_no_line(bare: BareSpace) -> None:
             heuristics.decide(bare.space, xid, True, "me@here")
         with pytest.raises(ProtocolError, match="not carried out yet"):
             forget(bare, xid)
-    assert operator_log.forgotten(bare.root) == []
+    assert heuristics.forgotten(bare.root) == []
 
 
 def test_a_torn_last_line_is_skipped_and_closed(bare: BareSpace) -> None:
     xid = decided(bare, "one")
     (bare.root / layout.OPERATORS).write_bytes(b'{"xid": "1.b25l.Yg", "outco')
     forget(bare, xid)
-    assert [line.xid for line in operator_log.forgotten(bare.root)] == [str(xid)]
+    assert [line.xid for line in heuristics.forgotten(bare.root)] == [str(xid)]
     assert (bare.root / layout.OPERATORS).read_bytes().count(b"\n") == 2
 
 
@@ -91,7 +91,7 @@ def test_without_room_nothing_is_forgotten(bare: BareSpace) -> None:
     bare.fs.faults.clear()
     forget(bare, xid)
     assert bare.in_doubt() == []
-    assert len(operator_log.forgotten(bare.root)) == 2
+    assert len(heuristics.forgotten(bare.root)) == 2
 
 
 def test_without_room_nothing_is_decided(bare: BareSpace) -> None:
@@ -102,7 +102,7 @@ def test_without_room_nothing_is_decided(bare: BareSpace) -> None:
     assert not bare.space.fs.exists(f"{layout.HEURISTIC}/{xid}")
     bare.fs.faults.clear()
     assert heuristics.decide(bare.space, xid, True, "me@here", "why").outcome == "commit"
-    assert operator_log.forgotten(bare.root) == []
+    assert heuristics.forgotten(bare.root) == []
 
 
 def test_text_that_is_no_line_is_refused(bare: BareSpace) -> None:
@@ -153,11 +153,11 @@ def test_no_crash_loses_a_decision_without_a_line(level: Level) -> None:
     for fs in crashes(tree, level):
         for left in fs.trees_after_crash(1 << 10):
             session = Session(open_space(left.open(), level))
-            told = operator_log.forgotten_in(session.space.fs)
+            told = heuristics.forgotten_in(session.space.fs)
             if DECIDED in session.recover(10, Flag.STARTRSCAN | Flag.ENDRSCAN):
                 kept += 1
                 session.forget_by_hand(DECIDED, "you@there", "told again")
-                assert operator_log.forgotten_in(session.space.fs)[-1].forgotten_reason == "told again"
+                assert heuristics.forgotten_in(session.space.fs)[-1].forgotten_reason == "told again"
             else:
                 lost += 1
                 assert [(line.xid, line.reason, line.forgotten_reason) for line in told] == [
@@ -198,7 +198,7 @@ def judge_decisions(level: Level) -> None:
                 assert [(line.xid, line.outcome, line.by, line.reason) for line in lines] == [
                     (str(DECIDED), "commit", "me@here", "why")
                 ]
-            assert operator_log.forgotten_in(space.fs) == []
+            assert heuristics.forgotten_in(space.fs) == []
         if not fs.crashed:
             break
     assert before > 1 < after
@@ -211,9 +211,9 @@ def test_no_crash_leaves_a_decision_that_no_line_tells_of(level: Level) -> None:
 
 
 SYNCS = [
-    ("append: content operators.log", "FDATASYNC;DSYNC"),
-    ("append: names root", "FDATASYNC;DSYNC"),
-    ("append: all root", "JOURNAL"),
+    ("_tell: content operators.log", "FDATASYNC;DSYNC"),
+    ("_tell: names root", "FDATASYNC;DSYNC"),
+    ("_tell: all root", "JOURNAL"),
 ]
 """At level JOURNAL the last of them has the content on disk as well, whose own sync tells of a lost write-back."""
 

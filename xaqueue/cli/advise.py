@@ -19,8 +19,8 @@ from xaqueue.cli.branches import backend_of
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.location import Location, remote
 from xaqueue.cli.tm_log import PREPARES_NOTHING, ParticipantConfig, TmConfig, load, of_node, opener, postgres
-from xaqueue.core.engine import operator_log
-from xaqueue.core.engine.operator_log import Forgotten
+from xaqueue.core.engine import heuristics
+from xaqueue.core.engine.heuristics import Forgotten
 from xaqueue.core.model.format import read_format
 from xaqueue.core.recovery.prepared import Verdict
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
@@ -365,7 +365,7 @@ def _ask_space(participant: ParticipantConfig, gtrid: Gtrid, config: TmConfig) -
         if looked.journal.damage and own not in [branch.xid for branch in waiting]:
             yield ParticipantReport(participant.name, ParticipantStatus.UNREACHABLE, looked.journal.damage)
             return
-        forgotten = operator_log.forgotten(place.directory)
+        forgotten = heuristics.forgotten(place.directory)
     held = {branch.xid: branch for branch in waiting}
     if own in held:
         yield _of_held(participant.name, own, held[own])

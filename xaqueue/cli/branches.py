@@ -16,9 +16,8 @@ from xaqueue.batch import ONE_SPACE, is_of_a_batch, parse_gtrid
 from xaqueue.cli import output, parameters
 from xaqueue.cli.exit_codes import agreed
 from xaqueue.cli.location import Location, reached, remote
-from xaqueue.core.engine import heuristics, operator_log
-from xaqueue.core.engine.heuristics import Decision, check_text
-from xaqueue.core.engine.operator_log import Forgotten
+from xaqueue.core.engine import heuristics
+from xaqueue.core.engine.heuristics import Decision, Forgotten, check_text
 from xaqueue.errors import InvalidArgument
 from xaqueue.features.session import Session
 from xaqueue.offline import inspect, inspect_branches
@@ -187,7 +186,7 @@ class DirectoryOperator:
                 RemoteOperator(manager).forget(xid, by, reason)
 
     def forgotten(self) -> list[Forgotten]:
-        return operator_log.forgotten(self._location.directory)
+        return heuristics.forgotten(self._location.directory)
 
 
 @contextmanager

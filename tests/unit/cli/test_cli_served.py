@@ -19,7 +19,7 @@ from support.doubtful import XID, bodies, fails, leave_in_doubt, listed, run
 from support.served import ServerThread, serving
 from xaqueue.cli import location
 from xaqueue.cli.exit_codes import ExitCode
-from xaqueue.core.engine.operator_log import forgotten
+from xaqueue.core.engine.heuristics import forgotten
 from xaqueue.core.model import layout
 from xaqueue.core.owner.watches import DefinitionsWatch
 from xaqueue.errors import (

@@ -4,23 +4,34 @@ A line of operators.log says first what is to be decided, by whom and why. The r
 ``heuristic/`` under the branch's xid: its headers say the same, and its body which messages the branch would have
 added and taken. Once it is hardened the decision stands: a crash right after it is completed at the next open, and the
 transaction manager hears of it (XA_HEURCOM, XA_HEURRB, XA_HEURMIX).
+
+A line is JSON, hardened to the level of the space before what it tells of, also of who forgets a decision by hand;
+lines are only ever added. A crash may leave a torn last line, which is skipped, or the line of what was not done then:
+a decision that is not forgotten yet is told once more when it is. What the transaction manager forgets was told to it,
+and stands in its own log.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from xaqueue.core.engine import commit, operator_log
+from xaqueue.core.engine import commit
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import NO_MESSAGE, Block, Kind, Listed, decode, encode, pack_list
 from xaqueue.core.model.block_files import listed, read_checked
 from xaqueue.core.model.branch import HEURISTICS, Branch, Decided, State
 from xaqueue.core.model.change import DROP, Change, CoreStep
-from xaqueue.core.model.layout import HEURISTIC
+from xaqueue.core.model.format import read_format
+from xaqueue.core.model.layout import HEURISTIC, OPERATORS
 from xaqueue.core.model.record_kinds import Looking, Opening, RecordKind
-from xaqueue.core.storage.fs import FileSystem
+from xaqueue.core.storage import append_log
+from xaqueue.core.storage.directory_fs import DirectoryFileSystem
+from xaqueue.core.storage.fs import NO_ROOM, FileSystem
+from xaqueue.core.storage.regular import NO_FILE
 from xaqueue.errors import DamagedBlock, HeuristicOutcome, InvalidArgument, ProtocolError, RetryLater, UnknownXid
 from xaqueue.message import Properties
 from xaqueue.xa import Outcome
@@ -45,6 +56,45 @@ class Decision:
     """Int microseconds UTC."""
     reason: str = ""
     """Why, in the operator's words; empty where nothing was said, and in records before there were reasons."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """A line of operators.log: a decision, and who ended its memory, if anybody did. Times are int microseconds UTC."""
+
+    xid: str
+    outcome: str
+    by: str
+    at: int
+    reason: str
+    forgotten_by: str = ""
+    forgotten_at: int = 0
+    forgotten_reason: str = ""
+
+
+def _tell(space: Space, line: Forgotten) -> None:
+    """Raises RetryLater without room, ResourceFailed."""
+    space.check()
+    try:
+        append_log.append(space.fs, OPERATORS, line)
+    except OSError as error:
+        if error.errno not in NO_ROOM | NO_FILE:
+            raise space.fence(error) from error
+        done = "forgotten" if line.forgotten_at else "done"
+        raise RetryLater(f"{OPERATORS} cannot be written ({error.strerror}): nothing was {done}") from error
+    space.log.sync_contents((OPERATORS,))
+    space.log.sync_names(("",))
+
+
+def forgotten(path: str | os.PathLike[str]) -> list[Forgotten]:
+    """The decisions that operators forgot, in their order. Raises SpaceError where the directory is no space."""
+    read_format(path)
+    return forgotten_in(DirectoryFileSystem(Path(path), keep_unsynced=False))
+
+
+def forgotten_in(fs: FileSystem) -> list[Forgotten]:
+    """As ``forgotten``, of the space behind a port."""
+    return [line for line in append_log.read(fs, OPERATORS, Forgotten) if line.forgotten_at]
 
 
 def check_text(name: str, text: str) -> str:
@@ -103,7 +153,7 @@ def decide(space: Space, xid: Xid, to_commit: bool, by: str, reason: str = "") -
             decision = parse(space.read_record(path))
         except FileNotFoundError:
             decision = Decision(outcome, by, space.now_us(), reason)
-            operator_log.append(space, operator_log.Forgotten(str(xid), outcome, by, decision.at, reason))
+            _tell(space, Forgotten(str(xid), outcome, by, decision.at, reason))
             _record(space, branch, decision)
         complete(space, xid, decision)
     finally:
@@ -159,7 +209,7 @@ def note_forgotten(space: Space, xid: Xid, by: str, reason: str) -> None:
     except (FileNotFoundError, DamagedBlock):
         return
     last = decision.outcome, decision.by, decision.at, decision.reason
-    operator_log.append(space, operator_log.Forgotten(str(xid), *last, by, space.now_us(), reason))
+    _tell(space, Forgotten(str(xid), *last, by, space.now_us(), reason))
 
 
 def _record(space: Space, branch: Branch, decision: Decision) -> None:

@@ -34,7 +34,7 @@ ARCHIVE = "archive"
 JOURNAL = "journal"
 RESERVE = "reserve"
 OPERATORS = "operators.log"
-"""What became of decisions by hand; see ``xaqueue.core.engine.operator_log``."""
+"""What became of decisions by hand; see ``xaqueue.core.engine.heuristics``."""
 HEARTBEAT = owner_file.HEARTBEAT
 """Of an owner that a standby may take over from."""
 STAGED = ".put."

@@ -29,9 +29,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from xaqueue.access import ADMIN, BROWSE, EITHER, NOTHING, RESOLVE, Need, Right
-from xaqueue.core.engine import heuristics, operator_log
-from xaqueue.core.engine.heuristics import Decision
-from xaqueue.core.engine.operator_log import Forgotten
+from xaqueue.core.engine import heuristics
+from xaqueue.core.engine.heuristics import Decision, Forgotten
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.block import Kind
 from xaqueue.core.model.branch import HEURISTICS, Branch, State
@@ -329,7 +328,7 @@ def indoubt_forget(caller: Caller, xid: Xid, by: Any, reason: Any = "") -> None:
 
 def indoubt_forgotten(caller: Caller) -> list[Forgotten]:
     """The decisions that operators forgot, in their order."""
-    return _read(caller, operator_log.forgotten_in)
+    return _read(caller, heuristics.forgotten_in)
 
 
 def indoubt_bodies(caller: Caller, queue: Any, xid: Xid) -> list[tuple[MessageId, bytes, int]]:
