@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from support.log_owner import LogOwner
-from xaqueue.core.engine.directory_log import DirectoryLog, UnsyncedLog
+from xaqueue.core.engine.directory_log import DirectoryLog
+from xaqueue.core.engine.unsynced_log import UnsyncedLog
 from xaqueue.core.model.change import MOVE, PUT, Change, CoreStep
 from xaqueue.core.model.definitions import UNDEFINED
 from xaqueue.core.model.queue import Queue

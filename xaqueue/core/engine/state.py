@@ -17,12 +17,13 @@ from contextlib import contextmanager, suppress
 from enum import IntEnum
 from functools import partial
 
-from xaqueue.core.engine.directory_log import DirectoryLog, UnsyncedLog
+from xaqueue.core.engine.directory_log import DirectoryLog
 from xaqueue.core.engine.disk_space import RoomLimit
 from xaqueue.core.engine.features import Features
 from xaqueue.core.engine.journal_log import JournalLog
 from xaqueue.core.engine.log import Log, Ships
 from xaqueue.core.engine.memory import Memory, RecoveryReport
+from xaqueue.core.engine.unsynced_log import UnsyncedLog
 from xaqueue.core.model import layout
 from xaqueue.core.model.block_files import damage_of
 from xaqueue.core.model.branch import Branch, State

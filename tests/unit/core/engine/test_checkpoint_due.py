@@ -12,9 +12,9 @@ from support.forgetful import ForgetfulFileSystem
 from support.journal_log_scene import RANGE, LoggedDirectories, directories
 from support.log_owner import LogOwner
 from xaqueue.core.engine import journal_log
-from xaqueue.core.engine.directory_log import UnsyncedLog
 from xaqueue.core.engine.journal_log import LOOK_S
 from xaqueue.core.engine.log import NEVER
+from xaqueue.core.engine.unsynced_log import UnsyncedLog
 from xaqueue.core.model.change import PUT
 from xaqueue.core.storage.hardening import NOTHING
 from xaqueue.errors import RetryLater

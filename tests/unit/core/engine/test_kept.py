@@ -12,7 +12,7 @@ import pytest
 
 import xaqueue
 from support.bare_space import A_FILE_EACH, BareSpace, bare_space
-from xaqueue.core.engine import blocks, directory_log, heuristics, journal_log, log
+from xaqueue.core.engine import blocks, heuristics, journal_log, log, unsynced_log
 from xaqueue.core.engine.log import HELD_BYTES
 from xaqueue.core.model import layout
 from xaqueue.errors import DiskFull, RetryLater
@@ -28,7 +28,7 @@ BEYOND = 2 * EACH // len(BODY)
 @pytest.fixture(params=["JOURNAL", "NONE"])
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[BareSpace]:
     monkeypatch.setattr(journal_log, "KEPT_BYTES", EACH)
-    monkeypatch.setattr(directory_log, "KEPT_BYTES", EACH)
+    monkeypatch.setattr(unsynced_log, "KEPT_BYTES", EACH)
     monkeypatch.setattr(log, "ALL_KEPT_BYTES", ALL)
     with bare_space(tmp_path / "space", request.param, definitions=A_FILE_EACH) as opened:
         yield opened
