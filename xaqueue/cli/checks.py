@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,20 +22,17 @@ from xaqueue.cli.location import (
     paths_of,
     reached,
 )
-from xaqueue.core.engine import session as core
 from xaqueue.core.model.layout import ARCHIVE, parse_xid
-from xaqueue.core.owner.open import is_owned
-from xaqueue.core.owner.record import in_use, read_owner
 from xaqueue.errors import InvalidArgument
-from xaqueue.features.session import whole
 from xaqueue.message import check_queue_name
-from xaqueue.offline import check as one_space
-from xaqueue.offline import verify as many_spaces
-from xaqueue.offline.findings import Finding, Severity
-from xaqueue.offline.plan import Plan, site_of
-from xaqueue.offline.salvage import JournalLoss, StepRead, find_loss, salvage
-from xaqueue.offline.verify import Summary
-from xaqueue.rpc.client.manager import RemoteManager
+
+if TYPE_CHECKING:
+    from xaqueue.core.engine import session as core
+    from xaqueue.offline.findings import Finding
+    from xaqueue.offline.plan import Plan
+    from xaqueue.offline.salvage import JournalLoss, StepRead
+    from xaqueue.offline.verify import Summary
+    from xaqueue.rpc.client.manager import RemoteManager
 
 ROWS = 20
 """Steps that are shown before and behind a loss, the nearest to it; --json has all."""
@@ -65,6 +62,10 @@ def check(
     and needs a space that no other process owns; that of one QUEUE may be served, and goes on meanwhile. With --dry-run
     it says what it would set aside, and what would be wrong then.
     """
+    from xaqueue.offline import check as one_space
+    from xaqueue.offline.findings import Severity
+    from xaqueue.offline.plan import Plan, site_of
+
     queue = check_queue_name(queue) if queue is not None else ""
     if dry_run and not repair_too:
         raise InvalidArgument("--dry-run goes with --repair: without that, check changes nothing")
@@ -98,6 +99,9 @@ def check(
 
 def _repair(manager: core.Session | RemoteManager, queue: str, plan: Plan) -> None:
     """Of one queue, by whoever has the space open."""
+    from xaqueue.features.session import whole
+    from xaqueue.rpc.client.manager import RemoteManager
+
     if isinstance(manager, RemoteManager):
         done, plan.opened = manager.repair(queue), "by its server"
     else:
@@ -125,6 +129,8 @@ def verify(
     queues or spaces is told, too, and what left queues and is kept is read. It only reads; a space may be in use.
     Exit 1 where something is wrong.
     """
+    from xaqueue.offline import verify as many_spaces
+
     spaces = many_spaces.spaces_of(paths_of(space))
     processes = cores or os.cpu_count() or 1
     if spark:
@@ -201,6 +207,11 @@ def salvage_journal(
     yet; with --yes, or once it is answered yes, does those again, keeps all segments in journal/ as .archive, and
     begins a new journal. What was lost may have been acknowledged. Exit 1 where nothing was done.
     """
+    from xaqueue.core.owner.open import is_owned
+    from xaqueue.core.owner.record import in_use, read_owner
+    from xaqueue.offline.plan import Plan, site_of
+    from xaqueue.offline.salvage import find_loss, salvage
+
     site, plan = site_of(directory_of(space), is_dry=dry_run), Plan()
     if is_owned(site):
         raise in_use(site.root, read_owner(site), alone=True)

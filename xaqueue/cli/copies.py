@@ -14,7 +14,7 @@ from dataclasses import asdict
 from itertools import islice
 from json import loads
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,10 +24,12 @@ from xaqueue.cli.location import Location, SpaceOption, connected, location_of
 from xaqueue.cli.messages import QueueArgument, complain_of_damage, looked, opened
 from xaqueue.cli.moves import PIECE, LimitOption, WhereOption, chosen, some
 from xaqueue.cli.replacing import replacing
-from xaqueue.cli.target import Target
 from xaqueue.connection import Connection
 from xaqueue.errors import DataError, Error, InvalidArgument, OutcomeUnknown, ProgrammingError
 from xaqueue.message import Message, check_queue_name, id_digits_of
+
+if TYPE_CHECKING:
+    from xaqueue.cli.target import Target
 
 PIECE_BYTES = 8 * 1024 * 1024
 """Lines that have come to so much are brought before more are read."""
@@ -132,6 +134,8 @@ def import_(
     Some in a transaction. One whose id the queue has is passed over, so that an import that was broken off can be run
     again. Where messages may have been consumed meanwhile, go on with --from-line: those would come again.
     """
+    from xaqueue.cli.target import Target
+
     if len(words) > 2:
         raise InvalidArgument("import takes a QUEUE, or none, and one FILE")
     queue = check_queue_name(words[0]) if len(words) == 2 else None

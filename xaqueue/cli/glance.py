@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,13 +19,11 @@ from xaqueue.cli.location import JsonOption, Location, SpaceOption, location_of,
 from xaqueue.core.owner.record import RECOVERING, read_owner
 from xaqueue.core.storage.owner_file import is_owned
 from xaqueue.errors import Error, SpaceError
-from xaqueue.features.counters.values import Counters
-from xaqueue.features.topics.options import TopicStatus, topic_list
-from xaqueue.offline import inspect
-from xaqueue.offline.health import NEAR
-from xaqueue.offline.inspect import QueueStatus
-from xaqueue.rpc.methods.service import RemoteOperator, status_of
-from xaqueue.rpc.methods.sessions import SessionStatus
+
+if TYPE_CHECKING:
+    from xaqueue.features.topics.options import TopicStatus
+    from xaqueue.offline.inspect import QueueStatus
+    from xaqueue.rpc.methods.sessions import SessionStatus
 
 ANSWER_S = 5.0
 """For how long a server is waited for where the files tell much of the same."""
@@ -84,6 +82,10 @@ def queues(
 
 def looked(location: Location) -> tuple[list[QueueStatus], bool, str, list[TopicStatus]]:
     """The queues, whether a server tells of them, what is wrong with queues.toml, and the topics."""
+    from xaqueue.features.topics.options import topic_list
+    from xaqueue.offline import inspect
+    from xaqueue.rpc.methods.service import status_of
+
     fields = served_status(location)
     if fields is None:
         definitions, complaint = inspect.definitions_in(location.directory)
@@ -108,6 +110,8 @@ def sessions(json: JsonOption = False, space: SpaceOption = None) -> None:
     waits, and which branches it holds. By the server's URL, or by the directory that it serves. The session of this
     command is left out; --json has it, marked by "asks".
     """
+    from xaqueue.rpc.methods.service import RemoteOperator
+
     with remote(server_of(location_of(space))) as manager:
         found = RemoteOperator(manager).sessions()
     if json:
@@ -181,6 +185,8 @@ def queue_document(queue: QueueStatus) -> dict[str, Any]:
 
 
 def counter_table(found: Sequence[QueueStatus]) -> None:
+    from xaqueue.features.counters.values import Counters
+
     names = [name.replace("_", " ") for name in Counters.__dataclass_fields__]
     output.table(("queue", *names), [(queue.name, *astuple(queue.counters)) for queue in found], right=names)
 
@@ -210,6 +216,8 @@ def queue_row(headings: Iterable[str], queue: QueueStatus, rate: Rates | None) -
 
 
 def queue_table(found: Sequence[QueueStatus], rated: Mapping[str, Rates | None] = MappingProxyType({})) -> None:
+    from xaqueue.offline.health import NEAR
+
     if not found:
         typer.echo("no queues yet: `xaqueue define QUEUE` makes one")
         return

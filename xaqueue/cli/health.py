@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,11 +14,10 @@ from xaqueue.cli.location import JsonOption, SpaceOption, location_of, remote, s
 from xaqueue.cli.replacing import replacing
 from xaqueue.core.owner.record import RECOVERING
 from xaqueue.errors import Error
-from xaqueue.offline import inspect
 from xaqueue.offline.health import IN_DOUBT_S, KINDS, LAG_S, NOTE, HealthFinding, findings
-from xaqueue.offline.inspect_branches import in_doubt
-from xaqueue.rpc.client.manager import RemoteManager
-from xaqueue.rpc.methods.service import status_of
+
+if TYPE_CHECKING:
+    from xaqueue.rpc.client.manager import RemoteManager
 
 HEALTH_CODES = {kind: 10 + number for number, kind in enumerate(KINDS) if kind != NOTE}
 """Of ``health``, by its worst finding."""
@@ -63,6 +62,8 @@ def health(
 
 
 def _of_server(manager: RemoteManager, limits: dict[str, float]) -> list[HealthFinding]:
+    from xaqueue.rpc.methods.service import status_of
+
     answer: dict[str, Any] = manager.call("metrics")
     if answer["state"] == RECOVERING:
         return [HealthFinding(RECOVERING, "messages are being loaded: wait")]
@@ -72,6 +73,9 @@ def _of_server(manager: RemoteManager, limits: dict[str, float]) -> list[HealthF
 
 
 def _of_files(directory: str, limits: dict[str, float]) -> list[HealthFinding]:
+    from xaqueue.offline import inspect
+    from xaqueue.offline.inspect_branches import in_doubt
+
     status, waiting = inspect.status(directory), in_doubt(directory)
     ages = [output.age_s(branch.since) for branch in waiting if branch.since and branch.decision is None]
     return findings(status, draining=False, in_doubt_age_s=max(ages, default=0.0), **limits)

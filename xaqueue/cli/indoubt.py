@@ -10,12 +10,8 @@ from typing import Annotated
 
 import typer
 
-from xaqueue.cli import advise as advising
-from xaqueue.cli import branches, completion, orphans, output, parameters
-from xaqueue.cli import tm_log as log
-from xaqueue.cli.branches import backend_of
+from xaqueue.cli import completion, output, parameters
 from xaqueue.cli.location import JsonOption, SpaceOption, location_of
-from xaqueue.core.engine.heuristics import check_text
 from xaqueue.errors import InvalidArgument
 
 app = typer.Typer(no_args_is_help=True, help="List, show and decide branches in doubt.")
@@ -72,12 +68,15 @@ def list_branches(
     holds (-) of them, and the node id of its transaction manager. With --ask it is told whose transaction manager is
     gone; `xaqueue tm recover` finishes what such a one has left.
     """
+    from xaqueue.cli import branches, orphans
+    from xaqueue.cli import tm_log as log
+
     if ask and (tm is not None or forgotten_too):
         raise InvalidArgument("--ask is of the branches of a space: leave --tm and --forgotten out")
     if tm is not None:
         (log.print_forgotten if forgotten_too else log.print_transactions)(tm, json)
         return
-    with backend_of(location_of(space)) as backend:
+    with branches.backend_of(location_of(space)) as backend:
         if forgotten_too:
             branches.print_forgotten(backend.forgotten(), json)
         else:
@@ -93,10 +92,14 @@ def show(xid: XidArgument, tm: TmOption = None, json: JsonOption = False, space:
     Works while another process owns the space. With --tm also what the PostgreSQLs of its configuration have prepared
     of the transaction, and of another product's branch that beside what the space has.
     """
+    from xaqueue.cli import advise as advising
+    from xaqueue.cli import branches
+    from xaqueue.cli import tm_log as log
+
     if tm is not None and not (space and parameters.is_foreign(xid)):
         log.print_transaction(tm, xid, json, advising.prepared)
         return
-    with backend_of(location_of(space)) as backend:
+    with branches.backend_of(location_of(space)) as backend:
         branch = branches.find(backend.in_doubt(), xid)
     branches.print_branch(branch, json, advising.prepared(log.load(tm), branch.xid.gtrid) if tm is not None else ())
 
@@ -112,6 +115,9 @@ def _decision(commit: bool, help_text: str) -> None:
         tm: TmOption = None,
         space: SpaceOption = None,
     ) -> None:
+        from xaqueue.cli import branches
+        from xaqueue.cli import tm_log as log
+
         if tm is not None:
             if reason:
                 raise InvalidArgument(
@@ -157,6 +163,10 @@ def forget(
 
     Recorded first: `indoubt list --forgotten` shows it from then on.
     """
+    from xaqueue.cli import branches
+    from xaqueue.cli import tm_log as log
+    from xaqueue.core.engine.heuristics import check_text
+
     check_text("reason", reason)
     if tm is not None:
         log.forget(tm, xid, by=branches.operator(), reason=reason, asks=_asks(yes))
@@ -184,6 +194,8 @@ def advise(
     product's transaction it says who has a branch in doubt. Exit 1 where it cannot
     know, or where no answer makes the participants agree.
     """
+    from xaqueue.cli import advise as advising
+
     advising.run(tm, gtrid, json, location_of(space) if space else None)
 
 

@@ -1,6 +1,7 @@
 """The command ``xaqueue``: its verbs by group, the options that stand before a verb, and the way errors leave it.
 
-A verb is imported and built when it is asked for: with all of them a command would take a third of a second more.
+A verb is imported and built when it is asked for: with all of them a command would take a third of a second more. What
+it works with is imported in its function: `--help` would take twice as long.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, BinaryIO, Literal
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 
 import typer
 
@@ -25,16 +25,14 @@ from xaqueue.cli.location import (
     reached,
 )
 from xaqueue.connection import Connection
-from xaqueue.core.engine.taking import message_of
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import DamagedBlock, Error, InvalidArgument, RetryLater, RolledBack, UnknownQueue
-from xaqueue.features.session import Session
 from xaqueue.message import EnqueueOptions, Message
-from xaqueue.offline import inspect
-from xaqueue.offline.inspect import QueueStatus, check_known
 from xaqueue.offline.reader import EARLIEST, LATEST, QueueReader, follow, start_after
-from xaqueue.rpc.client.manager import RemoteManager
-from xaqueue.rpc.methods import service
+
+if TYPE_CHECKING:
+    from xaqueue.features.session import Session
+    from xaqueue.rpc.client.manager import RemoteManager
 
 LINES_A_BRANCH = 200
 TABLE_ROWS = 100
@@ -216,6 +214,9 @@ def tail(
 
     Takes none, and works while another process owns the space. A message that is consumed at once may never be seen.
     """
+    from xaqueue.core.engine.taking import message_of
+    from xaqueue.offline.inspect import check_known
+
     directory = directory_of(space)
     check_known(directory, queue)
     start = start or (LATEST if follow_on else EARLIEST)
@@ -246,6 +247,9 @@ def looked(
     most: int | None = None,
 ) -> Iterator[Iterator[Message]]:
     """What is there, without owning a directory."""
+    from xaqueue.offline import inspect
+    from xaqueue.offline.inspect import check_known
+
     if location.url:
         with connected(location) as connection:
             yield connection.browse(queue, most, message_id=id_digits or None)
@@ -312,6 +316,10 @@ def opened(file: Path | None, mode: Literal["rb", "wb"]) -> Iterator[BinaryIO]:
 
 def _why_none(manager: Session | RemoteManager, queue: str, chosen: bool) -> str:
     """Why a get came to nothing: what the queue has, and why nobody is given it now."""
+    from xaqueue.features.session import Session
+    from xaqueue.offline.inspect import QueueStatus
+    from xaqueue.rpc.methods import service
+
     found = QueueStatus(queue, "", "", 0, None)
     with suppress(Error):  # who may not ask learns the rest
         if isinstance(manager, Session):

@@ -18,7 +18,6 @@ from xaqueue.cli import completion, output, parameters
 from xaqueue.cli.exit_codes import ExitCode, agreed, complain
 from xaqueue.cli.location import SpaceOption, connected, location_of
 from xaqueue.cli.messages import QueueArgument, looked
-from xaqueue.cli.target import Target
 from xaqueue.connection import Connection
 from xaqueue.errors import InvalidArgument, RetryLater
 from xaqueue.message import Message, MessageId, check_queue_name
@@ -174,6 +173,8 @@ def _run(
     dry_run: bool,
     to: Callable[[Message], str] | None = None,
 ) -> None:
+    from xaqueue.cli.target import Target
+
     location = location_of(space)
     if dry_run:
         would = 0

@@ -21,6 +21,7 @@ T = TypeVar("T")
 
 TIME_HELP = "ISO 8601, local where it has no offset, or from now on: +90s, +5m, +2h, +1d"
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+DATABASE_FORMS = "postgresql://, mysql://, mariadb:// or sqlite:///PATH"
 XID_FORMS = "as `indoubt list` prints it, as a file of the space is named, or as PostgreSQL shows its gid; or its gtrid"
 MANY = 5
 """Names that are shown of those among which one is to be chosen."""

@@ -19,9 +19,6 @@ from xaqueue.cli.location import (
 )
 from xaqueue.errors import InvalidArgument
 from xaqueue.message import check_queue_name
-from xaqueue.offline import aside
-from xaqueue.offline import reconstruct as rebuild
-from xaqueue.offline.plan import LEFT, MADE_AGAIN, site_of
 
 
 def reconstruct(
@@ -39,6 +36,9 @@ def reconstruct(
     is damaged is set aside, and whole messages that stand in quarantine/ come back into their queues. For a space that
     nobody has open; it may be run again. Of a damaged journal nothing is given up: that is `salvage-journal`.
     """
+    from xaqueue.offline import reconstruct as rebuild
+    from xaqueue.offline.plan import LEFT, MADE_AGAIN, site_of
+
     if queue and metadata:
         raise InvalidArgument("reconstruct takes a QUEUE, or --metadata")
     with output.progress_bar("reading") as bar:
@@ -75,6 +75,9 @@ def clean(
     removes them. What a branch in doubt may need stays. A space in use may be cleaned, of what is older than an hour.
     With --archive whole days of archive/parquet/ go, and nothing else.
     """
+    from xaqueue.offline import aside
+    from xaqueue.offline.plan import site_of
+
     span = parameters.span(older_than)
     assert span is not None
     site, age_s = site_of(directory_of(space), is_dry=dry_run), span / timedelta(seconds=1)

@@ -16,20 +16,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from xaqueue.cli import advise as advising
 from xaqueue.cli import output
 from xaqueue.cli.exit_codes import ExitCode, complain, extra_there
 from xaqueue.cli.location import DirectoryOption, JsonOption, SpaceOption, directory_of, location_of, remote, served_at
 from xaqueue.cli.log_output import LogFormatOption, LogLevelOption, finish, written_aside
-from xaqueue.cli.tm_log import load
-from xaqueue.core.storage.owner_file import OwnerFile
 from xaqueue.errors import InvalidArgument, ResourceFailed
-from xaqueue.features.replica.replicated import REPLICATION
-from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.rpc.server.peer import NEVER_S, Limits
 from xaqueue.xid import Xid
 
 if TYPE_CHECKING:
+    from xaqueue.core.storage.owner_file import OwnerFile
+    from xaqueue.rpc.client.manager import RemoteManager
     from xaqueue.rpc.server.listeners import ListenConfig
     from xaqueue.web.front import HttpFront
 
@@ -113,6 +110,8 @@ def serve(
     that name DIR are led here, and wait for this one while it is away, a minute by themselves. Behind that one of them
     opens DIR, and this is refused and says which: with [space] served_only = true in queues.toml none does.
     """
+    from xaqueue.cli import advise as advising
+    from xaqueue.cli.tm_log import load
     from xaqueue.rpc.server.listeners import ListenConfig, with_default
 
     with extra_there("server"):
@@ -206,6 +205,8 @@ def _print_ready(directory: Path, urls: list[str], front: HttpFront | None) -> N
 
 def _tell_former(directory: Path, listen: ListenConfig) -> None:
     """Where this was a replica, the space that it has replaced is told so: it may be what is waited for next."""
+    from xaqueue.features.replica.replicated import REPLICATION
+
     if not (directory / REPLICATION).exists():
         return
     from xaqueue.features.replica.promote import tell_former

@@ -26,15 +26,10 @@ from xaqueue.cli.location import (
 )
 from xaqueue.cli.parameters import instant
 from xaqueue.core.model.format import read_format
-from xaqueue.core.owner.definitions_file import usable_definitions
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.errors import InvalidArgument, OperationalError
-from xaqueue.features.carry.carrier_note import statuses as carriers_in
-from xaqueue.features.snapshots import copies, store
+from xaqueue.features.snapshots import store
 from xaqueue.features.snapshots.manifest import SNAPSHOTS
-from xaqueue.features.snapshots.restoring import plan_of
-from xaqueue.features.snapshots.restoring import restore as restore_space
-from xaqueue.offline.plan import site_of
 from xaqueue.snapshot import SnapshotStatus
 from xaqueue.times import EPOCH
 
@@ -89,6 +84,8 @@ def take(
 
 
 def _copy(space: Path, number: int, to: Path) -> None:
+    from xaqueue.features.snapshots import copies
+
     try:
         copies.copy(space, number, to)
     except OSError as error:
@@ -149,6 +146,8 @@ def rm(
     space: DirectoryOption = None,
 ) -> None:
     """Remove snapshots. Messages that only they have are gone with them."""
+    from xaqueue.core.owner.definitions_file import usable_definitions
+
     directory = directory_of(space)
     with closing(DirectoryFileSystem(directory, keep_unsynced=False)) as fs:
         store.remove(fs, numbers)
@@ -181,6 +180,10 @@ def restore(
     tells since; that takes [snapshots] in queues.toml, and level JOURNAL. A restore that was cut off is finished by
     the same command.
     """
+    from xaqueue.features.snapshots.restoring import plan_of
+    from xaqueue.features.snapshots.restoring import restore as restore_space
+    from xaqueue.offline.plan import site_of
+
     if not space:
         raise InvalidArgument("restore works on the directory of a space that nobody has open: --space DIR")
     no_url(Path(space))
@@ -204,6 +207,8 @@ def restore(
 
 def _name_carriers(space: Path) -> None:
     """Beforehand: databases that may have carried changes under the id that the space has, and loses."""
+    from xaqueue.features.carry.carrier_note import statuses as carriers_in
+
     with (
         suppress(OperationalError, InvalidArgument, OSError),
         closing(DirectoryFileSystem(space, keep_unsynced=False)) as fs,

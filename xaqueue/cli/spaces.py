@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import asdict, astuple
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,23 +16,18 @@ from xaqueue.cli import completion, output
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.glance import counter_table, queue_document, queue_table, served_status, topic_table
 from xaqueue.cli.location import JsonOption, SpaceOption, location_of, no_url, reached, remote, served_at
-from xaqueue.core.model import definitions, layout
-from xaqueue.core.model import options as takes
+from xaqueue.core.model import layout
 from xaqueue.core.model.order import Order
-from xaqueue.core.owner import definitions_file
 from xaqueue.core.storage.hardening import DEFAULT, GRAMMAR, NOTHING, Hardening
 from xaqueue.errors import AccessDenied, ConnectionLost, InvalidArgument
-from xaqueue.features import opening
-from xaqueue.features.counters.values import Counting
-from xaqueue.features.defining import edits, queues_file
-from xaqueue.features.snapshots.options import DAILY
-from xaqueue.features.topics.options import TOPICS
 from xaqueue.message import check_queue_name
-from xaqueue.offline import inspect
-from xaqueue.offline.aside import Aside
-from xaqueue.offline.inspect import JournalStatus
 from xaqueue.reservation import Reservation
-from xaqueue.rpc.methods.service import status_of
+
+if TYPE_CHECKING:
+    from xaqueue.features.counters.values import Counting
+    from xaqueue.offline import inspect
+    from xaqueue.offline.aside import Aside
+    from xaqueue.offline.inspect import JournalStatus
 
 OrderName = Enum("OrderName", {order.name: order.value for order in Order})  # type: ignore[misc]
 
@@ -48,6 +43,12 @@ def init(
     ] = None,
 ) -> None:
     """Make a directory a queue space."""
+    from xaqueue.core.model import definitions
+    from xaqueue.core.owner import definitions_file
+    from xaqueue.features import opening
+    from xaqueue.features.defining import edits
+    from xaqueue.features.snapshots.options import DAILY
+
     there = (directory / layout.FORMAT).exists()
     is_defined = (directory / layout.QUEUES).exists()
     written = opening.create(directory, name=name, sync=sync)
@@ -72,6 +73,9 @@ def status(json: JsonOption = False, space: SpaceOption = None) -> None:
     Works while another process owns it, and of a server by its URL. A directory that is served is asked about by its
     server; where that does not answer within 5 s, or is recovering, and of any other owner, the files are read.
     """
+    from xaqueue.offline import inspect
+    from xaqueue.rpc.methods.service import status_of
+
     location = location_of(space)
     server: list[tuple[str, object]] = []
     fields = served_status(location)
@@ -204,6 +208,11 @@ def define(
 
     A topic, and a queue that subscribes to it: xaqueue define --topic events; xaqueue define audit topic=events
     """
+    from xaqueue.core.model import definitions
+    from xaqueue.core.model import options as takes
+    from xaqueue.features.defining import queues_file
+    from xaqueue.features.topics.options import TOPICS
+
     location, given = location_of(space), definitions.options_of(settings or ())
     table = TOPICS.name if topic else "queues"
     options = {"order": order.value if order else None, "description": description}

@@ -20,6 +20,7 @@ import typer
 
 from xaqueue.cli import advise, branches, output, parameters, tm_log, tm_nodes
 from xaqueue.cli.exit_codes import ExitCode, agreed
+from xaqueue.cli.parameters import DATABASE_FORMS
 from xaqueue.cli.tm_log import RECOVER_S, ParticipantConfig, TmConfig, load_any, opener
 from xaqueue.errors import InvalidArgument, OperationalError, ProtocolError, UnknownXid
 from xaqueue.tm.driver import Dialect
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 KINDS = {"postgresql": "postgres", "postgres": "postgres", "mysql": "mysql", "mariadb": "mysql", "sqlite": "sqlite"}
 """By a DSN's scheme, the kind of the database."""
 SQLITE = b"SQLite format 3\0"
-FORMS = "postgresql://, mysql://, mariadb:// or sqlite:///PATH"
 SILENT_S = 600.0
 """Who gave no sign for so long, by the database's clock, is ended by who does not stay to watch."""
 _SAYS = {
@@ -76,7 +76,9 @@ def database_of(text: str) -> ParticipantConfig:
     """Raises InvalidArgument for a log."""
     place = named(text)
     if place is None:
-        raise InvalidArgument(f"{text} has a log: give {FORMS}, or a configuration with decides = NAME, see xaqueue(5)")
+        raise InvalidArgument(
+            f"{text} has a log: give {DATABASE_FORMS}, or a configuration with decides = NAME, see xaqueue(5)"
+        )
     return place.database
 
 
@@ -85,7 +87,9 @@ def _by_dsn(text: str) -> ParticipantConfig | None:
     if not colon:
         return ParticipantConfig("db", "postgres", text) if "dbname=" in text else None
     if scheme not in KINDS:
-        raise InvalidArgument(f"{scheme}:// is no database in which a transaction manager can be: give {FORMS}")
+        raise InvalidArgument(
+            f"{scheme}:// is no database in which a transaction manager can be: give {DATABASE_FORMS}"
+        )
     if scheme != "sqlite":
         return ParticipantConfig("db", KINDS[scheme], text)
     path = unquote(text.removeprefix("sqlite:///"))

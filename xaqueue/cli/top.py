@@ -18,15 +18,14 @@ from xaqueue.cli.exit_codes import ended_in_order
 from xaqueue.cli.glance import ANSWER_S, SESSION_HEADINGS
 from xaqueue.cli.location import Location, SpaceOption, location_of, remote, served_at
 from xaqueue.errors import AccessDenied, Error
-from xaqueue.offline import health, inspect
-from xaqueue.offline.inspect import Status
-from xaqueue.rpc.client.manager import RemoteManager
-from xaqueue.rpc.methods.service import RemoteOperator, status_of
-from xaqueue.rpc.methods.sessions import SessionStatus
 
 if TYPE_CHECKING:
     from rich.console import Console, Group, RenderableType
     from rich.text import Text
+
+    from xaqueue.offline.inspect import Status
+    from xaqueue.rpc.client.manager import RemoteManager
+    from xaqueue.rpc.methods.sessions import SessionStatus
 
 LEAST = 4
 """Lines of a part of the screen, at least: its title, its headings, and one row."""
@@ -128,6 +127,8 @@ def _keys() -> Iterator[Callable[[float], bool]]:
 def looks(location: Location) -> Generator[Look]:
     """One after the other, over one connection as long as there is one server. Raises SpaceError, ConnectionLost,
     ResourceFailed, OSError."""
+    from xaqueue.offline import inspect
+
     while True:
         url, refused = served_at(location), set[str]()
         if not url:
@@ -141,6 +142,9 @@ def looks(location: Location) -> Generator[Look]:
 
 def by_server(url: str, manager: RemoteManager, refused: set[str]) -> Look:
     """refused: what was refused before, and is not asked again: each refusal is a line in the server's log."""
+    from xaqueue.rpc.methods.service import RemoteOperator, status_of
+    from xaqueue.rpc.methods.sessions import SessionStatus
+
     fields, sessions = manager.status(), list[SessionStatus]()
     if "sessions" not in refused:
         try:
@@ -152,6 +156,8 @@ def by_server(url: str, manager: RemoteManager, refused: set[str]) -> Look:
 
 def findings(look: Look) -> list[tuple[str, str]]:
     """What somebody has to look at, the worst first, as `xaqueue health` says it: each with the colour of a light."""
+    from xaqueue.offline import health
+
     found = health.findings(look.found, draining=look.draining, in_doubt_age_s=0.0)
     rows = [("red" if one.is_bad else "yellow", f"{one.kind}: {one.text}") for one in found]
     if look.found.in_doubt:

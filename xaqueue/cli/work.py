@@ -7,24 +7,23 @@ import pkgutil
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from xaqueue.cli import output, tm_log
+from xaqueue.cli import output
 from xaqueue.cli.exit_codes import ExitCode, complain
 from xaqueue.cli.location import Location, SpaceOption, location_of
 from xaqueue.cli.log_output import LogFormatOption, LogLevelOption
 from xaqueue.cli.messages import QueueArgument
-from xaqueue.cli.tm_log import ParticipantConfig, TmConfig
 from xaqueue.core.model.format import read_format
 from xaqueue.endpoint import is_url, parse
 from xaqueue.errors import InvalidArgument, ResourceFailed
 from xaqueue.message import check_queue_name
-from xaqueue.tm.log_directory import PARTICIPANTS, keep_participants
-from xaqueue.work.forward import SOURCE, TARGET, Forwarder
-from xaqueue.work.loop import Loop
-from xaqueue.work.worker import Worker, checked
+
+if TYPE_CHECKING:
+    from xaqueue.cli.tm_log import TmConfig
+    from xaqueue.work.loop import Loop
 
 UntilEmptyOption = Annotated[
     bool, typer.Option("--until-empty", help="End once nothing is there; exit 1 where a message failed.")
@@ -53,6 +52,9 @@ def work(
     signal lets what runs finish, and a second one ends it at once. Where the disk of a space that nobody serves fails,
     it ends with exit code 5.
     """
+    from xaqueue.cli import tm_log
+    from xaqueue.work.worker import Worker, checked
+
     handler = checked(_function(function))
     with ExitStack() as stack:
         source = ctx.get_parameter_source("space")
@@ -92,6 +94,9 @@ def forward(
     Within a space in local transactions, between spaces in those of a transaction manager with a log of its own: after
     a crash, start it again with the same log.
     """
+    from xaqueue.cli import tm_log
+    from xaqueue.work.forward import SOURCE, Forwarder
+
     source = location_of(space)
     if not is_url(to) and "/" not in to:
         if to_queue is not None:
@@ -150,6 +155,11 @@ def _participant(config: TmConfig, name: str | None) -> str:
 def _config(source: Location, target: Location, log: Path | None, queue: str) -> TmConfig:
     """The transaction manager of a forward, as its log has it. It is written down with the first start, so that what is
     begun is never finished elsewhere."""
+    from xaqueue.cli import tm_log
+    from xaqueue.cli.tm_log import ParticipantConfig
+    from xaqueue.tm.log_directory import PARTICIPANTS, keep_participants
+    from xaqueue.work.forward import SOURCE, TARGET
+
     if log is None and source.url:
         raise InvalidArgument(f"--log is missing: {source} is a URL, so name a directory for decisions")
     for one in (source, target):

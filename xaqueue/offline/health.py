@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from xaqueue.core.owner.record import READ_ONLY, RECOVERING
 from xaqueue.features.replica.replicated import REPLACED, REPLICA, SOURCE
-from xaqueue.offline.inspect import Status
+
+if TYPE_CHECKING:
+    from xaqueue.offline.inspect import Status
 
 NOTE = "note"
 KINDS = (
