@@ -15,7 +15,6 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from types import TracebackType
 from typing import Any, Protocol
 
 from xaqueue.awaited import carried
@@ -44,9 +43,7 @@ class Transaction(Protocol):
     def __getitem__(self, name: str) -> Any: ...
     def accept(self, delivery: Any, name: str = "") -> Any: ...
     def savepoint(self) -> Any: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None: ...
 
 
 class AsyncTransaction:
@@ -131,22 +128,20 @@ class AsyncTransaction:
             for name in self._names:
                 await self.join(name)
         except BaseException as error:
-            await self.end(type(error), error, error.__traceback__)
+            await self.end(error)
             raise
 
-    async def end(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def end(self, error: BaseException | None) -> None:
         """Leaves the block."""
         late, before = None, self._ending
         try:
-            await self._limit.__aexit__(kind, error, trace)
+            await self._limit.__aexit__(type(error) if error else None, error, None)
         except TimeoutError as caught:  # what has cancelled the block was its time
             late = error = caught
             self._transaction.expire()
         if isinstance(error, asyncio.CancelledError):
             self._transaction.expire(CANCELLED)
-        await self._end(partial(self._transaction.__exit__, type(error) if error else None, error, trace))
+        await self._end(partial(self._transaction.__exit__, None, error, None))
         if late is not None:  # it was over, or ending, before: the cancellation is nobody else's to turn back
             if before is not None:
                 await asyncio.shield(before)

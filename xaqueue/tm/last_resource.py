@@ -21,7 +21,7 @@ from zlib import crc32
 
 from xaqueue.carried import CarriedChange, Life, Pruned, decode
 from xaqueue.errors import InvalidArgument, OperationalError
-from xaqueue.tm.driver import Dialect, dialect_of, is_a, run, sync_fully
+from xaqueue.tm.driver import Dialect, dialect_of, is_a, read, run, sync_fully
 from xaqueue.tm.gtrid import TEXT, Gtrid
 from xaqueue.tm.guard import IS_MARKED, is_marked
 from xaqueue.xa import Outcome
@@ -207,8 +207,7 @@ class DecisionRows:
 
     def _select(self, connection: Any, where: str) -> list[DecisionRow]:
         """Those that decide."""
-        found = run(connection, f"SELECT gtrid, decision, participants, carried FROM {self.table} WHERE {where}")
-        connection.rollback()
+        found = read(connection, f"SELECT gtrid, decision, participants, carried FROM {self.table} WHERE {where}")
         return [
             _row(str(gtrid).encode("ascii"), OUTCOMES[decision], str(names), bytes(carried or b""))
             for gtrid, decision, names, carried in found
@@ -263,8 +262,7 @@ class DecisionRows:
         Raises OperationalError where it is open elsewhere, or an old copy, and what the driver raises.
         """
         (key, text), dialect = life_row(life), dialect_of(connection)
-        found = run(connection, f"SELECT participants FROM {self.table} WHERE gtrid = '{key}'")
-        connection.rollback()
+        found = read(connection, f"SELECT participants FROM {self.table} WHERE gtrid = '{key}'")
         before = str(found[0][0]) if found else ""
         if before != text:
             if dialect is Dialect.POSTGRESQL:
@@ -295,12 +293,11 @@ class DecisionRows:
     def read_carried(self, connection: Any, node: str, space: str, carrier: str) -> tuple[list[bytes], Pruned]:
         """All changes of the space that this carrier has, and what is known of those that are gone, at one moment."""
         key = _pruned_key(space, carrier)
-        found = run(
+        found = read(
             connection,
             f"SELECT decision, participants, carried FROM {self.table} WHERE gtrid = '{key}' "
             f"OR (gtrid LIKE '{self._named(node)}%' AND carried IS NOT NULL)",
         )
-        connection.rollback()
         changes = [bytes(data) for word, _, data in found if word == _WORDS[Outcome.COMMITTED]]
         mine = [data for data in changes if _is_of(decode(data), space, carrier)]
         pruned = [Pruned(*map(int, str(names).split())) for word, names, _ in found if word == _PRUNED]

@@ -20,7 +20,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial, wraps
-from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
 from xaqueue.errors import DecisionLogError, InterfaceError, InvalidArgument, ProtocolError, RetryLater, UnknownXid
@@ -392,18 +391,14 @@ class TransactionManager:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         await asyncio.to_thread(self.close)
 
     def __enter__(self) -> Self:
         self._check_open()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def _check_open(self) -> None:

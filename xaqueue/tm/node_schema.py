@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.tm import driver, last_resource
-from xaqueue.tm.driver import Dialect, run
+from xaqueue.tm.driver import Dialect, read, run
 from xaqueue.tm.last_resource import NAMES_LENGTH, SYNCED, create_statement
 
 LOCK_S = 5
@@ -107,7 +107,7 @@ class Found(NamedTuple):
 
 def found_in(connection: Any, dialect: Dialect) -> Found | None:
     """Where the table stands that is made last; None: nowhere."""
-    found = run(
+    found = read(
         connection,
         {
             Dialect.POSTGRESQL: "SELECT quote_ident(n.nspname) || '.', (SELECT COUNT(*) FROM pg_class h WHERE "
@@ -120,15 +120,13 @@ def found_in(connection: Any, dialect: Dialect) -> Found | None:
             "WHERE table_schema = DATABASE() AND table_name = 'xaqueue_ended'",
         }[dialect],
     )
-    connection.rollback()
     return Found(str(found[0][0]), bool(found[0][1])) if found else None
 
 
 def id_of(connection: Any, dialect: Dialect, schema: str) -> tuple[str, str]:
     """The database's id, which it gets here, and where it stood then."""
     for _ in range(2):
-        found = run(connection, f"SELECT id, place FROM {schema}xaqueue_id WHERE one = 1")
-        connection.rollback()
+        found = read(connection, f"SELECT id, place FROM {schema}xaqueue_id WHERE one = 1")
         if found:
             return str(found[0][0]), str(found[0][1])
         place = place_of(connection, dialect)
@@ -166,8 +164,7 @@ def identity_of(connection: Any, name: str) -> Identity:
             f"participant {name!r} is no queue, and none of PostgreSQL, MySQL and MariaDB: nothing else may prepare in "
             "a transaction manager without a directory, so give TransactionManager one for its decisions"
         )
-    ((answer,),) = run(connection, question)
-    connection.rollback()
+    ((answer,),) = read(connection, question)
     return Identity(question, str(answer))
 
 

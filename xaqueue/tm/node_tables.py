@@ -22,7 +22,7 @@ from urllib.parse import quote, unquote
 from xaqueue.carried import decode
 from xaqueue.errors import OperationalError
 from xaqueue.tm import driver, last_resource
-from xaqueue.tm.driver import Adapter, Dialect, run
+from xaqueue.tm.driver import Adapter, Dialect, read, run
 from xaqueue.tm.last_resource import SYNCED
 from xaqueue.tm.node_decisions import LIMIT, NODE_AT, NODE_LENGTH, NodeDecisions, node_of
 from xaqueue.tm.node_schema import (
@@ -126,55 +126,47 @@ class NodeTables(NodeDecisions):
         which nobody may decide who had his name before."""
         place = place_of(connection, self.dialect)
         fresh = f"id = '{secrets.token_hex(8)}', " if is_new else ""
-        with durable(connection, self.dialect):
-            run(connection, f"UPDATE {self.schema}xaqueue_id SET {fresh}place = '{place}' WHERE one = 1")
-            if is_new:
-                run(connection, f"DELETE FROM {self.schema}xaqueue_nodes")
-                run(connection, f"DELETE FROM {self.schema}xaqueue_signs")
+        gone = [f"DELETE FROM {self.schema}xaqueue_{table}" for table in ("nodes", "signs") if is_new]
+        self._change(connection, f"UPDATE {self.schema}xaqueue_id SET {fresh}place = '{place}' WHERE one = 1", *gone)
 
     # Of a node itself
 
     def register(self, connection: Any, node: str, participants: str) -> None:
         """The node may decide from here on; its first sign is 1."""
-        with durable(connection, self.dialect):
-            run(connection, f"INSERT INTO {self.schema}xaqueue_nodes (node) VALUES ('{node}')")
-            run(
-                connection,
-                f"INSERT INTO {self.schema}xaqueue_signs (node, n, at, participants) "
-                f"VALUES ('{node}', 1, {self._now_us}, '{participants}')",
-            )
+        self._change(
+            connection,
+            f"INSERT INTO {self.schema}xaqueue_nodes (node) VALUES ('{node}')",
+            f"INSERT INTO {self.schema}xaqueue_signs (node, n, at, participants) "
+            f"VALUES ('{node}', 1, {self._now_us}, '{participants}')",
+        )
 
     def sign(self, connection: Any, node: str, last: int, participants: str) -> bool:
         """Its next sign of life, behind this one. False: that is not its last one, or it may decide no more."""
-        with durable(connection, self.dialect):
-            changed = run(
-                connection,
-                f"UPDATE {self.schema}xaqueue_signs SET n = n + 1, at = {self._now_us}, participants = "
-                f"'{participants}' WHERE node = '{node}' AND n = {last} AND EXISTS (SELECT 1 FROM "
-                f"{self.schema}xaqueue_nodes WHERE node = '{node}')",
-            )
-        return bool(changed)
+        return self._change(
+            connection,
+            f"UPDATE {self.schema}xaqueue_signs SET n = n + 1, at = {self._now_us}, participants = "
+            f"'{participants}' WHERE node = '{node}' AND n = {last} AND EXISTS (SELECT 1 FROM "
+            f"{self.schema}xaqueue_nodes WHERE node = '{node}')",
+        )
 
     def close(self, connection: Any, node: str) -> None:
         """Nothing is left of the node: nobody will ask for it."""
-        with durable(connection, self.dialect):
-            run(
-                connection,
-                f"DELETE FROM {self.table} WHERE gtrid LIKE 'XAQ2{self.database}{node}%' AND decision = 'rollback'",
-            )
-            run(connection, f"DELETE FROM {self.schema}xaqueue_nodes WHERE node = '{node}'")
-            run(connection, f"DELETE FROM {self.schema}xaqueue_signs WHERE node = '{node}'")
+        self._change(
+            connection,
+            f"DELETE FROM {self.table} WHERE gtrid LIKE 'XAQ2{self.database}{node}%' AND decision = 'rollback'",
+            f"DELETE FROM {self.schema}xaqueue_nodes WHERE node = '{node}'",
+            f"DELETE FROM {self.schema}xaqueue_signs WHERE node = '{node}'",
+        )
 
     # Of others
 
     def signs(self, connection: Any) -> dict[str, int]:
         """The last sign of each node that may decide."""
-        found = run(
+        found = read(
             connection,
             f"SELECT s.node, s.n FROM {self.schema}xaqueue_signs s JOIN {self.schema}xaqueue_nodes n "
             "ON n.node = s.node",
         )
-        connection.rollback()
         return {str(node): int(n) for node, n in found}
 
     def all(self, connection: Any) -> list[NodeRow]:
@@ -190,12 +182,11 @@ class NodeTables(NodeDecisions):
             f"SELECT n.node, s.n, s.at, 0, s.participants, {counted} FROM {self.schema}xaqueue_nodes n {signed} "
             "ORDER BY n.node",
         )
-        ended = run(
+        ended = read(
             connection,
             f"SELECT n.node, s.n, s.at, n.at, n.participants, {counted} FROM {self.schema}xaqueue_ended n {signed} "
             "ORDER BY n.at, n.node",
         )
-        connection.rollback()
         return [
             NodeRow(str(node), int(n or 0), int(at or 0), int(ended_at), unquote(str(names or "")), int(count))
             for node, n, at, ended_at, names, count in (*live, *ended)
@@ -204,27 +195,24 @@ class NodeTables(NodeDecisions):
     def decided(self, connection: Any, gtrid: bytes = b"") -> list[Standing]:
         """Decisions to commit that not all have carried out, or that nobody has struck yet; or this one, if it is."""
         which = f"= '{last_resource.checked(gtrid)}'" if gtrid else f"LIKE 'XAQ2{self.database}%'"
-        found = run(
+        found = read(
             connection,
             f"SELECT gtrid, participants FROM {self.table} WHERE gtrid {which} AND decision = 'commit' ORDER BY gtrid",
         )
-        connection.rollback()
         return [Standing(str(key), str(names)) for key, names in found]
 
     def clock_us(self, connection: Any) -> int:
         """The database's."""
-        ((now,),) = run(connection, f"SELECT {self._now_us}")
-        connection.rollback()
+        ((now,),) = read(connection, f"SELECT {self._now_us}")
         return int(now)
 
     def silent(self, connection: Any, age_s: float) -> list[str]:
         """Nodes whose last sign is so old, by the database's clock."""
-        found = run(
+        found = read(
             connection,
             f"SELECT s.node FROM {self.schema}xaqueue_signs s JOIN {self.schema}xaqueue_nodes n ON n.node = s.node "
             f"WHERE s.at < {self._now_us} - {int(age_s * 1e6)}",
         )
-        connection.rollback()
         return [str(node) for (node,) in found]
 
     def still(self, connection: Any, age_s: int) -> list[tuple[int, int]]:
@@ -232,13 +220,12 @@ class NodeTables(NodeDecisions):
         keep its node from being ended; and for how many seconds. Only a role with the right PROCESS may ask."""
         if self.dialect is not Dialect.MYSQL:
             return []
-        found = run(
+        found = read(
             connection,
             "SELECT p.id, p.time FROM information_schema.innodb_trx t JOIN information_schema.processlist p "
             "ON p.id = t.trx_mysql_thread_id WHERE p.db = DATABASE() AND p.command = 'Sleep' "
             f"AND t.trx_rows_modified > 0 AND p.time >= {age_s} ORDER BY p.id",
         )
-        connection.rollback()
         return [(int(session), int(idle_s)) for session, idle_s in found]
 
     def end(self, connection: Any, node: str) -> bool:
@@ -271,8 +258,7 @@ class NodeTables(NodeDecisions):
             f"SELECT x.node, {self._now_us}, x.participants FROM x"
         )
         if isinstance(connection, Adapter) or not hasattr(connection, "autocommit"):
-            with durable(connection, self.dialect):  # who stands still behind it is ended by the database
-                return bool(run(connection, statement))
+            return self._change(connection, statement)  # who stands still behind it is ended by the database
         connection.rollback()
         connection.autocommit = True
         try:
@@ -285,19 +271,16 @@ class NodeTables(NodeDecisions):
         key = last_resource.checked(gtrid)
         node = node_of(key)
         decided = f"(SELECT decision FROM {self.table} WHERE gtrid = '{key}')"
-        if (
-            self.is_whole
-        ):  # a queue that did otherwise lists its branch until that is forgotten, and the row goes before
+        if self.is_whole:  # who did otherwise lists its branch until that is forgotten, and the row goes before
             noted = f"(SELECT MIN(decision) FROM {self.schema}xaqueue_heuristics WHERE gtrid = '{key}')"
             decided = f"COALESCE({decided}, {noted})"
-        ((word, sign, nodes, ended),) = run(
+        ((word, sign, nodes, ended),) = read(
             connection,
             f"SELECT {decided}, "
             f"(SELECT n FROM {self.schema}xaqueue_signs WHERE node = '{node}'), "
             f"(SELECT COUNT(*) FROM {self.schema}xaqueue_nodes WHERE node = '{node}'), "
             f"(SELECT COUNT(*) FROM {self.schema}xaqueue_ended WHERE node = '{node}')",
         )
-        connection.rollback()
         return BranchState(_WORDS.get(word), int(sign or 0), bool(nodes), bool(ended))
 
     # What participants did by themselves
@@ -306,12 +289,11 @@ class NodeTables(NodeDecisions):
         """Those that nobody has forgotten, oldest first."""
         if not self.is_whole:
             return []
-        found = run(
+        found = read(
             connection,
             f"SELECT gtrid, participant, decision, outcome, at, detail FROM {self.schema}xaqueue_heuristics "
             f"WHERE gtrid LIKE 'XAQ2{self.database}%' ORDER BY at, gtrid, participant",
         )
-        connection.rollback()
         return [
             Heuristic(key.encode(), _told(name), Outcome(word), ParticipantOutcome(did), int(at), _told(detail))
             for key, name, word, did, at, detail in found
@@ -321,32 +303,29 @@ class NodeTables(NodeDecisions):
         """In the place of what was noted of that participant before."""
         key, name = last_resource.checked(noted.gtrid), _quoted(noted.participant)
         table = f"{self.schema}xaqueue_heuristics"
-        with durable(connection, self.dialect):
-            run(connection, f"DELETE FROM {table} WHERE gtrid = '{key}' AND participant = '{name}'")
-            run(
-                connection,
-                f"INSERT INTO {table} (gtrid, participant, decision, outcome, at, detail) VALUES ('{key}', '{name}', "
-                f"'{noted.decision.value}', '{noted.outcome.value}', {noted.when_us}, '{_quoted(noted.detail)}')",
-            )
+        self._change(
+            connection,
+            f"DELETE FROM {table} WHERE gtrid = '{key}' AND participant = '{name}'",
+            f"INSERT INTO {table} (gtrid, participant, decision, outcome, at, detail) VALUES ('{key}', '{name}', "
+            f"'{noted.decision.value}', '{noted.outcome.value}', {noted.when_us}, '{_quoted(noted.detail)}')",
+        )
 
     def forget(self, connection: Any, gtrid: bytes) -> None:
         """All that was noted of this transaction."""
         key = last_resource.checked(gtrid)
-        with durable(connection, self.dialect):
-            run(connection, f"DELETE FROM {self.schema}xaqueue_heuristics WHERE gtrid = '{key}'")
+        self._change(connection, f"DELETE FROM {self.schema}xaqueue_heuristics WHERE gtrid = '{key}'")
 
     # What ended nodes have left
 
     def of_ended(self, connection: Any, identity: str) -> list[Standing]:
         """Decisions to commit of nodes that are ended, which this participant has to have carried out, and those that
         all have."""
-        found = run(
+        found = read(
             connection,
             f"SELECT d.gtrid, d.participants, d.carried FROM {self.table} d JOIN {self.schema}xaqueue_ended e "
             f"ON e.node = substr(d.gtrid, {NODE_AT}, {NODE_LENGTH}) "
             f"WHERE d.gtrid LIKE 'XAQ2{self.database}%' AND d.decision = 'commit'",
         )
-        connection.rollback()
         standing = [Standing(str(key), str(names), bytes(data or b"")) for key, names, data in found]
         return [one for one in standing if identity in (names := one.names()) or not names]
 
@@ -367,14 +346,13 @@ class NodeTables(NodeDecisions):
 
     def tombstones(self, connection: Any, age_s: float) -> list[Standing]:
         """Of nodes that were ended so long ago, and have no decision to commit any more."""
-        found = run(
+        found = read(
             connection,
             f"SELECT node, participants FROM {self.schema}xaqueue_ended e WHERE at < {self._now_us} - "
             f"{int(age_s * 1e6)} AND NOT EXISTS (SELECT 1 FROM {self.table} d WHERE decision = "
             f"'commit' AND substr(d.gtrid, {NODE_AT}, {NODE_LENGTH}) = e.node AND d.gtrid LIKE "
             f"'XAQ2{self.database}%')",
         )
-        connection.rollback()
         return [Standing(str(node), str(names)) for node, names in found]
 
     def bury(self, connection: Any, standing: Standing, identity: str) -> None:
@@ -382,8 +360,8 @@ class NodeTables(NodeDecisions):
         left, node = standing.without(identity), standing.key
         where = f"WHERE node = '{node}' AND participants = '{standing.participants}'"
         if left:
-            with durable(connection, self.dialect, LAZY):
-                run(connection, f"UPDATE {self.schema}xaqueue_ended SET participants = '{left}' {where}")
+            update = f"UPDATE {self.schema}xaqueue_ended SET participants = '{left}' {where}"
+            self._change(connection, update, commit=LAZY)
             return
         with durable(connection, self.dialect):
             if run(connection, f"DELETE FROM {self.schema}xaqueue_ended {where}"):
@@ -392,6 +370,12 @@ class NodeTables(NodeDecisions):
                     connection,
                     f"DELETE FROM {self.table} WHERE gtrid LIKE 'XAQ2{self.database}{node}%'",
                 )
+
+    def _change(self, connection: Any, *statements: str, commit: str = SYNCED) -> bool:
+        """In one transaction of their own. Returns whether the last one has changed anything."""
+        with durable(connection, self.dialect, commit):
+            changed = [run(connection, statement) for statement in statements]
+        return bool(changed[-1])
 
     @property
     def _now_us(self) -> str:

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from itertools import count
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from xaqueue.errors import ProtocolError
@@ -106,9 +105,7 @@ class TransactionSavepoint:
         self.is_block = True
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *raised: object) -> None:
         try:
             if kind is None and not self._is_released:
                 self.release()

@@ -17,7 +17,6 @@ from contextlib import suppress
 from contextvars import ContextVar
 from math import inf
 from threading import get_ident
-from types import TracebackType
 from typing import Any, NoReturn, Self, cast
 
 from xaqueue.awaited import carried
@@ -181,9 +180,7 @@ class Transaction(Ending):
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._phase is not Phase.ACTIVE:
             return
         if error is None:
@@ -211,11 +208,9 @@ class Transaction(Ending):
         await self.in_task.begin()
         return self.in_task
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         assert self.in_task is not None
-        await self.in_task.end(kind, error, trace)
+        await self.in_task.end(error)
 
     # Joining
 
@@ -390,9 +385,7 @@ class NestedTransaction(Transaction):
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._phase is not Phase.ACTIVE:
             return
         if error is None:
