@@ -697,10 +697,12 @@ def test_what_is_wrong_is_said(space: FabricatedSpace, lake: Path, tmp_path: Pat
         assert [path.name for path in foreign.iterdir()] == ["data.csv"]
         with pytest.raises(InvalidArgument, match="is no directory"):
             run(replace(job(space, lake, to), target=str(foreign / "data.csv")))
-    with pytest.raises(InvalidArgument, match=r"namespace\.table"):
+    with pytest.raises(InvalidArgument, match=r"namespace\.table.* --catalog"):
         run(replace(job(space, lake, "iceberg"), target="flights"))
     with pytest.raises(InvalidArgument, match=r"catalogue 'nope' is not known.*PYICEBERG_CATALOG__NOPE__URI"):
         run(job(space, lake, "iceberg", catalog="nope"))
+    with pytest.raises(InvalidArgument, match=r"^--catalog is missing, .* provide in \.pyiceberg\.yaml"):
+        run(job(space, lake, "iceberg", catalog=None))
     put(space, b"none")
     with pytest.raises(InvalidArgument, match="no JSON object with a field was found"):
         run(job(space, lake, "parquet", "new", schema=None))

@@ -20,9 +20,11 @@ def catalog_named(text: str | None) -> Catalog:
         properties = dict(one.split("=", 1) for one in more)
         return load_catalog(properties.pop("name", "default"), uri=uri, **properties)
     except ValueError as error:
+        name, why = text or "default", str(error).replace("using --uri, the config", "in .pyiceberg.yaml")
+        missing = "" if text else "--catalog is missing, and "
         raise InvalidArgument(
-            f"Iceberg catalogue {text or 'default'!r} is not known: {error}; give --catalog its name in "
-            ".pyiceberg.yaml, or URI,warehouse=..."
+            f"{missing}Iceberg catalogue {name!r} is not known: {why}; give --catalog its name in .pyiceberg.yaml, or "
+            "URI,warehouse=..."
         ) from None
 
 

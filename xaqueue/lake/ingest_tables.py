@@ -352,7 +352,9 @@ def open_table(to: str, target: str, catalog: str | None, held: ExitStack) -> Ta
         from xaqueue.lake.catalog import catalog_named
 
         if "." not in target.strip("."):
-            raise InvalidArgument(f"{target} is no name of an Iceberg table: namespace.table is wanted")
+            raise InvalidArgument(
+                f"{target} is no name of an Iceberg table: namespace.table is wanted, in the catalogue of --catalog"
+            )
         found = catalog_named(catalog)
         said = found.properties
         if not said.get("uri", "").startswith("http") and _path_of(said.get("warehouse", "")) is not None:
