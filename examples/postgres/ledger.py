@@ -4,7 +4,9 @@ An order is a line of standard input; --made makes some up. ``worker.py`` takes 
 work in DIRECTORY, one after the other: there they start a PostgreSQL and open a queue space. With --dsn and --queue
 they use what runs elsewhere, and then both at the same time:
 
-    xaqueue init shop/queue && xaqueue serve --space shop/queue &
+    xaqueue init shop/queue
+    xaqueue serve --space shop/queue &
+    xaqueue health --wait 10 --space shop/queue
     python ledger.py --dsn "host=db dbname=shop" --queue xaq+unix://$PWD/shop/queue/socket
 
 Needs: pip install "xaqueue[examples]"

@@ -40,7 +40,12 @@ PAGES_ELSEWHERE = {"backup": 10, "standby": 9, "replica": 15, "repair": 8}
 """Run by test_examples, each line; so many commands they show."""
 BY_HAND = ("pip install", "docker ", "xaqueue serve --space data/orders --http 127.0.0.1:8000")
 """For the reader's machine; the console has a ring of its own."""
-FASTAPI = ("uvicorn fastapi_service:app", "python fastapi_worker.py", "curl -X PUT ", "xaqueue serve --space queue &")
+FASTAPI = (
+    "uvicorn fastapi_service:app",
+    "python fastapi_worker.py",
+    "curl --retry 9 ",
+    "xaqueue serve --space queue &",
+)
 """What tests/kill/test_kill_fastapi.py has at work."""
 WAITS = {
     "xaqueue tail orders": "--no-follow",
@@ -157,7 +162,7 @@ def test_an_operator(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         printed = {line.partition("#")[0].strip(): type_in(line) for line in lines[at + 1 :]}
     finally:
         server.stop()
-    assert printed["xaqueue health"] == "ready\n"
+    assert printed["xaqueue health --wait 10"] == "ready\n"
 
 
 @pytest.mark.spark
@@ -249,13 +254,22 @@ def test_every_command_of_the_guide_is_run() -> None:
             continue
         for line in commands:
             example = re.match(r"python examples/(\w+\.py)", line)
-            elsewhere = line.startswith((*BY_HAND, *FASTAPI)) or (page.stem, line) == WEB
+            elsewhere = line.startswith((*BY_HAND, *FASTAPI)) or (page.stem, line) in WEB
             assert page.stem in SCENES or elsewhere or (example and example[1] in examples), (
                 f"{page.name}: nobody runs {line!r}: make a session (```console) of it, or give its page a scene here"
             )
 
 
-WEB = ("web", "xaqueue init queue --default fifo")
+WEB = ("web", "xaqueue init queue --default fifo"), ("web", "xaqueue health --wait 10 --space queue")
+
+
+def test_behind_a_server_in_the_background_its_space_is_waited_for() -> None:
+    """Who pastes the lines as one would open the space before it, and the server would be refused."""
+    shown = [ROOT / "README.md", *GUIDE.glob("*.md"), *(ROOT / "examples").rglob("*.py")]
+    behind = re.compile(r"^(?:\$ | {4})?xaqueue serve .*&.*\n((?:.*\n){2})", re.MULTILINE)
+    found = [after for path in shown for after in behind.findall(path.read_text())]
+    assert len(found) == 9
+    assert [after for after in found if "xaqueue health --wait 10" not in after] == []
 
 
 def end_server(space: Path) -> None:

@@ -33,6 +33,7 @@ GUIDE = ROOT / "man" / "guide"
 PAGES = sorted(GUIDE.glob("*.md"))
 FENCE = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 PATIENCE_S = 60.0
+DONE = "--done--"
 BY_HAND = ("python3 -m venv", "pip install", "sudo ", "docker ", "kubectl ")
 """What begins so is not typed: it is for the reader's machine."""
 NEEDS = {"asyncio": "aiosqlite", "migrating": "persistqueue", "start-data": "pyarrow"}
@@ -75,7 +76,6 @@ class Shell:
             start_new_session=True,
         )
         self.printed = ""
-        self.number = 0
         self.reader = threading.Thread(target=self.read, daemon=True)
         self.reader.start()
 
@@ -85,20 +85,14 @@ class Shell:
             if not NOISE.search(line):
                 self.printed += line
 
-    def type(self, command: str, expected: str) -> None:
-        """Until it has ended and has printed what it should; what runs on in the background may print it later."""
-        self.number += 1
-        done = f"--done-{self.number}--\n"
+    def paste(self, session: list[tuple[str, str]]) -> None:
+        """All commands at once, as a reader does; what runs on in the background may print what it should later."""
         assert self.process.stdin is not None
-        print(f"{command}\necho; echo {done}", end="", file=self.process.stdin, flush=True)
+        typed = "".join(f"{command}\necho; echo {DONE}\n" for command, _ in session)
+        print(typed, end="", file=self.process.stdin, flush=True)
         until = time.monotonic() + PATIENCE_S
-        while True:
-            before, ended, after = self.printed.partition(f"\n{done}")
-            printed = before + after
-            if ended and matches(printed, expected):
-                break
-            if (ended and not command.endswith("&")) or time.monotonic() > until:
-                raise AssertionError(f"$ {command}\nprinted:\n{printed}\nexpected:\n{expected}")
+        while wrong := wrong_of(session, self.printed.split(f"\n{DONE}\n")):
+            assert time.monotonic() < until, wrong
             time.sleep(0.01)
         self.printed = ""
 
@@ -110,6 +104,21 @@ class Shell:
         self.reader.join(PATIENCE_S)
         assert self.process.stdout is not None
         self.process.stdout.close()
+
+
+def wrong_of(session: list[tuple[str, str]], printed: list[str]) -> str:
+    """What has not come yet; of the background it may be among what other commands print."""
+    if len(printed) <= len(session):
+        return f"$ {session[len(printed) - 1][0]}\nhas not ended, and printed:\n{printed[-1]}"
+    late = [line for command, expected in session if command.endswith("&") for line in lines_of(expected)]
+    for (command, expected), segment in zip([*session, ("&", "")], printed, strict=True):
+        own = []
+        for line in lines_of(segment):
+            of_background = next((one for one in late if matches(line, one)), None)
+            own.append(line) if of_background is None else late.remove(of_background)
+        if not matches("\n".join(own), "" if command.endswith("&") else expected):
+            return f"$ {command}\nprinted:\n{segment}\nexpected:\n{expected}"
+    return f"in the background nobody printed {late}" if late else ""
 
 
 def matches(printed: str, expected: str) -> bool:
@@ -139,10 +148,10 @@ def test_a_session_prints_what_its_page_shows(page: str, shell: Shell) -> None:
         if title:
             (shell.work / title).write_text(text)
         elif kind == "console":
-            for command, expected in re.findall(r"^\$ (.*(?:\\\n.*)*)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE):
-                if not command.startswith(BY_HAND):
-                    shell.type(command, expected)
-                    typed += 1
+            session = re.findall(r"^\$ (.*(?:\\\n.*)*)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE)
+            session = [one for one in session if not one[0].startswith(BY_HAND)]
+            shell.paste(session)
+            typed += len(session)
     assert typed > 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,10 +11,10 @@ import typer
 
 from xaqueue.cli import output
 from xaqueue.cli.glance import ANSWER_S
-from xaqueue.cli.location import JsonOption, SpaceOption, location_of, remote, served_at
+from xaqueue.cli.location import JsonOption, Location, SpaceOption, location_of, remote, served_at
 from xaqueue.cli.replacing import replacing
 from xaqueue.core.owner.record import RECOVERING
-from xaqueue.errors import Error
+from xaqueue.errors import ConnectionLost, Error
 from xaqueue.offline.health import IN_DOUBT_S, KINDS, LAG_S, NOTE, HealthFinding, findings
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 HEALTH_CODES = {kind: 10 + number for number, kind in enumerate(KINDS) if kind != NOTE}
 """Of ``health``, by its worst finding."""
 
+LOOK_S = 0.1
 MODE = 0o644
 """Anybody may read what a collector picks up."""
 
@@ -33,6 +35,9 @@ def health(
     replica_lag: Annotated[
         float, typer.Option("--replica-lag", metavar="SECONDS", min=0, help="A replica may be silent for so long.")
     ] = LAG_S,
+    wait: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, help="Wait for so long until it is well, as behind `serve &`.")
+    ] = 0.0,
     json: JsonOption = False,
     space: SpaceOption = None,
 ) -> None:
@@ -43,13 +48,18 @@ def health(
     for long, 17 it recovers, 18 it is drained; 3 its server does not answer; 0 else, also where there are notes.
     """
     location = location_of(space)
-    url, limits = served_at(location), {"in_doubt_s": in_doubt_age, "lag_s": replica_lag}
-    if url:
-        with remote(url, answer_s=ANSWER_S) as manager:
-            found = _of_server(manager, limits)
-    else:
-        found = _of_files(location.directory, limits)
-    kind = found[0].kind if found else NOTE
+    limits, until = {"in_doubt_s": in_doubt_age, "lag_s": replica_lag}, time.monotonic() + wait
+    while True:
+        try:
+            found = _findings(location, limits)
+        except ConnectionLost:
+            if time.monotonic() > until:
+                raise
+        else:
+            kind = found[0].kind if found else NOTE
+            if kind == NOTE or time.monotonic() > until:
+                break
+        time.sleep(LOOK_S)
     if json:
         output.as_json({"ready": kind == NOTE, "findings": [asdict(one) for one in found]})
     else:
@@ -59,6 +69,13 @@ def health(
             typer.echo("ready")
     if kind != NOTE:
         raise typer.Exit(HEALTH_CODES[kind])
+
+
+def _findings(location: Location, limits: dict[str, float]) -> list[HealthFinding]:
+    if url := served_at(location):
+        with remote(url, answer_s=ANSWER_S) as manager:
+            return _of_server(manager, limits)
+    return _of_files(location.directory, limits)
 
 
 def _of_server(manager: RemoteManager, limits: dict[str, float]) -> list[HealthFinding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,19 @@ def test_by_directory(tmp_path: Path) -> None:
         assert code == HEALTH_CODES["in doubt"]
         assert json.loads(said)["ready"] is False
         assert [one["kind"] for one in json.loads(said)["findings"]] == ["in doubt"]
+
+
+def test_it_waits_for_a_server_that_comes_up(tmp_path: Path) -> None:
+    place, said = tmp_path / "s", list[tuple[int, str]]()
+    xaqueue.connect(place, create=True).close()
+    assert health(place, "--wait", "0.2")[0] == HEALTH_CODES["unowned"]
+    assert health(f"xaq+unix://{tmp_path}/socket", "--wait", "0.2")[0] == 3
+    waiting = threading.Thread(target=lambda: said.append(health(place, "--wait", "60")))
+    waiting.start()
+    server = ServerThread(place, tmp_path / "socket", sync="NONE")
+    waiting.join()
+    server.stop()
+    assert said == [(0, "ready\n")]
 
 
 def test_by_url(tmp_path: Path) -> None:
