@@ -68,7 +68,6 @@ class Server:
                 check_memory=lambda: None,
                 ended=lambda session: self.host.sessions.discard(session),
                 cut=self._cut,
-                status=lambda: {},
             ),
         )
 

@@ -22,7 +22,7 @@ from enum import Enum
 from functools import cache, lru_cache, partial
 from itertools import repeat
 from operator import contains
-from typing import Any, NamedTuple, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import msgpack
 
@@ -71,14 +71,6 @@ CallFrame = tuple[int | None, str, list[Any]]
 """What a client sends: its id, which is None in a notification, the method and its parameters."""
 
 
-class AnswerFrame(NamedTuple):
-    """What a server sends; ``error`` is None, or a map."""
-
-    id: int
-    error: Any
-    result: Any
-
-
 class Packed(bytes):
     """A result in its wire form."""
 
@@ -91,7 +83,7 @@ def response(number: int, error: Mapping[str, Any] | None, result: Any) -> bytes
 
 
 def unpacker(limit_bytes: int) -> msgpack.Unpacker:
-    """To feed with what a server sends; it yields what ``answer_of`` takes. Raises ValueError."""
+    """To feed with what a server sends; it yields what ``check_answer`` takes. Raises ValueError."""
     return msgpack.Unpacker(raw=False, strict_map_key=True, max_buffer_size=limit_bytes)
 
 
@@ -198,14 +190,8 @@ def check_depth(method: str, values: Iterable[Any], levels: int = DEEPEST - 1) -
 _NESTED = {list, dict}
 
 
-def answer_of(frame: Any) -> AnswerFrame:
-    """Raises MalformedFrame."""
-    check_answer(frame)
-    return AnswerFrame(*frame[1:])
-
-
 def check_answer(frame: Any) -> None:
-    """Raises MalformedFrame for what is none."""
+    """Raises MalformedFrame for what is no answer."""
     if type(frame) is list and len(frame) == 4 and frame[0] == RESPONSE and isinstance(frame[1], int):
         error = frame[2]
         if error is None or isinstance(error, dict):

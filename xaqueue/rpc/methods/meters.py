@@ -7,9 +7,9 @@ what a crash takes of those that outlive it would make them fall, and who comput
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from xaqueue.core.engine import disk_space
 from xaqueue.core.engine.state import Space
@@ -171,8 +171,8 @@ def _queues(space: Space) -> list[QueueRow]:
 
 
 def _row(queue: QueueStatus, before: Counters, now: int) -> QueueRow:
-    counters = queue.counters
-    return (
+    counted = (now_has - had for now_has, had in zip(astuple(queue.counters), astuple(before), strict=True))
+    row = (
         queue.name,
         queue.ready,
         queue.delayed,
@@ -186,12 +186,7 @@ def _row(queue: QueueStatus, before: Counters, now: int) -> QueueRow:
         bool(queue.full),
         queue.stream,
         queue.lag,
-        counters.enqueued - before.enqueued,
-        counters.dequeued - before.dequeued,
-        counters.redelivered - before.redelivered,
-        counters.expired - before.expired,
-        counters.dead_lettered - before.dead_lettered,
-        counters.rejected - before.rejected,
-        counters.moved - before.moved,
+        *counted,
         queue.used,
     )
+    return cast(QueueRow, row)

@@ -1,11 +1,7 @@
 """What lies between two numbers of a queue, for who has not its directory: as it is in the files, page by page.
 
-    position   {"queue", "watermark", "record"}: how far the queue is, and what is known of the stream that consumes it
-    file       [number, name, commit time in ns, content, nil], or of a block of many messages [first number that is
-               asked for, name, commit time, content, bitmap of what of it is gone or not asked for]
-
-Whoever reads checks what he gets as he checks a file. All of it is read from the files by a process of its own: outside
-of the space's lock, and beside the loop.
+Its forms are in ``man/xaqueue.5``. Whoever reads checks what he gets as he checks a file. All of it is read from the
+files by a process of its own: outside of the space's lock, and beside the loop.
 """
 
 from __future__ import annotations

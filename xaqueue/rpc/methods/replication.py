@@ -1,15 +1,8 @@
 """The methods that a replica calls: a copy of a snapshot, and then what follows in the journal.
 
-    piece   [epoch, start, size, size of the next segment, LSN, bytes, hardened, [epoch, LSN of the end], time,
-            definitions]: bytes of a segment from that LSN on; hardened: the LSN below which they are on disk here;
-            time: int microseconds UTC here; definitions: queues.toml, or nil where it is what the replica has by its
-            CRC-32
-    begun   {"number", "journal", "lsn", "space": the line of FORMAT, "epoch", "restored": bytes or nil}
-    page    [path, modified, offset, bytes] of files of the snapshot, in turn; modified: int nanoseconds UTC, 0 until
-            the last bytes of the file
-
-Who asks for what follows an LSN has everything below it on disk: that is the acknowledgement. ``replaced`` is called by
-a replica that was promoted: this space is fenced for good, and what it has beyond that LSN is listed beside it.
+Their forms are in ``man/xaqueue.5``. Who asks for what follows an LSN has everything below it on disk: that is the
+acknowledgement. ``replaced`` is called by a replica that was promoted: this space is fenced for good, and what it has
+beyond that LSN is listed beside it.
 """
 
 from __future__ import annotations

@@ -1,21 +1,9 @@
 """The methods that concern the server as a whole, who is there and what it holds, and those of operators.
 
-    branch     {"xid": xid, "state": "active", "in doubt" or "committing", "since": int microseconds UTC}
-    drained    {"draining": bool, "active": count, "in_doubt": count, "left": [branch], the oldest first}
-    status     the fields of ``xaqueue.offline.inspect.Status``, from the server's memory, and
-      sessions      how many are open
-      waiting       how many of them wait for a message
-      draining      whether new branches are refused
-    content    [queue, message id, size of its file in bytes, or nil]
-    decision   {"outcome": "commit" | "rollback" | "mixed", "by": text, "at": int microseconds UTC, "reason": text}
-    in doubt   {"xid": xid, "state": text, "since": int microseconds UTC, "added": [content], "held": [content],
-                "damage": [text], "decision": decision or nil}
-    forgotten  {"xid", "outcome", "by", "at", "reason", "forgotten_by", "forgotten_at", "forgotten_reason"}, as a line
-               of operators.log; its xid is text
-
-``since`` is when a branch was begun, or prepared; 0 where nobody knows. Not counted as left: what is decided or rolled
-back already, and only waits for somebody to be told so. What only files tell of a space (room, journal, quarantine,
-queues.toml) is read from them, beside the loop. Operators do what ``xaqueue indoubt`` does on the directory.
+Their forms are in ``man/xaqueue.5``. ``since`` is when a branch was begun, or prepared; 0 where nobody knows. Not
+counted as left: what is decided or rolled back already, and only waits for somebody to be told so. What only files tell
+of a space (room, journal, quarantine, queues.toml) is read from them, beside the loop. Operators do what ``xaqueue
+indoubt`` does on the directory.
 """
 
 from __future__ import annotations
@@ -131,7 +119,7 @@ def close(caller: Caller) -> None:
 
 
 def status(caller: Caller) -> dict[str, Any]:
-    return caller.host.status()
+    return status_in(caller.session.space, caller.host.root, caller.host.session_count)
 
 
 def metrics(caller: Caller) -> dict[str, Any]:

@@ -38,7 +38,6 @@ from xaqueue.features.batches.sweep import sweep
 from xaqueue.features.scrub.scrub import scrub
 from xaqueue.features.snapshots.restoring import attach_or_restore
 from xaqueue.rpc import wire
-from xaqueue.rpc.methods import service
 from xaqueue.rpc.methods.meters import metrics_in
 from xaqueue.rpc.methods.sessions import SessionStatus, with_work
 from xaqueue.rpc.server.listeners import ListenConfig, Listeners, clear_own
@@ -237,14 +236,11 @@ class Server:
             accepting.close()  # else it complains that nobody has run it
             raise
 
-    def status(self) -> dict[str, Any]:
-        return service.status_in(self.space, self.root, self._session_count)
-
     def metrics(self) -> dict[str, Any]:
-        return metrics_in(self.space, self._session_count)
+        return metrics_in(self.space, self.session_count)
 
     @property
-    def _session_count(self) -> int:
+    def session_count(self) -> int:
         return sum(session.guest is None for session in self.sessions)
 
     def session_list(self, asks: Caller) -> list[SessionStatus]:
