@@ -68,7 +68,7 @@ def parse_gtrid(gtrid: bytes) -> tuple[str, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a batch is made from and where it goes: another one of the same number is told from it by this."""
+    """What a batch is made from and where it goes: another one of the same number differs in this."""
 
     digest: str = ""
     """Of what was written down before the batch was run; empty where that cannot be seen."""

@@ -1,4 +1,4 @@
-"""What is told of a snapshot."""
+"""What is known of a snapshot."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What the log and every participant say of one global transaction, and the one consistent answer. Nothing is changed.
 
 A participant that cannot be asked is shown as such: its silence proves nothing, and neither does the absence of a
-branch. What an operator decided by hand is told apart from what the coordinator did, also after it was forgotten.
+branch. What an operator decided by hand is kept apart from what the coordinator did, also after it was forgotten.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class ParticipantReport:
     xid: Xid | None = None
     """Of the branch that is in doubt."""
     is_row: bool = False
-    """It is told by a row in its database."""
+    """It is known by a row in its database."""
 
 
 def run(path: Path, text: str, json: bool, space: Location | None = None) -> None:

@@ -126,7 +126,7 @@ def verify(
     """Check every block of many spaces, and all of them against each other.
 
     As `check`, for several spaces (a,b) or a pattern ('/data/spaces/*'), in parallel. A message id that stands in two
-    queues or spaces is told, too, and what left queues and is kept is read. It only reads; a space may be in use.
+    queues or spaces is reported, too, and what left queues and is kept is read. It only reads; a space may be in use.
     Exit 1 where something is wrong.
     """
     from xaqueue.offline import verify as many_spaces

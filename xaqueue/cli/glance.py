@@ -180,7 +180,7 @@ def _session_document(one: SessionStatus) -> dict[str, Any]:
 
 
 def queue_document(queue: QueueStatus) -> dict[str, Any]:
-    """All that is told of a queue, for programs."""
+    """All that is known of a queue, for programs."""
     return {**asdict(queue), "locked": queue.locked, "lag": queue.lag}
 
 

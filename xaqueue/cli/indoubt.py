@@ -65,7 +65,7 @@ def list_branches(
     """List the branches in doubt, and those decided and not yet forgotten.
 
     Works while another process owns the space. Each branch has the number of messages that it adds (+) to queues and
-    holds (-) of them, and the node id of its transaction manager. With --ask it is told whose transaction manager is
+    holds (-) of them, and the node id of its transaction manager. With --ask it says whose transaction manager is
     gone; `xaqueue tm recover` finishes what such a one has left.
     """
     from xaqueue.cli import branches, orphans

@@ -110,7 +110,7 @@ class WrittenAside(logging.Handler):
         try:
             line = self.format(record)
         except Exception as error:  # of an argument, an error of a driver perhaps: no log call may fail for it
-            text = f"{record.msg} (it cannot be told: {type(error).__name__})"
+            text = f"{record.msg} (it cannot be formatted: {type(error).__name__})"
             line = self.format(logging.makeLogRecord({**vars(record), "msg": text, "args": (), "exc_info": None}))
         try:
             self._waiting.put_nowait(f"{line}\n".encode("utf-8", "backslashreplace"))

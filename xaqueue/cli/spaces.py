@@ -100,7 +100,7 @@ def status(json: JsonOption = False, space: SpaceOption = None) -> None:
 
 
 def _status_rows(found: inspect.Status, *, has_all: bool) -> list[tuple[str, object]]:
-    """has_all: the owner itself told it; with a journal and at NONE it alone knows of branches without a file."""
+    """has_all: the owner itself answered; with a journal and at NONE it alone knows of branches without a file."""
     owner = found.owner
     keeps = found.journal is not None or found.sync == str(NOTHING)
     unseen = found.owned and keeps and not has_all

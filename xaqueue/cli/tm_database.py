@@ -55,7 +55,7 @@ class Place:
 
     @property
     def labels(self) -> list[str]:
-        """Of each of queues, as it is told: there may be a password in a DSN."""
+        """Of each of queues, as it is printed: there may be a password in a DSN."""
         return [one.address if one.kind == "xaqueue" else one.name for one in self.queues]
 
 

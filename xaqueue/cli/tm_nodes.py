@@ -83,14 +83,14 @@ def parties(one: Standing) -> str:
 
 
 class Seen(NamedTuple):
-    """now_us: the database's clock, by which all is told."""
+    """now_us: the database's clock, by which all times are."""
 
     now_us: int
     nodes: list[NodeRow]
     decisions: list[Standing]
     heuristics: list[Heuristic]
     still: Sequence[tuple[int, int]] | None = ()
-    """Sessions that may keep a silent node from being ended, and for how many seconds; None: they are not told."""
+    """Sessions that may keep a silent node from being ended, and for how many seconds; None: they are not known."""
 
     @property
     def states(self) -> list[str]:
@@ -123,7 +123,7 @@ def _notes(tables: NodeTables, seen: Seen) -> list[str]:
             "on, or to be killed"
         ]
     if seen.still is None:
-        return ["whether a session keeps a silent node from being ended is told to who has the right PROCESS"]
+        return ["whether a session keeps a silent node from being ended is shown to who has the right PROCESS"]
     limit = ", and MariaDB ends it by itself after a minute" if tables.has_limit else ""
     return [
         f"session {session} stands still in a transaction that has written, for {idle_s} s: between its decision and "

@@ -27,7 +27,7 @@ HEADINGS = ("participant", "kind", "in doubt", "oldest", "decisions kept", "with
 
 @dataclass(slots=True)
 class _Waiting:
-    """What one participant has of this node. None is what it has not, or has not told."""
+    """What one participant has of this node. None is what it has not, or has not answered."""
 
     name: str
     kind: str

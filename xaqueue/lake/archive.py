@@ -10,7 +10,7 @@ goes over these files and is alone at it:
     only then the files of the messages go, and what said who took them
 
 So a message is in the archive's files, in Parquet, or for a moment in both, whatever a kill cuts off: the next run
-finds by its number what is in Parquet already. What is damaged stays where it is, and is told. Small files of a day
+finds by its number what is in Parquet already. What is damaged stays where it is, and is reported. Small files of a day
 become one by the same rule.
 """
 
@@ -215,7 +215,7 @@ class _Queue:
 
     def _is_another(self, of: KeptRange, there: Mapping[int, bytes]) -> bool:
         """Whether Parquet has another message under a number of this one file, as where the space was put back without
-        it: that is told."""
+        it: that is reported."""
         (one,) = of.files
         first = one.named.first
         kept = [seq for seq in there if first <= seq <= one.named.last and not one.unwanted >> seq - first & 1]
@@ -234,7 +234,7 @@ class _Queue:
         return False
 
     def _sound(self, found: Iterator[Found]) -> Iterator[Found]:
-        """Without what is damaged, which is told, and stays where it is."""
+        """Without what is damaged, which is reported, and stays where it is."""
         for seq, name, time_ns, data, unwanted in found:
             try:
                 if unwanted is not None:
@@ -397,7 +397,7 @@ def _by_day(files: Sequence[TableFile]) -> dict[str, list[TableFile]]:
 
 
 def main(directory: str) -> int:
-    """0, or 1 where something stays in the way, which is told."""
+    """0, or 1 where something stays in the way, which is reported."""
     with suppress(OSError):
         os.nice(10)
     try:

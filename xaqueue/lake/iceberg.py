@@ -134,7 +134,7 @@ class _SyncedFile(PyArrowFile):
 
 
 class SyncedStream(FileIO):
-    """A file that is on the disk once it is closed: the descriptor that has written it is told what failed."""
+    """A file that is on the disk once it is closed: the descriptor that has written it gets the error."""
 
     def __init__(self, path: Path, sync: Callable[[], None]) -> None:
         super().__init__(path, "wb")

@@ -104,7 +104,7 @@ def run(
     step: Step = lambda _: None,
 ) -> IngestProgress:
     """Ingests until ``stopping``, which is asked now and then and lets the batch at work come to its end; with
-    ``once`` until all is in that was there. step: is told what was done.
+    ``once`` until all is in that was there. step: called with what was done.
 
     Raises InvalidArgument for a table or schema that do not fit, UnknownQueue, SpaceError, OperationalError.
     """

@@ -6,7 +6,7 @@ else has changed it and not ended; with it the table's metadata is read, from wh
 file that is not named then never will be, but by a transaction that has written it so long ago and not changed the row
 yet: the age is to be above what those take.
 
-Files are told from one another by their last name, which every writer makes unique: whatever a path looks like
+Files are distinguished by their last name, which every writer makes unique: whatever a path looks like
 elsewhere, by a link or another scheme, no file goes whose name stands anywhere in the table's metadata.
 """
 
@@ -155,8 +155,8 @@ def _still(catalog: Catalog, names: list[Key]) -> Iterator[Catalog]:
                 if time.monotonic() > until:
                     who = " or ".join(".".join(name) for _, name in names)
                     raise RetryLater(
-                        f"somebody has changed {who} in a transaction that is still open, or in doubt, and what it has "
-                        f"written is not to be told from the rest: try again once it has ended ({error.orig})"
+                        f"somebody has changed {who} in a transaction that is still open, or in doubt, and may have "
+                        f"written any of the rest: try again once it has ended ({error.orig})"
                     ) from error
                 time.sleep(0.1)
         steady = copy.copy(catalog)

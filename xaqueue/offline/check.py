@@ -1,6 +1,6 @@
 """Every invariant of a space's directories is checked here from the files alone; looking changes nothing.
 
-A space that another process owns is a moving target: what looks wrong there is looked at a second time, and told only
+A space that another process owns is a moving target: what looks wrong there is looked at a second time, and found only
 if it stands. ``repair`` is the one part that writes: it owns the space, and moves to quarantine what opening it did
 not find, such as a large body whose checksum is wrong; in a block of many messages these leave it, and a damaged table
 is made from the other one. What a record of the journal names that was not done again is not damaged in the

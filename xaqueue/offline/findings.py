@@ -17,7 +17,7 @@ class Severity(StrEnum):
     DAMAGE = "damage"
     """Breaks an invariant."""
     DUPLICATE = "duplicate"
-    """A message id that stands in two queues or spaces: each of the messages is whole. Told of many spaces only."""
+    """A message id that stands in two queues or spaces: each of the messages is whole. Only of many spaces."""
     LEFTOVER = "leftover"
     """What a crash left for the next open to finish."""
     NOTE = "note"
@@ -45,7 +45,7 @@ Probe = Callable[[], Iterable[Finding]]
 
 
 class Prober:
-    """Runs probes. Of a live space only what a probe finds twice is told; a file that vanished has moved on."""
+    """Runs probes. Of a live space only what a probe finds twice is a finding; a file that vanished has moved on."""
 
     def __init__(self, live: bool, look_again: Callable[[], object] = lambda: None) -> None:
         """look_again: called before a second look."""

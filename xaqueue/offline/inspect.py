@@ -1,7 +1,7 @@
 """What a space is and holds can be seen without owning it, also while its owner works in it.
 
 Nothing here writes or locks. The journal is read, too, where there is one: what it says is so, whether the directories
-have it yet or not. What is told of a live space is true of some moment while it was read: files that vanish meanwhile
+have it yet or not. What is said of a live space is true of some moment while it was read: files that vanish meanwhile
 have moved on and are left out.
 """
 
@@ -107,7 +107,7 @@ class QueueStatus:
 
     @property
     def is_known(self) -> bool:
-        """It is defined, or something is left of it: one that was undefined is not told of."""
+        """It is defined, or something is left of it: one that was undefined is not listed."""
         return self.order != UNDEFINED or bool(self.depth or self.stream)
 
     @property
@@ -162,7 +162,7 @@ class Status:
     carriers: list[CarrierStatus] = field(default_factory=list)
     """Databases that carry changes of it, or did."""
     cache: tuple[int, int] | None = None
-    """Reads that an owner with a journal answered from memory, and those from files, as it has told last."""
+    """Reads that an owner with a journal answered from memory, and those from files, as it has said last."""
     aside: list[Aside] = field(default_factory=list)
     """What was set aside: of quarantine/, of segments of the journal, and of what a restore has replaced."""
     scrubbed: tuple[int, str] | None = None
@@ -352,7 +352,7 @@ def browse(
 ) -> Iterator[Message]:
     """What is committed, in the order of the queue; also what is locked or not due yet, and nothing that has expired.
 
-    damaged: told of the number of a message that cannot be read, and why. id_digits: with which its id begins.
+    damaged: called with the number of a message that cannot be read, and why. id_digits: with which its id begins.
     Raises SpaceError.
     """
     looked = look_into(path)
@@ -381,7 +381,7 @@ def browse(
 
 
 def _defined(path: str | os.PathLike[str], queue: str) -> QueueDefinition:
-    definitions, _ = definitions_in(path)  # what is wrong with them is told by status
+    definitions, _ = definitions_in(path)  # what is wrong with them is said by status
     return definitions.of(queue) or QueueDefinition()
 
 

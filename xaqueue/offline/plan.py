@@ -1,4 +1,4 @@
-"""What is mended in a space is told as a plan: what is wrong, what is done about it, and what is lost by that.
+"""What is mended in a space is a plan: what is wrong, what is done about it, and what is lost by that.
 
 `check --repair`, `reconstruct`, `salvage-journal`, `restore` and `clean` each work on a ``Site``, which is a space and
 nobody else's meanwhile. On a ``Rehearsal`` the same functions run with every change kept in memory: what they say
@@ -148,7 +148,7 @@ def _lost_with(path: str, *, is_twice: bool = False) -> str:
 
 
 class _AtTheEnd(Clear):
-    """What was consumed or has expired stays: what is wrong in it is told, whenever it would have been cleared."""
+    """What was consumed or has expired stays: what is wrong in it is found, whenever it would have been cleared."""
 
     def left_s(self) -> float:
         return NEVER

@@ -44,7 +44,7 @@ def check_same(path: str, space_id: str) -> None:
 
 @contextmanager
 def readable(path: str) -> Iterator[None]:
-    """What this user may not read is told with the remedy."""
+    """What this user may not read is an error with the remedy."""
     try:
         yield
     except (OSError, SpaceError) as failure:

@@ -34,7 +34,7 @@ class CrashingFileSystem(ForgetfulFileSystem):
         self.calls = 0
         self.crashed = False
         self.before_call: Callable[[], object] = lambda: None
-        """Is told before each call that changes or syncs something, without the lock: it may look, or take a copy."""
+        """Called before each call that changes or syncs something, without the lock: it may look, or take a copy."""
         super().__init__(tree)
 
     def _call(self) -> None:

@@ -52,8 +52,8 @@ class Identities:
                     self._hearing.notify_all()
 
     def await_all(self, deciding: str, *, asks: bool) -> list[str]:
-        """Of each participant that answers soon, but of the deciding one, since one that is met later is told by a sign
-        beside a transaction, which wants a connection more than a small pool has. asks: and not recovery alone."""
+        """Of each participant that answers soon, but of the deciding one, since one that is met later is known by a
+        sign beside a transaction, which wants a connection more than a small pool has. asks: and not recovery alone."""
         others = [name for name in self._sources if name != deciding]
         for name in others if asks else ():
             with suppress(Exception), self._sources[name].opened() as connection:

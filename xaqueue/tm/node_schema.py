@@ -146,7 +146,7 @@ def identity_of(connection: Any, name: str) -> Identity:
     """Which database this is, where it prepares: in PostgreSQL by its cluster and its number there, which are others in
     a copy by SQL; in MySQL and MariaDB by its row of xaqueue_id, which is made here.
 
-    connection: in no transaction. Raises InvalidArgument where none can be told, and what the driver raises.
+    connection: in no transaction. Raises InvalidArgument where none is known, and what the driver raises.
     """
     dialect = driver.dialect_of(connection)
     if dialect is Dialect.POSTGRESQL:

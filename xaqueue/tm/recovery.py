@@ -3,7 +3,7 @@
 In a round the branches that the participant lists are finished, and those it lost are accounted for. Touched are only
 branches that carry this log's node id and this participant's name, and whose transaction was over before the
 participant was asked for its list. Decided ones are committed, undecided ones rolled back. A decision is acknowledged
-by a participant that has just committed, or that has told its whole list and does not have it any more.
+by a participant that has just committed, or that has given its whole list and does not have it any more.
 
 What goes wrong with one branch stops no other one. A participant that is down, or hangs, delays its own thread and
 nothing else. What failed is tried again with growing pauses, for ever: a decision is never dropped.
@@ -49,7 +49,7 @@ class ScanReport:
 
     participant: str
     complete: bool = False
-    """Whether the participant told all its branches in doubt, and each one that was finished answered."""
+    """Whether the participant listed all its branches in doubt, and each one that was finished answered."""
     committed: list[bytes] = field(default_factory=list)
     rolled_back: list[bytes] = field(default_factory=list)
     finished_before: list[bytes] = field(default_factory=list)

@@ -37,7 +37,7 @@ class TransactionSavepoint:
     """While it is open nothing is committed."""
 
     def __init__(self, transaction: Transaction, of: str = "") -> None:
-        """of: the participant that has told of one of its own. Raises what a participant raises."""
+        """of: the participant that has made one of its own. Raises what a participant raises."""
         transaction.check_active()
         self._transaction, self._of = transaction, of
         self._marks: dict[str, Any] = {}

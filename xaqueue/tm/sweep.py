@@ -2,7 +2,7 @@
 
 What is decided may be carried out by anybody, whether the node lives or not. What is undecided is rolled back once its
 node is ended, and behind a row that says so. Nobody else is touched: a branch whose node this database does not know,
-as a copy does not, is left. A decision is struck, participant by participant, once each has told its whole list, which
+as a copy does not, is left. A decision is struck, participant by participant, once each has given its whole list, which
 is without the branch, and has hardened that behind it, in the same life: a commit that came between the two is on disk,
 and one that a crash has undone between them is seen by the next sweep. A tombstone goes in the same way.
 """
@@ -112,7 +112,7 @@ class Sweep:
             if driver.offers(self._connection, "harden"):
                 self._connection.harden()
             if self._found_life() != self._life:
-                return  # what it had not hardened when it told its list may be undone
+                return  # what it had not hardened when it gave its list may be undone
             with self._source.opened() as own:
                 for one in carried_out:
                     self._tables.strike(own, one, self._identity)

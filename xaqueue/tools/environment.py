@@ -1,7 +1,7 @@
 """A figure means nothing without the machine it is from: file system, journal, device, processors, versions.
 
 Finds the mount that a directory stands on in ``mountinfo``, and whether an ext4 has a journal, which decides whether
-a file-per-message figure can be trusted at all. Reads, never writes; what cannot be told is None, not guessed.
+a file-per-message figure can be trusted at all. Reads, never writes; what is not known is None, not guessed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NO_JOURNAL = (
     "mount -o loop image DIR"
 )
 NO_DISK = "{} keeps files in memory: a sync costs nothing here, and the figures say nothing about a disk"
-UNKNOWN_JOURNAL = "whether this ext4 has a journal cannot be told: see `dumpe2fs -h {}`, has_journal is wanted"
+UNKNOWN_JOURNAL = "whether this ext4 has a journal is not known: see `dumpe2fs -h {}`, has_journal is wanted"
 BUSY = (
     "others used {:.0%} of the processors' time while nothing was measured: figures are too low, most of all those of "
     "a server, whose every answer waits for a processor. Measure on a machine that is idle"

@@ -1,6 +1,6 @@
 """The application: all routes, behind the door. What monitors ask is here: ``/metrics``, ``/livez`` and ``/readyz``.
 
-The two probes are for whoever starts and routes: no token is wanted, and no name is told. They ask nothing of the
+The two probes are for whoever starts and routes: no token is wanted, and no name is given. They ask nothing of the
 engine that waits, so that they answer while it recovers, or while a disk hangs.
 """
 

@@ -45,7 +45,7 @@ BODY_SHOWN = 256 * 1024
 AT_ONCE, PIECE_S = 100, 5.0
 """Messages that go back in one transaction, and how long one request goes on with the next."""
 SCANNED, WORDS_BYTES, REASONS = 2000, 4096, 8
-"""Messages that are looked at for words, bytes of each body, and reasons that are told."""
+"""Messages that are looked at for words, bytes of each body, and reasons that are listed."""
 _ID = re.compile("[0-9a-f]{6,32}")
 
 
@@ -104,7 +104,7 @@ async def history(request: Request) -> Response:
 async def messages(request: Request) -> Response:
     """The first messages of a queue, or those that are looked for; their bodies as far as there is room.
 
-    Of dead letters, and of what is looked for, it is told how many there are among the first ``SCANNED``, and why.
+    Of dead letters, and of what is looked for, the answer says how many there are among the first ``SCANNED``, and why.
     """
     queue, find = check_queue_name(request.query_params.get("queue", "")), request.query_params.get("find", "").strip()
     failures = _failure_queues(link_of(request).served().space.definitions.queues.values())

@@ -99,5 +99,5 @@ def test_what_cannot_be_told_fails_nobody(
         assert isinstance(aside, log_output.WrittenAside)
         aside.handle(record("[a-code] %s is lost", Untold()))
     told = capfd.readouterr().err
-    assert "%s is lost (it cannot be told: RuntimeError)" in told
+    assert "%s is lost (it cannot be formatted: RuntimeError)" in told
     assert told.count("\n") == 1

@@ -638,7 +638,7 @@ def test_the_log_is_not_filled(start: Start, monkeypatch: pytest.MonkeyPatch, ca
             with pytest.raises(Refused):
                 www.call("dequeue", "orders")
     assert caplog.text.count("is refused") == 10
-    assert caplog.text.count("no more of this session is told") == 1
+    assert caplog.text.count("no more of this session is logged") == 1
 
 
 def test_the_table_may_change_while_sessions_are_open(

@@ -262,7 +262,7 @@ _SWITCHES = tuple(right.value for right in AS_A_WHOLE)
 
 
 def _role(name: str, table: Any) -> Role:
-    """What is wrong with a list is told without what is in it: somebody may have put a token there."""
+    """What is wrong with a list is said without what is in it: somebody may have put a token there."""
     where = f"[access.roles.{name}]"
     if not isinstance(table, Mapping):
         raise InvalidArgument(f"queues.toml: {where} is no table: members and what they may do are wanted")

@@ -16,7 +16,7 @@ An open, after the queues were found and before any message is loaded, comes to 
     tidy        all of that is on disk
     finish      every message is loaded
 
-Who looks at a space that is open or not asks ``check`` what is wrong, and ``view`` what is to be told.
+Who looks at a space that is open or not asks ``check`` what is wrong, and ``view`` what is to be shown.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Advice(NamedTuple):
 
 
 class Decided(NamedTuple):
-    """What a record says of a branch that is prepared, and how that is told."""
+    """What a record says of a branch that is prepared, and how that is said."""
 
     commits: bool
     why: str

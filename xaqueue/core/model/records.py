@@ -45,7 +45,7 @@ def decode_retry(data: bytes, queue: str, message_id: MessageId) -> Retry:
 def read_retries(
     fs: FileSystem, queue: str, damaged: Callable[[str, str], object] = lambda path, reason: None
 ) -> dict[Place, Retry]:
-    """Of all messages of which a delivery has failed. ``damaged``: told of paths that are no records, and why."""
+    """Of all messages of which a delivery has failed. ``damaged``: called with paths that are no records, and why."""
     directory = layout.retries_path(queue)
     found = {}
     for name in names_in(fs, directory, "tries", damaged):

@@ -141,7 +141,7 @@ class Chores:
             self._held[chore] = chore.run(self) + time.monotonic()
         except ResourceFailed:
             raise
-        except Exception:  # a fault in it: it is told as of a thread that ends so, and the others go on
+        except Exception:  # a fault in it: it is logged as of a thread that ends so, and the others go on
             self._held[chore] = NEVER
             threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
 

@@ -89,7 +89,7 @@ class Owner:
 
 
 def read_owner(path: str | os.PathLike[str]) -> Owner | None:
-    """The space's present or last owner; None where that cannot be told."""
+    """The space's present or last owner; None where that is not known."""
     try:
         return parse_owner(read_owner_file(path))
     except OSError:

@@ -409,7 +409,7 @@ def _ranges(fs: FileSystem, queue: str, set_aside: SetAside) -> list[int]:
 
 
 def _newest(fs: FileSystem, queue: str, ranges: Sequence[int]) -> tuple[int, int]:
-    """The highest number in the queue's directory, and when it was committed; 0 for what cannot be told."""
+    """The highest number in the queue's directory, and when it was committed; 0 for what is not known."""
     for number in reversed(ranges):
         directory = layout.range_path(queue, number << RANGE_BITS)
         places = [(parse_any(name), name) for name in fs.list(directory)]

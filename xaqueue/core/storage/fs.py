@@ -49,7 +49,7 @@ class FileSystem(Protocol):
     def write_synced(self, path: str, offset: int, chunks: Sequence[bytes], syncing: Syncing = None) -> None:
         """``write_at`` and ``sync_data``, in one call of the system where it has that and nothing is between. By a
         descriptor of its own, which hears of each write that fails, whoever else writes to this file or syncs it.
-        Raises one of ``NO_ROOM`` only where nothing was synced: where the two cannot be told from each other, it is the
+        Raises one of ``NO_ROOM`` only where nothing was synced: where nobody knows which of the two it is, it is the
         sync that failed.
         """
 

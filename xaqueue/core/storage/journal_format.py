@@ -6,7 +6,7 @@
     prefix   magic "XAQJ", kind, 3 zeros, sizes of meta and body, LSN, LSN of its round's first record, epoch, CRC-32
 
 A record's LSN is its place, so that what an earlier life left in a recycled segment never passes for a record. A round
-ends in zeros, so that an end is told from a torn record. The epoch counts up with every opening: what stands behind a
+ends in zeros, so that an end differs from a torn record. The epoch counts up with every opening: what stands behind a
 record and has an older one was cut off before. Its upper half is the epoch in the segment's name, which is that of
 the owner who began the journal; a record of another one is refused. The lower half counts the writers, or failures.
 The CRC is of prefix and meta; a body is checked by whoever knows its checksums from meta (``Validity``).

@@ -37,7 +37,7 @@ from xaqueue.core.storage.journal_format import (
 from xaqueue.errors import JournalDamaged
 
 COVERED = 2_000
-"""Of the records that a checkpoint covers so many are told of: an answer that a process took with it is of its last."""
+"""Of the records that a checkpoint covers so many are kept: an answer that a process took with it is of its last."""
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """Only regular files are read and written, and nobody ever waits for what else may stand under their names.
 
 A FIFO blocks whoever opens it, a device may do anything, a link leads anywhere, and /dev/zero never ends. So a file is
-opened without blocking and without following a link, and what is no regular file is told by an error that concerns
+opened without blocking and without following a link, and what is no regular file is an error that concerns
 this one name alone.
 """
 

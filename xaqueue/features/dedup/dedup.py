@@ -70,7 +70,7 @@ def _encode(queue: str, seen: Seen, epoch: int) -> bytes:
 
 
 def read_keys(fs: FileSystem, queue: str, damaged: Callable[[str, str], object]) -> list[Seen]:
-    """The keys that a queue has seen, by the names of their records. ``damaged``: told of paths
+    """The keys that a queue has seen, by the names of their records. ``damaged``: called with paths
     that are none, and why."""
     directory = keys_path(queue)
     found = []

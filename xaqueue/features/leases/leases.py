@@ -2,7 +2,7 @@
 
 Each is the one dequeue of a local branch of its own, whose deadline is the end of the lease and in which no session is.
 So what holds for branches holds for leases: an ack is its commit in one phase, the end of a lease its rollback
-(``timeouts``), which counts as a try, and a killed process is told by its block in active/, or by the register of
+(``timeouts``), which counts as a try, and a killed process is known by its block in active/, or by the register of
 tries. The lease is the gtrid of that branch: whoever has it may settle, in any session.
 
 Who settles takes the branch with the lock held, where it is decided once whether the lease has ended. Crash safety: an

@@ -64,8 +64,8 @@ def _records(fs: FileSystem, made: Replicated) -> Iterator[Record]:
 
 
 class _Told:
-    """Messages by queue and number. What is gone of a block is recorded as a whole each time, and told once; of a block
-    that was there before, the first line has all that was gone by then."""
+    """Messages by queue and number. What is gone of a block is recorded as a whole each time, and reported once; of a
+    block that was there before, the first line has all that was gone by then."""
 
     def __init__(self) -> None:
         self._gone: dict[str, int] = {}

@@ -2,7 +2,7 @@
 
 Files are read, and no lock is held meanwhile. What looks damaged is taken as a dequeue takes it, and read again: so it
 is nobody else's while it moves, and a crash at any call leaves what a dequeue leaves. A message that a branch holds, or
-that is kept for a stream, is told of and stays: who has it is told when it reads it.
+that is kept for a stream, is reported and stays: who has it finds it when it reads it.
 """
 
 from __future__ import annotations

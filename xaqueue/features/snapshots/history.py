@@ -139,8 +139,7 @@ class History:
         if self._until_us:
             known = f"up to {_text(self._until_us)}: restore to that, or without --at"
         return SpaceError(
-            f"what was there at {_text(self._at_us)} cannot be told ({why}), and nothing was changed. It is known "
-            f"{known}"
+            f"what was there at {_text(self._at_us)} is not known ({why}), and nothing was changed. It is known {known}"
         )
 
 

@@ -94,7 +94,7 @@ def encode(restored: Restored) -> bytes:
 
 
 def read(fs: FileSystem) -> Restored:
-    """Where nothing came back an empty one. Raises OSError where that cannot be told now."""
+    """Where nothing came back an empty one. Raises OSError where that cannot be read now."""
     if not fs.exists(RESTORED):
         return Restored()
     try:

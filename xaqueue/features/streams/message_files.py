@@ -1,8 +1,8 @@
-"""The messages of a queue, told by the files that are there, for who does not own the space: one in a file, or many.
+"""The messages of a queue, by the files that are there, for who does not own the space: one in a file, or many.
 
 A message in a block has the name here that it would have as a file of its own, and these bytes. The bitmap of a block
 is read before the block, which goes first: so nobody is shown what was gone before. A damaged one says nothing: what
-was gone is told again, and why.
+was gone is given again, and why is reported.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def gone_of(fs: FileSystem, queue: str, named: Named, damaged: Damaged = _told) 
             return read_gone(fs, queue, named)
         except DamagedBlock as damage:
             if not left:
-                damaged(named.first, f"what is gone of its block cannot be told, so all of it is shown: {damage}")
+                damaged(named.first, f"what is gone of its block is not known, so all of it is shown: {damage}")
         time.sleep(0.001)  # half a write was seen
     return 0
 

@@ -260,7 +260,7 @@ def _harden_cleared(space: Space, queue: Queue) -> None:
 
 
 def _reservation_of(queue: Queue) -> Reservation:
-    """What is told of the stream that consumes it."""
+    """What is known of the stream that consumes it."""
     record = record_of(queue)
     assert record is not None
     return Reservation(

@@ -2,7 +2,7 @@
 
 What a branch begins, adds and ends with is deferred, since all of it makes one frame mostly; where something else is
 asked before, it is pipelined. It connects again between transactions, and within one only as long as no server has
-heard of it: any other branch that it was in is lost with it. An answer that was lost is told as such.
+heard of it: any other branch that it was in is lost with it. An answer that was lost is reported as such.
 """
 
 from __future__ import annotations

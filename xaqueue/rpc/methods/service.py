@@ -223,7 +223,7 @@ def _queue(
 ) -> tuple[dict[str, Any], Entry | None, list[Entry] | None]:
     """The fields of its status, as far as memory has them; the message that is ready for longest; and up to so many
     whose sizes are to be found; None: they are known. All is of one moment; a branch that was prepared a moment ago may
-    be told as one at work."""
+    be counted as one at work."""
     order, description = described(space.definitions, name)
     made: dict[str, Any] = {"name": name, "order": order, "description": description}
     with space.lock:

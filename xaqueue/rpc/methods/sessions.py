@@ -22,7 +22,7 @@ UNFINISHED = {
     State.DELEGATED: Verdict.IN_DOUBT.value,
     State.COMMITTING: Verdict.COMMITTING.value,
 }
-"""States of prepared branches, and how they are told."""
+"""States of prepared branches, and how they are named."""
 ACTIVE, ON_LEASE = "active", "on lease"
 LISTED = 100
 """Branches of one session."""
@@ -66,7 +66,7 @@ class SessionStatus:
     heard: int = 0
     """When it has last asked for something; while that is being done, now."""
     asks: bool = False
-    """It is the session that this is told to."""
+    """It is the session that asks."""
 
 
 def with_work(space: Space, found: Iterable[tuple[SessionStatus, Session]]) -> list[SessionStatus]:

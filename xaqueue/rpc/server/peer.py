@@ -156,7 +156,7 @@ class Caller:
     def log_refusal(self, refused: AccessDenied) -> None:
         self._refusals += 1
         if self._refusals <= REFUSALS_LOGGED:
-            last = " (no more of this session is told)" if self._refusals == REFUSALS_LOGGED else ""
+            last = " (no more of this session is logged)" if self._refusals == REFUSALS_LOGGED else ""
             log.warning("[access-refused] %s is refused: %s%s", self.who, refused, last)
 
     def _current(self) -> Rights:

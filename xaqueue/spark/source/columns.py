@@ -184,7 +184,7 @@ def _called(made_of: Callable[[pa.Array], pa.Array], kind: t.DataType, content: 
     def called(contents: pa.Array) -> pa.Array:
         return made_of(contents)
 
-    called.__annotations__ = {"contents": pa.Array, "return": pa.Array}  # the kind of UDF is told by the types
+    called.__annotations__ = {"contents": pa.Array, "return": pa.Array}  # the types say which kind of UDF it is
     udf: Any = arrow_udf  # its overloads leave out the plain form
     column: SparkColumn = udf(called, kind)(content)
     return column

@@ -1,4 +1,4 @@
-"""What a reader is told: checked once, before anything is planned.
+"""What a reader is given: checked once, before anything is planned.
 
 ``queue`` asks for the house's columns and ``subscribe``, ``subscribePattern`` or ``assign`` for Kafka's, with Kafka's
 meaning of offsets and its defaults of where to begin; all other options mean the same with both.

@@ -186,7 +186,7 @@ class Spaces:
         return snapshot
 
     def _unmoved(self, paths: Iterable[str]) -> dict[str, _Found]:
-        """Those where nothing has come since they were looked at. One that hangs is not told here, nor are others."""
+        """Those where nothing has come since they were looked at. One that hangs is not among them, nor are others."""
         seen = {path: self._seen[path] for path in paths if path in self._seen and path not in self._stuck}
 
         def look(_: str) -> dict[str, _Found]:

@@ -312,7 +312,7 @@ class BatchReader(Reader, spark.DataSourceReader):
             raise InvalidArgument(f"consume={options.consume} is for spark.readStream: {way}")
 
     filters: Sequence[spark.Filter] = ()
-    """Of the query, where it is told them: what no row passes is not read."""
+    """Of the query, where it gives them: what no row passes is not read."""
 
     def partitions(self) -> list[InputPartition]:
         self._log_once()
@@ -351,7 +351,7 @@ class BatchReader(Reader, spark.DataSourceReader):
 
 
 class FilteredReader(BatchReader):
-    """One that is told the filters: see ``pushdown``."""
+    """One that gets the filters: see ``pushdown``."""
 
     def pushFilters(self, filters: list[spark.Filter]) -> list[spark.Filter]:
         self.filters = filters

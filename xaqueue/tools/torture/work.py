@@ -110,7 +110,7 @@ class Client:
             connection.tpc_rollback()
 
     def one_phase(self, tag: str) -> None:
-        """Either adds or takes, so that it can be told afterwards whether an unacknowledged one came about."""
+        """Either adds or takes, so that one can know afterwards whether an unacknowledged one came about."""
         at_once = self.dice.random() < 0.25
         if self.dice.random() < 0.5:
             if at_once:
