@@ -5,12 +5,10 @@ OMS-34, OMS-37.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -21,12 +19,15 @@ from xaqueue.connection import Connection
 from xaqueue.core.owner.definitions_file import write_definitions
 from xaqueue.errors import ConnectionLost, Error, OutcomeUnknown
 from xaqueue.features.opening import create
-from xaqueue.rpc.client.resend import ResendingManager
+from xaqueue.rpc.client.resend import TOKENS, ResendingManager
 
 QUEUES = """
-[queues.keyed]
-dedup_window_s = 3600
 [queues.plain]
+[queues.other]
+"""
+TOKEN_QUEUE = f"""
+[queues."{TOKENS}"]
+max_age_s = 3600
 """
 BODIES = [b"1", b"2", b"3"]
 
@@ -39,7 +40,7 @@ class Ground:
         self.has_journal = sync == "JOURNAL"
         """Which tells what was committed, also in one phase."""
         create(self._root, sync=sync)
-        write_definitions(self._root, QUEUES)
+        write_definitions(self._root, QUEUES + TOKEN_QUEUE)
         self.server = ServerThread(self._root, self._path, sync=sync)
         self.proxy = CuttingProxy(place / "proxy", self._path)
 
@@ -54,8 +55,13 @@ class Ground:
     def serve_another(self) -> None:
         self._root = self._root.with_name("another")
         create(self._root, sync=self._sync)
-        write_definitions(self._root, QUEUES)
+        write_definitions(self._root, QUEUES + TOKEN_QUEUE)
         self.start_anew(kill=False)
+
+    def has_no_tokens(self) -> None:
+        self.server.stop()
+        write_definitions(self._root, QUEUES)
+        self.server = ServerThread(self._root, self._path, sync=self._sync)
 
     def taken(self, queue: str) -> list[bytes]:
         found = list[bytes]()
@@ -94,132 +100,133 @@ def add(connection: Connection, queue: str) -> None:
     connection.enqueue_many(queue, BODIES[1:])
 
 
-CUTS = [Cut(*one) for one in product(("request", "answer"), (1, 2), ("before", "within", "after"))]
-"""Of the greeting, and of the frame that is a whole transaction."""
+CUTS = [Cut(*one) for one in product(("request", "answer"), (1, 2, 3, 4), ("before", "within", "after"))]
+"""Of the greeting, of the two by which a token is left, and of the one that ends the transaction."""
 
 
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 @pytest.mark.parametrize("ground", ["JOURNAL"], indirect=True)
 def test_a_server_that_lives_tells(ground: Ground, cut: Cut) -> None:
-    for queue in ("keyed", "plain"):
-        connection = ground.connect(cut)
-        for _ in range(2):
-            add(connection, queue)
-            connection.commit()
-            assert ground.taken(queue) == BODIES
-        connection.close()
+    connection = ground.connect(cut)
+    for _ in range(2):
+        add(connection, "plain")
+        connection.commit()
+        assert ground.taken("plain") == BODIES
+    connection.close()
 
 
-@pytest.mark.parametrize("cut", [Cut("request", 2, "before"), Cut("answer", 2, "before")], ids=str)
+LOST = [Cut("request", 4, "before"), Cut("answer", 4, "before")]
+"""The end of the first transaction: it never came, or nobody heard of it."""
+
+
+@pytest.mark.parametrize("cut", LOST, ids=str)
 @pytest.mark.parametrize("is_taken", [False, True])
-def test_over_a_servers_end_a_key_tells(
-    ground: Ground, cut: Cut, is_taken: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("nth", [0, 1])
+def test_over_a_servers_end_a_token_tells(
+    ground: Ground, cut: Cut, is_taken: bool, nth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Started anew in good order, it has forgotten all transactions of one phase."""
+    """Started anew in good order, it has forgotten all transactions of one phase. No queue has a window."""
     had = list[bytes]()
 
     def ends() -> None:
         if is_taken:
-            had.extend(ground.taken("keyed"))
+            had.extend(ground.taken("plain"))
         ground.start_anew(kill=False)
 
     before_it_asks(monkeypatch, ends)
-    connection = ground.connect(cut)
-    add(connection, "keyed")
-    connection.commit()
-    assert had + ground.taken("keyed") == BODIES
-    connection.close()
-
-
-@pytest.mark.parametrize("ground", ["NONE"], indirect=True)
-def test_what_is_in_the_queue_already_is_refused_to_nobody(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The window was away when it was committed, so no key tells; its ids do."""
-
-    def window(length_s: int) -> None:
-        with xaqueue.connect(ground.server.url) as other:
-            other.define("keyed", dedup_window_s=length_s)
-
-    def ends() -> None:
-        window(3600)
-        ground.start_anew(kill=False)
-
-    before_it_asks(monkeypatch, ends)
-    connection = ground.connect(Cut("answer", 2, "before"))
-    window(0)
-    add(connection, "keyed")
-    for _ in range(2):
-        with pytest.raises(OutcomeUnknown):
-            connection.commit()
-    assert ground.taken("keyed") == BODIES
-    connection.close()
-
-
-@pytest.mark.parametrize("ground", ["NONE"], indirect=True)
-def test_what_the_client_has_slept_counts(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock that nobody sets stands still then."""
-    slept_s = 0
-
-    def ends() -> None:
-        nonlocal slept_s
-        slept_s = 7200
-        ground.start_anew(kill=False)
-
-    before_it_asks(monkeypatch, ends)
-    clock = SimpleNamespace(monotonic=time.monotonic, time=lambda: time.time() + slept_s)
-    monkeypatch.setattr("xaqueue.rpc.client.resend.time", clock)
-    connection = ground.connect(Cut("answer", 2, "before"))
-    add(connection, "keyed")
-    with pytest.raises(OutcomeUnknown):
+    connection = ground.connect(Cut(cut.frame, cut.number + nth, cut.when))
+    for _ in range(nth + 1):
+        add(connection, "plain")
         connection.commit()
-    assert ground.taken("keyed") == BODIES
+    connection.enqueue("plain", b"4")
+    connection.commit()
+    assert had + ground.taken("plain") == BODIES * (nth + 1) + [b"4"]
     connection.close()
+    assert ground.taken(TOKENS) == []
 
 
-@pytest.mark.parametrize("cut", [Cut("request", 2, "before"), Cut("answer", 2, "before")], ids=str)
+@pytest.mark.parametrize("cut", LOST, ids=str)
 def test_another_space_gets_nothing_of_it(ground: Ground, cut: Cut, monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes to the address while the client asks; the next transaction is its own."""
 
     before_it_asks(monkeypatch, ground.serve_another)
     monkeypatch.setattr(ResendingManager, "_tries", lambda _: iter([None]))
     connection = ground.connect(cut)
-    add(connection, "keyed")
+    add(connection, "plain")
     with pytest.raises(OutcomeUnknown):
         connection.commit()
-    assert ground.taken("keyed") == []
+    assert ground.taken("plain") == []
     with suppress(Error):
         connection.rollback()
-    add(connection, "keyed")
+    add(connection, "plain")
     connection.commit()
-    assert ground.taken("keyed") == BODIES
+    assert ground.taken("plain") == BODIES
     connection.close()
 
 
-@pytest.mark.parametrize("cut", [Cut("request", 2, "before"), Cut("answer", 2, "before")], ids=str)
-@pytest.mark.parametrize("begins", [False, True])
-def test_without_one_nobody_guesses(ground: Ground, cut: Cut, begins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """begins: it would be known from now on, which is too late."""
+@pytest.mark.parametrize("cut", LOST, ids=str)
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_without_a_token_nobody_guesses(
+    ground: Ground, cut: Cut, is_gone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """is_gone: whichever was there is too old meanwhile, by whatever clock; else there never was one."""
 
     def ends() -> None:
-        if begins:
-            with xaqueue.connect(ground.server.url) as other:
-                other.define("plain", dedup_window_s=3600)
+        if is_gone:
+            ground.taken(TOKENS)
         ground.start_anew(kill=False)
 
+    if not is_gone:
+        ground.has_no_tokens()
+        cut = Cut(cut.frame, 2, cut.when)
     before_it_asks(monkeypatch, ends)
     connection = ground.connect(cut)
-    add(connection, "keyed")
-    connection.enqueue("plain", b"beside")
+    add(connection, "plain")
+    connection.enqueue("other", b"beside")
     came = cut.frame == "answer"
-    with nullcontext() if came and ground.has_journal else pytest.raises(OutcomeUnknown):
-        connection.commit()
-    assert (ground.taken("keyed"), ground.taken("plain")) == ((BODIES, [b"beside"]) if came else ([], []))
+    for _ in range(2):
+        with nullcontext() if came and ground.has_journal else pytest.raises(OutcomeUnknown):
+            connection.commit()
+    assert (ground.taken("plain"), ground.taken("other")) == ((BODIES, [b"beside"]) if came else ([], []))
     connection.close()
+
+
+@pytest.mark.parametrize("cut", LOST, ids=str)
+@pytest.mark.parametrize("ground", ["NONE"], indirect=True)
+def test_a_token_that_went_before_saves_the_next_one(ground: Ground, cut: Cut, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it was to take was too old when it was committed: that it has come is known, that it has not is not."""
+    before_it_asks(monkeypatch, lambda: ground.start_anew(kill=False))
+    connection = ground.connect(Cut(cut.frame, 5, cut.when))
+    add(connection, "plain")
+    connection.commit()
+    assert len(ground.taken(TOKENS)) == 1
+    add(connection, "plain")
+    came = cut.frame == "answer"
+    with nullcontext() if came else pytest.raises(OutcomeUnknown):
+        connection.commit()
+    assert ground.taken("plain") == BODIES * (1 + came)
+    connection.close()
+
+
+@pytest.mark.parametrize("ground", ["NONE"], indirect=True)
+def test_where_no_token_can_be_left_work_goes_on(ground: Ground) -> None:
+    with xaqueue.connect(ground.server.url) as other:
+        other.define(TOKENS, max_messages=1)
+        other.enqueue(TOKENS, b"in the way")
+        other.commit()
+        connection = xaqueue.connect(ground.server.url, resend=True)
+        for _ in range(2):
+            add(connection, "plain")
+            connection.commit()
+            assert ground.taken("plain") == BODIES
+        connection.close()
+        assert [message.body for message in other.browse(TOKENS)] == [b"in the way"]
 
 
 @pytest.mark.parametrize(
-    "second", [Cut(*one) for one in product(("request", "answer"), (2, 4, 6), ("before",))], ids=str
+    "second", [Cut(*one) for one in product(("request", "answer"), range(2, 8), ("before",))], ids=str
 )
-@pytest.mark.parametrize("first", [Cut("request", 2, "before"), Cut("answer", 2, "before")], ids=str)
+@pytest.mark.parametrize("first", LOST, ids=str)
 def test_what_is_lost_again_comes_once(
     ground: Ground, first: Cut, second: Cut, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,14 +238,14 @@ def test_what_is_lost_again_comes_once(
 
     before_it_asks(monkeypatch, ends)
     connection = ground.connect(first)
-    add(connection, "keyed")
+    add(connection, "plain")
     for _ in range(9):
         try:
             connection.commit()
         except ConnectionLost:
             continue
         break
-    assert ground.taken("keyed") == BODIES
+    assert ground.taken("plain") == BODIES
     connection.close()
 
 
@@ -246,7 +253,7 @@ def test_who_takes_as_well_is_told(ground: Ground) -> None:
     with xaqueue.connect(ground.server.url) as other:
         other.enqueue("plain", b"0")
         other.commit()
-    connection = ground.connect(Cut("answer", 3, "before"))
+    connection = ground.connect(Cut("answer", 5, "before"))
     assert connection.dequeue("plain") is not None
     add(connection, "plain")
     with pytest.raises(OutcomeUnknown):

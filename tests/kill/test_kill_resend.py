@@ -19,6 +19,7 @@ from support.served import Process
 from xaqueue.core.owner.definitions_file import write_definitions
 from xaqueue.errors import ConnectionLost, OutcomeUnknown
 from xaqueue.features.opening import create
+from xaqueue.rpc.client.resend import TOKENS
 
 KILLS = 60 if os.environ.get("XAQUEUE_CRASH_FULL") == "1" else 3
 PRODUCERS = 3
@@ -49,10 +50,10 @@ class Producer(threading.Thread):
             self.failure = failure
 
 
-def drained(root: Path) -> list[bytes]:
+def drained(root: Path, queue: str = "orders") -> list[bytes]:
     found = []
     with xaqueue.connect(root) as consumer:
-        while messages := consumer.dequeue_many("orders", 100):
+        while messages := consumer.dequeue_many(queue, 100):
             consumer.commit()
             found += [message.body for message in messages]
     return found
@@ -65,7 +66,7 @@ def test_what_is_sent_again_comes_once(tmp_path: Path, sync: str) -> None:
     sys.stdout.write(f"seed: XAQUEUE_KILL_SEED={seed}\n")
     rng, root, over, taken = random.Random(seed), tmp_path / "space", threading.Event(), list[bytes]()
     create(root, sync=sync)
-    write_definitions(root, "[space]\nserved_only = true\n[queues.orders]\ndedup_window_s = 3600\n")
+    write_definitions(root, f'[space]\nserved_only = true\n[queues.orders]\n[queues."{TOKENS}"]\n')
     producers = [Producer(root, number, over) for number in range(PRODUCERS)]
     for life in range(KILLS + 1):
         with Process(root, "--sync", sync) as process:
@@ -81,5 +82,6 @@ def test_what_is_sent_again_comes_once(tmp_path: Path, sync: str) -> None:
                 producer.join(PATIENCE_S)
                 assert producer.failure is None
             taken += drained(root)
+            assert drained(root, TOKENS) == []
     assert Counter(taken) == Counter(body for producer in producers for body in producer.sent)
     assert min(len(producer.sent) for producer in producers) > KILLS

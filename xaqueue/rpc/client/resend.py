@@ -4,23 +4,31 @@
 
 What such a transaction adds is kept until its commit is answered. Where the connection is lost before that, the server
 is asked what became of it. Committed: the commit returns. Rolled back: all of it is enqueued again, with the same ids,
-in a transaction of its own. Where the server does not know any more, since it was started anew, it is sent again only
-if each message has a dedup_key, and each queue a ``dedup_window_s`` when the connection was made and now, which is
-longer than this has taken; else OutcomeUnknown is raised, as without this. A window that was away in between, and a
-server's clock that was set on, nobody sees: xaqueue(7) says so.
+in a transaction of its own.
+
+A server that was started anew may not know any more. Then the queue TOKENS tells, where the space has one: in it lies
+a message of the connection's, its token, which each transaction takes, and leaves another one there, whose id is
+chosen before it is sent. Both are part of it, so whatever has happened since:
+
+    the first token is there      it is not committed, as that is taken by no other one: it is sent again, and takes it
+    the second token is there     it is committed
+    neither                       they were removed, or are too old: OutcomeUnknown, as without the queue
+
+No clock and nobody's memory counts. That the first token was there to be taken is looked at only when it is sent
+again: the first time it may have been too old already, and is gone behind the commit all the same.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Unpack
+from functools import partial
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
-from xaqueue.core.model.block import pack_properties
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import ConnectionLost, Error, OutcomeUnknown, RolledBack
-from xaqueue.message import EnqueueOptions, MessageId, properties_of
+from xaqueue.message import EnqueueOptions, MessageId
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.rpc.wire import TRIES
 from xaqueue.xa import Flag
@@ -29,19 +37,24 @@ from xaqueue.xid import Xid
 if TYPE_CHECKING:
     from xaqueue.transaction import Transaction
 
-_PLAIN = frozenset({"start", "enqueue", "end", "explain", "commit", "rollback", "outcome", "echo"})
+TOKENS = "xaqueue.resend"
+"""The queue, where somebody has defined it: its ``max_age_s`` is how long a token lasts."""
+RENEW_S = 3600.0
+"""So old a token is replaced before another transaction begins."""
+_PLAIN = frozenset({"start", "enqueue", "enqueue_many", "end", "explain", "commit", "rollback", "outcome", "echo"})
 """Calls after which a transaction is yet one that only enqueues."""
 
 
 class ResendingManager(RemoteManager, half="ask"):
     """A ``RemoteManager`` whose connection keeps what it adds."""
 
-    _kept: list[tuple[str, bytes, EnqueueOptions]] | None = None
-    """What the transaction adds; None for one that does more, or is the caller's own branch."""
-    _windows: Mapping[str, float]
-    """By queue for how long it knew a dedup_key, when the transaction began."""
-    _began = 0.0, 0.0
-    """By the clock that nobody sets, and by the one that goes on while the machine sleeps."""
+    _kept: list[Callable[[], object]] | None = None
+    """What adds again what the transaction adds; None for one that does more, or is the caller's own branch."""
+    _token: bytes | None = None
+    """What the transaction takes; None without the queue, or the right to it."""
+    _next: bytes | None = None
+    """What it leaves there; None before its end."""
+    _renew_at = 0.0
     _left = 0
     _of = ""
     """The space that it goes to, and to no other one; empty before it begins."""
@@ -51,30 +64,18 @@ class ResendingManager(RemoteManager, half="ask"):
 
     def start(self, xid: Xid, flags: Flag = Flag.NOFLAGS, timeout_s: float | None = None) -> None:
         if not self._is_again:
-            self._of, self._may_have_come = "", False
+            self._of, self._may_have_come, self._next = "", False, None
+            if xid.is_local and TOKENS in self.queues and time.monotonic() >= self._renew_at:
+                self._renew()
         super().start(xid, flags, timeout_s)
         self._of = self.space_id
         self._kept, self._left = [] if xid.is_local else None, TRIES
-        self._windows, self._began = self.space.get("windows", {}), (time.monotonic(), time.time())
 
     def enqueue(self, queue: str, body: bytes, **options: Unpack[EnqueueOptions]) -> MessageId:
-        kept = self._kept
-        if kept is None or "message_id" in options or "dedup_key" in options:
-            message_id = super().enqueue(queue, body, **options)
-            if kept is not None:
-                kept.append((queue, body, {"message_id": message_id, **options}))
-            return message_id
-        message_id = MessageId(fresh_id())
-        own: EnqueueOptions = {**options, "message_id": message_id, "dedup_key": message_id}
-        checked = properties_of(queue, 0, own)
-        if not isinstance(body, bytes) or not self._is_known(queue):
-            return super().enqueue(queue, body, **options)  # the server says what is wrong
-        self._check_working()
-        self._check_size(len(body))
-        if checked.headers:
-            own["headers"] = dict(checked.headers)  # its caller may change them before they are sent
-        self._defer(self._branch, (queue, body, own), len(body) + len(pack_properties(checked)))
-        kept.append((queue, body, own))
+        message_id = super().enqueue(queue, body, **options)
+        if self._kept is not None:
+            own = _copied({**options, "message_id": message_id})
+            self._kept.append(partial(super().enqueue, queue, body, **own))
         return message_id
 
     def enqueue_many(
@@ -86,14 +87,34 @@ class ResendingManager(RemoteManager, half="ask"):
         /,
         **options: Unpack[EnqueueOptions],
     ) -> list[MessageId]:
-        """One by one: each has a key, and so a file of its own."""
-        each: list[dict[str, Any]] = [{**options, **(own[at] if own else {})} for at in range(len(bodies))]
-        for at, one in enumerate(ids or ()):
-            each[at] |= {} if one is None else {"message_id": one}
-        for body, more in zip(bodies, each, strict=True):  # what one is refused for by itself adds none
-            properties_of(queue, 0, more)
-            self._check_size(len(body))
-        return [self.enqueue(queue, body, **more) for body, more in zip(bodies, each, strict=True)]
+        kept, self._kept = self._kept, None  # some may have been added where this raises
+        made = super().enqueue_many(queue, bodies, ids, own, **options)
+        if kept is not None:
+            each = None if own is None else [*map(_copied, own)]
+            kept.append(partial(super().enqueue_many, queue, [*bodies], [*made], each, **_copied(options)))
+            self._kept = kept
+        return made
+
+    def end(self, xid: Xid, flags: Flag = Flag.SUCCESS) -> None:
+        branch = self._branch
+        if self._kept and self._token is not None and xid == branch.xid and branch.why is None:
+            self._next = self._next or fresh_id()
+            with suppress(ConnectionLost):  # which the branch says as well
+                self._leave(self._next)
+                super()._pipeline("remove", TOKENS, self._token)
+        super().end(xid, flags)
+
+    def commit(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
+        super().commit(xid, flags)
+        if self._next is not None:
+            self._hold(self._next)
+
+    def close(self, left: Xid | None = None) -> None:
+        token, self._token = self._token, None
+        if token is not None and self._branch.xid is None and self._socket is not None:
+            with suppress(Error):
+                self._exchange(token, None)
+        super().close(left)
 
     def _check_epoch(self, said: dict[str, Any]) -> None:
         if self._of not in ("", said["space"]):
@@ -121,32 +142,41 @@ class ResendingManager(RemoteManager, half="ask"):
             except RolledBack:
                 pass  # it never came, or came too late
             except OutcomeUnknown:
-                if not self._may_repeat(kept):
+                if self._next is None:
                     return False
                 self._may_have_come = True
             else:
                 return True
-        if self._repeat(transaction, kept):
-            return True
+        is_committed = self._repeat(transaction, kept)
         if transaction.xid is not None and transaction.xid != xid:
-            with suppress(Error):
-                self.rollback(transaction.xid)
-        self._branch, transaction.phase, transaction.xid = before  # what was known of the first time is all that is
-        return False
+            self._undo(transaction.xid)
+        if not is_committed:
+            self._branch, transaction.phase, transaction.xid = before  # what was known of the first time is all that is
+        elif self._next is not None:
+            self._hold(self._next)
+        return is_committed
 
-    def _repeat(self, transaction: Transaction, kept: list[tuple[str, bytes, EnqueueOptions]]) -> bool:
-        """Whether it is committed by one more time. Raises what that was refused for, where no earlier one has come."""
-        left, known = self._left, (kept, self._windows, self._began)
+    def _undo(self, xid: Xid) -> None:
+        with suppress(Error):
+            super().end(xid)
+        with suppress(Error):
+            self.rollback(xid)
+
+    def _repeat(self, transaction: Transaction, kept: list[Callable[[], object]]) -> bool:
+        """Whether it is committed, by one more time, or was. Raises what that was refused for, where none has come."""
+        left = self._left
         while left:
             left -= 1
             is_whole = False
             try:
                 try:
                     transaction.begin_again()
-                    for queue, body, options in kept:
-                        super().enqueue(queue, body, **options)
+                    if self._may_have_come and not self._takes(self._token):
+                        return self._takes(self._next)
+                    for add in kept:
+                        add()
                 finally:
-                    self._left, (self._kept, self._windows, self._began) = left, known
+                    self._left, self._kept = left, kept
                 is_whole = True
                 transaction.commit()
             except ConnectionLost:
@@ -160,12 +190,42 @@ class ResendingManager(RemoteManager, half="ask"):
                 return True
         return False
 
-    def _may_repeat(self, kept: Sequence[tuple[str, bytes, EnqueueOptions]]) -> bool:
-        """Whether each queue has known, since before the first time, and knows yet what has come."""
-        now, (steady, wall) = self.space.get("windows", {}), self._began
-        since_s = max(time.monotonic() - steady, time.time() - wall)
-        keyed = all("dedup_key" in options for _, _, options in kept)
-        return keyed and all(min(self._windows.get(q, 0), now.get(q, 0)) > since_s for q, _, _ in kept)
+    # Tokens
+
+    def _renew(self) -> None:
+        token = fresh_id()
+        try:
+            self._exchange(self._token or token, token)
+        except ConnectionLost:
+            self._token = None
+        except Error:
+            self._hold(None)
+        else:
+            self._hold(token)
+
+    def _exchange(self, old: bytes, new: bytes | None) -> None:
+        """In a transaction of its own."""
+        xid = Xid.local(fresh_id())
+        try:
+            super().start(xid)
+            if new is not None:
+                self._leave(new)
+            self._takes(old)
+            super().end(xid)
+            super().commit(xid, Flag.ONEPHASE)
+        except BaseException:  # or interrupted
+            self._undo(xid)
+            raise
+
+    def _leave(self, token: bytes) -> None:
+        self._defer(self._branch, (TOKENS, b"", token), 0)
+
+    def _takes(self, token: bytes | None) -> bool:
+        return bool(super()._ask("remove", TOKENS, token))
+
+    def _hold(self, token: bytes | None) -> None:
+        """It is in the queue; None: no other one is tried to be left there for a while."""
+        self._token, self._next, self._renew_at = token, None, time.monotonic() + RENEW_S
 
     # What is asked
 
@@ -185,3 +245,9 @@ class ResendingManager(RemoteManager, half="ask"):
     def _see(self, method: str) -> None:
         if method not in _PLAIN:
             self._kept = None
+
+
+def _copied(options: EnqueueOptions) -> EnqueueOptions:
+    """Its caller may change them before they are sent again."""
+    headers = options.get("headers")
+    return cast(EnqueueOptions, {**options, "headers": dict(headers)}) if headers else options
