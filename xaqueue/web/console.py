@@ -37,6 +37,7 @@ FILES = {
     "/console.css": ("console.css", "text/css"),
     "/console.js": ("console.js", "text/javascript"),
     "/drawing.js": ("drawing.js", "text/javascript"),
+    "/hour.js": ("hour.js", "text/javascript"),
 }
 SHOWN = 50
 """Messages of one answer, and sessions."""

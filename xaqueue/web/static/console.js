@@ -1,12 +1,10 @@
 // The page asks the server that it is from and nobody else.
 
-import { $, age, button, cell, chart, counted, drawn, fill, head, named, node, number, pairs, short, size, span, tiles, told, when } from "./drawing.js";
+import { $, address, age, button, cell, counted, fill, head, named, node, number, pairs, short, size, span, tiles, told, when } from "./drawing.js";
+import { drawHour, drawWhole, isWanted, keep, note, past, perSecond, ratesNow, sparkline } from "./hour.js";
 
-const EVERY_MS = 2000, KEPT = 60, LOOK_MS = 10000, ACT_MS = 60000, HOUR_S = 3600, LEAST_S = 300, BANDS = 5, RATE_S = 15, NOW_S = 10;
+const EVERY_MS = 2000, LOOK_MS = 10000, ACT_MS = 60000;
 const TOKEN = "xaqueue.token";
-const seen = new Map();  // of each queue: {at, depth, came}, the oldest first, since the page was opened
-let hour = { every_s: 20, at: [], queues: {} };  // the same of the last hour, from the server: of the queue that is shown, or of all
-let hourIs = null;  // of what, and when it was asked for
 let shown = null;  // the last overview
 let looked = null;  // the messages that are listed: {queue, rows, find}
 let open = null;  // the message or branch that a dialog is about
@@ -17,7 +15,6 @@ let acting = false;  // something is being changed: nothing else is sent meanwhi
 
 // Which queue has the page for itself; null where all of them are shown.
 const place = () => new URLSearchParams(location.hash.slice(1)).get("queue");
-const address = (queue) => `#queue=${encodeURIComponent(queue)}`;
 
 // Asking
 
@@ -51,11 +48,10 @@ async function look(mine) {
   try {
     const queue = place(), found = await ask("api/overview");
     if (mine !== turn) return polling;
-    if (hourIs?.queue !== queue || found.now / 1e6 - hourIs.at >= hour.every_s) {
-      const past = await ask(`api/history?queue=${encodeURIComponent(queue ?? "")}`);
+    if (isWanted(queue, found.now)) {
+      const hour = await ask(`api/history?queue=${encodeURIComponent(queue ?? "")}`);
       if (mine !== turn) return polling;
-      hour = past;
-      hourIs = { queue, at: found.now / 1e6 };
+      keep(hour, queue, found.now);
     }
     shown = found;
     document.body.classList.remove("old");
@@ -76,36 +72,6 @@ function light(kind, text) {
   document.title = `${{ good: "", fair: "(!) ", bad: "(!!) " }[kind]}${$("name").textContent}`;
 }
 
-// What there was
-
-function note(queue) {
-  const points = seen.get(queue.name) || [], at = shown.now / 1e6;
-  if (points.at(-1)?.at !== at) points.push({ at, depth: queue.depth, came: queue.counters.enqueued });
-  seen.set(queue.name, points.slice(-KEPT));
-}
-
-// Of a queue: what the server has of the last hour, then what the page has seen.
-function past(name) {
-  const kept = hour.queues[name] || { depth: [], came: [] }, first = hour.at.length - kept.depth.length, here = seen.get(name) || [];
-  const since = Math.max(shown.now / 1e6 - HOUR_S, 0), until = here[0]?.at ?? Infinity;
-  const points = kept.depth.map((depth, n) => ({ at: hour.at[first + n], depth, came: kept.came[n] }));
-  return [...points.filter((one) => one.at < until), ...here].filter((one) => one.at >= since);
-}
-
-// Messages a second that came and went between two points.
-function rates(from, to) {
-  const seconds = to.at - from.at, came = Math.max(0, to.came - from.came);
-  return seconds > 0 ? [came / seconds, Math.max(0, came - (to.depth - from.depth)) / seconds] : [NaN, NaN];
-}
-
-function ratesNow(name) {
-  const points = past(name), last = points.at(-1);
-  return rates(points.findLast((one) => last.at - one.at >= NOW_S) || points[0], last);
-}
-
-const perSecond = (rate) => (rate > 0 ? rate.toLocaleString("en", { maximumFractionDigits: rate < 10 ? 1 : 0 }) : "");
-const stretch = (points) => { const now = shown.now / 1e6; return { now, from: Math.min(points[0]?.at ?? now, now - LEAST_S) }; };
-
 // All queues
 
 function draw() {
@@ -113,7 +79,7 @@ function draw() {
   $("name").textContent = status.format.name;
   drawHealth(shown.health);
   who(shown.acts ? "Signed in." : "Looking only.");
-  status.queues.forEach(note);
+  note(status.queues, shown.now);
   $("home").hidden = name !== null;
   $("queue").hidden = name === null;
   if (name === null) drawAll(status);
@@ -164,25 +130,6 @@ function table(name, rows, part = {}) {
   if (said.textContent !== text) said.textContent = text;
 }
 
-// The space as a picture: the largest queues as bands, one upon the other, over the last hour.
-function drawWhole(queues) {
-  const now = shown.now / 1e6, times = [...hour.at.filter((at) => at < now && at >= now - HOUR_S), now];
-  const depths = (queue) => { const kept = hour.queues[queue.name]?.depth || []; return [...times.slice(0, -1).map((_, n) => kept[kept.length - times.length + 1 + n] ?? 0), queue.depth]; };
-  const all = queues.map((queue) => ({ name: queue.name, depths: depths(queue) })).sort((a, b) => Math.max(...b.depths) - Math.max(...a.depths));
-  const few = all.filter((one, n) => n < BANDS && Math.max(...one.depths) > 0), rest = all.slice(few.length).filter((one) => Math.max(...one.depths) > 0);
-  if (rest.length) few.push({ name: "", depths: times.map((_, n) => rest.reduce((sum, one) => sum + one.depths[n], 0)) });
-  let below = times.map((at) => [at, 0]);
-  const bands = few.map((one, n) => {
-    const points = times.map((at, which) => [at, below[which][1] + one.depths[which]]), band = [`band b${n}`, points, below];
-    below = points;
-    return band;
-  });
-  const high = Math.max(...below.map(([, depth]) => depth), 1), { from } = stretch([{ at: times[0] }]);
-  chart($("whole-chart"), `All messages in the last hour: ${below.at(-1)[1]} now, ${high} at most`, bands, { from, now, high, unit: "messages" });
-  const names = few.map((one, n) => node("li", {}, node("i", { class: `band b${n}` }), one.name ? node("a", { href: address(one.name), text: one.name }) : `${counted(rest.length, "other queue")}`, ` ${one.depths.at(-1).toLocaleString("en")}`));
-  if ($("whole-names").textContent !== names.map((one) => one.textContent).join("")) $("whole-names").replaceChildren(...names);
-}
-
 function who(text) {
   $("who").textContent = text;
   $("sign").textContent = sessionStorage.getItem(TOKEN) ? "Sign out" : "Sign in";
@@ -198,11 +145,6 @@ function queueRow(queue) {
     head(node("a", { href: address(queue.name), text: queue.name, title: queue.description || false }), notes && node("small", { text: notes })),
     number(queue.ready), cell(others), cell(sparkline(points, line), "spark"), cell(ins, "n"), cell(outs, "n"), cell(oldest, "n"), number(queue.consumers));
   return { key: queue.name, stamp: JSON.stringify([queue.ready, others, oldest, ins, outs, queue.consumers, line, notes, queue.description]), make };
-}
-
-function sparkline(points, depths) {
-  const low = Math.min(...depths), high = Math.max(...depths), label = `from ${depths[0]} to ${depths.at(-1)} messages, ${low} to ${high} between`;
-  return drawn(label, [["band b1", points.map((one) => [one.at, one.depth])]], { ...stretch(points), high });
 }
 
 function doubtRow(branch) {
@@ -265,17 +207,7 @@ function drawQueue(queue, name) {
   tiles($("queue-tiles"), [[count(queue.ready), "ready", "", queue.full && "fair"], [count(queue.delayed), "delayed"], [count(queue.held - queue.in_doubt), "at work"],
     [count(queue.in_doubt), "in doubt"], [age(queue.oldest, shown.now) || "-", "the oldest", "", !queue.oldest && "none"],
     [(queue.is_estimated ? "about " : "") + size(queue.size_bytes), "on disk"], [count(queue.consumers), "consumers"], [ins, "in a second"], [outs, "out a second"]]);
-  const points = past(name), time = stretch(points), depths = points.map((one) => [one.at, one.depth]), high = Math.max(...points.map((one) => one.depth), 1);
-  chart($("depth-chart"), `Messages in the last hour: ${queue.depth} now, ${high} at most`, [["band b1", depths]], { ...time, high, unit: "messages" });
-  const flow = [[], []];
-  let before = points[0];
-  for (const one of points) {
-    if (one.at - before.at < RATE_S) continue;
-    rates(before, one).forEach((rate, which) => flow[which].push([one.at, rate]));
-    before = one;
-  }
-  const fast = Math.max(...flow.flat().map(([, rate]) => rate), 0.1);
-  chart($("flow-chart"), `Messages a second in the last hour: ${fast.toFixed(1)} at most`, [["in", flow[0]], ["out", flow[1]]], { ...time, high: fast, unit: "a second", lines: true });
+  drawHour(queue);
 }
 
 // Where the address names another queue, its messages are asked for; who may not read them sees the rest.

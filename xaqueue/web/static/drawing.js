@@ -1,5 +1,6 @@
 // How things are drawn: as text nodes and shapes, never as markup. Nothing is asked or kept here.
 
+export const address = (queue) => `#queue=${encodeURIComponent(queue)}`;
 export const $ = (id) => document.getElementById(id);
 
 export function node(kind, given = {}, ...inside) {
