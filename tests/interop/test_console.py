@@ -565,7 +565,7 @@ def test_an_empty_space_says_what_to_do(page: Page) -> None:
 
 def test_the_page_of_a_queue_has_the_hour_that_the_server_kept(page: Page, console: Console) -> None:
     rows = page.request.get(f"{console.url}api/overview").json()["status"]["queues"]
-    for ago_s in (1800, 900):
+    for ago_s in range(1800, 900, -150):  # of all queues together a page gets some points only
         console.front.link.history.add(time.time() - ago_s, [one | {"depth": 4000} for one in rows])
     look(page, "events")
     chart = page.locator("#depth-chart").get_by_role("img")
