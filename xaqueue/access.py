@@ -222,8 +222,11 @@ class Policy:
             return _EVERYTHING
         if identity.looks:
             return Rights(str(identity), (), looks=identity.looks)
-        roles = [role for role in self.roles or () if _has(role, identity)]
+        roles = self.roles_of(identity)
         return Rights(str(identity), roles, "" if roles else self._refusal_of(identity))
+
+    def roles_of(self, identity: Identity) -> list[Role]:
+        return [role for role in self.roles or () if _has(role, identity)]
 
     def _refusal_of(self, identity: Identity) -> str:
         shown = f"access is denied to {identity}"

@@ -64,7 +64,7 @@ def sign(page: Page, token: str = scene.OPERATOR) -> None:
     page.get_by_role("button", name="Sign in").click()
     page.get_by_label("Token", exact=True).fill(token)
     page.get_by_role("dialog").get_by_role("button", name="Sign in").click()
-    page.get_by_text("Signed in.").wait_for()
+    page.get_by_text("Signed in as ").wait_for()
 
 
 def look(page: Page, queue: str) -> Locator:
@@ -208,7 +208,7 @@ def test_it_says_when_the_server_is_away_and_comes_back(page: Page, console: Con
 def test_who_signs_in_is_kept_by_the_tab_until_he_signs_out(page: Page, browser: Browser, console: Console) -> None:
     sign(page)
     page.reload()
-    page.get_by_text("Signed in.").wait_for()
+    page.get_by_text("Signed in as operator.").wait_for()
     assert scene.OPERATOR not in page.content()
     with looking(browser, console.url) as other:
         other.get_by_text("Looking only.").wait_for()
@@ -594,6 +594,7 @@ def test_nothing_is_done_without_a_token(page: Page, console: Console, doubt: Xi
 
 def test_a_role_is_not_exceeded(page: Page, console: Console, doubt: Xid) -> None:
     sign(page, scene.VIEWER)
+    expect(page.locator("#who")).to_have_text("Signed in as viewer.")
     expect(look(page, "orders")).to_have_count(5)
     look(page, "events")
     expect(page.locator("#failure")).to_contain_text("browse of queue 'events' needs the right to browse")

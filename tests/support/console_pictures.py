@@ -79,7 +79,7 @@ def main(place: Path) -> None:
             with console.connect() as waiting:
                 work(console)
                 page.reload()
-                page.get_by_text("Signed in.").wait_for()
+                page.get_by_text("Signed in as ").wait_for()
                 small(page.screenshot(), place / "console-light.png")
                 page.emulate_media(color_scheme="dark")
                 small(page.screenshot(), place / "console-dark.png")

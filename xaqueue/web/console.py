@@ -74,8 +74,8 @@ async def overview(request: Request) -> Response:
         }
 
     found = await ask(request, look)
-    more = {"now": time.time_ns() // 1000, "acts": requester.acts, "failure_queues": _failure_queues(defined)}
-    return answered(found | more)
+    asks = {"acts": requester.acts, "roles": requester.roles}
+    return answered(found | asks | {"now": time.time_ns() // 1000, "failure_queues": _failure_queues(defined)})
 
 
 def _failure_queues(defined: Iterable[QueueDefinition]) -> list[str]:

@@ -56,6 +56,8 @@ class Requester:
 
     identity: Identity
     acts: bool
+    roles: tuple[str, ...] = ()
+    """That have its token; none without an [access] table, and then it may do everything."""
 
 
 class ServerLink:
@@ -94,7 +96,7 @@ class ServerLink:
         if refusal:
             self._log(refusal)
             raise AccessDenied(UNKNOWN)
-        return Requester(identity, acts=True)
+        return Requester(identity, acts=True, roles=tuple(role.name for role in policy.roles_of(identity)))
 
     async def ask(self, requester: Requester, what: Callable[[RemoteManager], T]) -> T:
         """In one of the threads, with a session that ends with it. Raises what ``what`` does, and ConnectionLost."""

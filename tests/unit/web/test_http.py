@@ -281,7 +281,7 @@ def test_a_token_is_taken_in_its_header_only(ask: Ask) -> None:
     _, told = ask("GET", f"/api/overview?token={TOKEN}&access_token={TOKEN}", cookie=f"token={TOKEN}")
     assert not told["acts"]
     _, told = ask("GET", "/api/overview", authorization=f"Bearer {TOKEN}")
-    assert told["acts"]
+    assert (told["acts"], told["roles"]) == (True, ["shop"])
     assert "needs the right to" in told["in_doubt"]["error"]
 
 

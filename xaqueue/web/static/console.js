@@ -78,7 +78,7 @@ function draw() {
   const status = shown.status, name = place();
   $("name").textContent = status.format.name;
   drawHealth(shown.health);
-  who(shown.acts ? "Signed in." : "Looking only.");
+  who(shown.acts ? `Signed in ${shown.roles.length ? `as ${shown.roles.join(", ")}` : "with all rights"}.` : "Looking only.");
   note(status.queues, shown.now);
   $("home").hidden = name !== null;
   $("queue").hidden = name === null;
