@@ -298,10 +298,16 @@ class RecoveryThread:
                         sweep.committed(branch)
                 continue
             report.untouched.append((str(branch.gtrid), why))
-            if why and name not in self._warned:
-                self._warned.add(name)
+            if why and self._is_news(name):
                 log.warning("[branch-left] participant %s: a branch (%s) is left: %s", self._name, name, why)
-        sweep.strike(found)
+        for name, why in sweep.strike(found).items():
+            if self._is_news(name):
+                log.warning("[decision-left] participant %s: what stands of %s stays: %s", self._name, name, why)
+
+    def _is_news(self, name: str) -> bool:
+        is_known = name in self._warned
+        self._warned.add(name)
+        return not is_known
 
     def _warn_of_old(self, ended: set[bytes], own: Iterable[ListedBranch]) -> None:
         """Once of each that stays prepared, where the driver tells since when."""

@@ -102,22 +102,31 @@ class Sweep:
             return Swept(branch, None, "the database that decides does not know of it: it is another one, or a copy")
         return None if state.is_ended else Swept(branch, None)
 
-    def strike(self, listed: Collection[ListedBranch]) -> None:
-        """What this participant has carried out, since it is not in this list, is hardened, and is its no more."""
+    def strike(self, listed: Collection[ListedBranch]) -> dict[str, str]:
+        """What this participant has carried out, since it is not in this list, is hardened, and is its no more.
+
+        Returns what stays, by the name of the transaction or of the node, and why: it holds up no other.
+        """
+        failures: dict[str, str] = {}
         gtrids = {str(branch.gtrid) for branch in listed}
-        carried_out = [one for one in self._decisions if one.key not in gtrids and self._is_over(one)]
+        unlisted = [one for one in self._decisions if one.key not in gtrids]
+        carried_out = [one for one in unlisted if self._is_over(one, failures)]
         nodes = {branch.gtrid.node for branch in listed}
         without = [one for one in self._tombstones if one.key not in nodes]
         if carried_out or without:
             if driver.offers(self._connection, "harden"):
                 self._connection.harden()
             if self._found_life() != self._life:
-                return  # what it had not hardened when it gave its list may be undone
+                return failures  # what it had not hardened when it gave its list may be undone
             with self._source.opened() as own:
-                for one in carried_out:
-                    self._tables.strike(own, one, self._identity)
-                for one in without:
-                    self._tables.bury(own, one, self._identity)
+                steps = [(self._tables.strike, one) for one in carried_out]
+                for step, one in steps + [(self._tables.bury, one) for one in without]:
+                    try:
+                        step(own, one, self._identity)
+                    except Exception as error:  # of its driver
+                        own.rollback()
+                        failures[one.key] = f"{type(error).__name__}: {error}"
+        return failures
 
     def committed(self, branch: ListedBranch) -> None:
         """A database has carried it out, durably: its node, which may live and find it gone, reads that in the row."""
@@ -131,7 +140,14 @@ class Sweep:
             return self._connection.carriers().life
         return identity_of(self._connection, self._source.name).answer
 
-    def _is_over(self, one: Standing) -> bool:
+    def _is_over(self, one: Standing, failures: dict[str, str]) -> bool:
+        try:
+            return self._has_carried_out(one)
+        except Exception as error:  # of its driver, or the row cannot be read
+            failures[one.key] = f"{type(error).__name__}: {error}"
+            return False
+
+    def _has_carried_out(self, one: Standing) -> bool:
         """It may be prepared yet though its list was without it, where the participant can tell; and a change that the
         row carries is in no list."""
         if not one.participants:

@@ -20,7 +20,7 @@ from xaqueue.tm import manager as managers
 from xaqueue.tm.awaiting import AsyncLoop
 from xaqueue.tm.gtrid import Gtrid, ListedBranch, parse_listed
 from xaqueue.tm.last_resource import DecisionRow
-from xaqueue.tm.node_tables import NodeTables
+from xaqueue.tm.node_tables import NodeTables, Standing
 from xaqueue.tm.participant import sources
 from xaqueue.tm.sweep import Sweep
 from xaqueue.xa import Outcome
@@ -163,6 +163,31 @@ def test_a_row_by_hand_holds_up_no_other(scene: Scene) -> None:
     scene.queue.commit_late()
     scene.sweep(nothing, nothing)
     assert [row.key for row in scene.tables.decided(scene.own)] == [by_hand]
+
+
+@pytest.mark.parametrize("fault", ["cannot be struck", "cannot be read"])
+def test_one_that_fails_holds_up_no_other(scene: Scene, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    scene.decide()
+    first, strike = scene.gtrid.decode(), NodeTables.strike
+    scene.gtrid = bytes(Gtrid(NODE, 1, 2, scene.tables.database))
+    scene.decide()
+    if fault == "cannot be read":
+        scene.own.execute("update xaqueue_decisions set carried = x'01' where gtrid = ?", (first,))
+        scene.own.commit()
+    assert scene.tables.end(scene.own, NODE)
+
+    def strike_others(tables: NodeTables, own: Any, standing: Standing, identity: str) -> None:
+        if standing.key == first:
+            raise sqlite3.OperationalError(fault)
+        strike(tables, own, standing, identity)
+
+    monkeypatch.setattr(NodeTables, "strike", strike_others)
+    scene.queue.commit_late()
+    sweep = Sweep(scene.tables, scene.source, MINE, SPACE, scene.queue, buried_s=-1.0)
+    failures = sweep.strike(scene.queue.listed())
+    assert [row.key for row in scene.tables.decided(scene.own)] == [first]
+    assert list(failures) == [first]
+    assert fault in failures[first]
 
 
 def test_a_queue_that_forgets_behind_its_list_is_asked_again(scene: Scene) -> None:
