@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 from xaqueue.errors import DecisionLogError, ProtocolError
-from xaqueue.tm.last_resource import DecisionRows
+from xaqueue.tm.last_resource import DecisionRow, DecisionRows
 from xaqueue.tm.records import DecisionTable, Heuristic, OpenDecision
 from xaqueue.tm.voting import Reply
 from xaqueue.xa import Outcome
@@ -180,6 +180,13 @@ class Decisions:
         """They could not be removed."""
         with self.lock:
             self._done_rows.setdefault(last, []).extend(gtrids)
+
+    def removed(self, gtrids: Iterable[bytes]) -> None:
+        """Their rows are, by a transaction that a crash of the database may undo."""
+
+    def came_back(self, connection: Any) -> list[DecisionRow]:
+        """Rows that were removed, and are there. Those of a log are read at its next opening."""
+        return []
 
     @property
     def has_done_rows(self) -> list[str]:

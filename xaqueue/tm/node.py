@@ -14,7 +14,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +27,7 @@ from xaqueue.tm.decisions import Decisions
 from xaqueue.tm.driver import Dialect
 from xaqueue.tm.gtrid import Gtrid
 from xaqueue.tm.identities import Identities, identity_of
-from xaqueue.tm.last_resource import NAMES_LENGTH
+from xaqueue.tm.last_resource import NAMES_LENGTH, DecisionRow
 from xaqueue.tm.node_schema import LOCK_S
 from xaqueue.tm.node_tables import NodeTables
 from xaqueue.tm.participant import ConnectionSource
@@ -112,6 +112,10 @@ class DatabaseNode(Decisions):
         self.is_unclean = False
         """Whether a prepare or an end was not answered: its tombstone stays behind it."""
         self._recent: deque[tuple[float, bytes]] = deque(maxlen=RECENT)
+        self._removed: dict[bytes, int] = {}
+        """Decisions whose rows are removed, which a crash of the database may undo yet, with the sign before that."""
+        self._looked = 0
+        """The sign at which such rows were looked for."""
         self._seen: dict[str, tuple[int, int]] = {}
         """Of each other node its last sign, and for how many intervals it is that."""
         self._has_signed = False
@@ -307,6 +311,18 @@ class DatabaseNode(Decisions):
                 return Reply.UNKNOWN
             source.loop.pause(STRUCK_S / 20)
 
+    def removed(self, gtrids: Iterable[bytes]) -> None:
+        self._removed |= dict.fromkeys(gtrids, self.epoch)
+
+    def came_back(self, connection: Any) -> list[DecisionRow]:
+        """A removal waits for no disk, and two signs behind it have waited: from then on it stands."""
+        if not self._removed or self.epoch < self._looked + 2:
+            return []
+        found = [row for row in self.tables.own(connection, self.node) if row.gtrid in self._removed]
+        self._looked = self.epoch
+        self._removed = {gtrid: sign for gtrid, sign in self._removed.items() if sign > self._looked - 2}
+        return found
+
     def note_last(self, participant: str) -> None:
         """Its decisions stand nowhere else."""
 
@@ -465,7 +481,7 @@ class DatabaseNode(Decisions):
                 with self._deciding().opened() as connection:
                     if self._unwritten:
                         self._exchange(connection)
-                    if is_over:
+                    if is_over and not self.tables.own(connection, self.node):  # nobody would remove what came back
                         self.tables.close(connection, self.node)
                     else:
                         self.tables.end(connection, self.node)

@@ -23,7 +23,7 @@ from xaqueue.carried import decode
 from xaqueue.errors import OperationalError
 from xaqueue.tm import driver, last_resource
 from xaqueue.tm.driver import Adapter, Dialect, read, run
-from xaqueue.tm.last_resource import SYNCED
+from xaqueue.tm.last_resource import SYNCED, DecisionRow
 from xaqueue.tm.node_decisions import LIMIT, NODE_AT, NODE_LENGTH, NodeDecisions, node_of
 from xaqueue.tm.node_schema import (
     LAZY,
@@ -200,6 +200,10 @@ class NodeTables(NodeDecisions):
             f"SELECT gtrid, participants FROM {self.table} WHERE gtrid {which} AND decision = 'commit' ORDER BY gtrid",
         )
         return [Standing(str(key), str(names)) for key, names in found]
+
+    def own(self, connection: Any, node: str) -> list[DecisionRow]:
+        """All decisions to commit of this node."""
+        return self._select(connection, f"gtrid LIKE 'XAQ2{self.database}{node}%' AND decision = 'commit'")
 
     def clock_us(self, connection: Any) -> int:
         """The database's."""

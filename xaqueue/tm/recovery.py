@@ -445,15 +445,19 @@ class RecoveryThread:
             coordinator.take_row(row, self._name)
             (report.committed if row.outcome is Outcome.COMMITTED else report.rolled_back).append(gtrid)
             coordinator.wake(row.participants or coordinator.sources)
+        rows = coordinator.deciding.rows
+        for row in decisions.came_back(self._connection):
+            coordinator.deciding.add_row(row)
+            decisions.restore_done_rows(self._name, [row.gtrid])
         done = decisions.take_done_rows(self._name)
         try:
-            rows = coordinator.deciding.rows
             known = {gtrid: rows[gtrid] for gtrid in done if gtrid in rows}
             carried = {gtrid: (row.space, row.carrier, row.number) for gtrid, row in known.items()}
             decisions.rows.delete(self._connection, done, carried)
         except BaseException:
             decisions.restore_done_rows(self._name, done)
             raise
+        decisions.removed(done)
         for gtrid in carried:
             del rows[gtrid]
         coordinator.wake(coordinator.deciding.begin(self._name, self._connection))

@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 
 import xaqueue
-from support.patience import PATIENCE_S
+from support.patience import PATIENCE_S, eventually
 from xaqueue.carried import Carriers
 from xaqueue.tm import guard
 from xaqueue.tm import manager as managers
 from xaqueue.tm.awaiting import AsyncLoop
 from xaqueue.tm.gtrid import Gtrid, ListedBranch, parse_listed
 from xaqueue.tm.last_resource import DecisionRow
+from xaqueue.tm.node import Timing
 from xaqueue.tm.node_tables import NodeTables, Standing
 from xaqueue.tm.participant import sources
 from xaqueue.tm.sweep import Sweep
@@ -212,6 +213,57 @@ def test_a_tombstone_stays_for_what_a_queue_has_forgotten(scene: Scene, *, is_ea
     scene.sweep(nothing if is_early else roll_back, scene.queue.crash if is_early else nothing)
     scene.queue.crash()
     assert scene.stands[1] == (scene.queue.memory is Outcome.IN_DOUBT)
+
+
+def bring_back(monkeypatch: pytest.MonkeyPatch, *, carried: bool) -> threading.Event:
+    """A decision that is removed comes back once, as by a crash of a database that had not synced that. Returns what is
+    set then."""
+    came_back, delete = threading.Event(), NodeTables.delete
+
+    def forget(tables: NodeTables, connection: Any, gtrids: Sequence[bytes], *rest: Any) -> None:
+        found = connection.execute("select * from xaqueue_decisions where decision = 'commit'").fetchall()
+        rows = [row for row in found if row[0].encode() in gtrids and bool(row[3]) is carried]
+        delete(tables, connection, gtrids, *rest)
+        if rows and not came_back.is_set():
+            connection.executemany("insert into xaqueue_decisions values (?, ?, ?, ?)", rows)
+            connection.commit()
+            came_back.set()
+
+    monkeypatch.setattr(NodeTables, "delete", forget)
+    return came_back
+
+
+@pytest.mark.parametrize("carry", [False, True])
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_removal_that_a_crash_undoes_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, closes: bool, carry: bool
+) -> None:
+    """By its node while that lives; else behind it there is a tombstone, so that others see to it."""
+    came_back = bring_back(monkeypatch, carried=carry)
+    monkeypatch.setattr("xaqueue.tm.node.Timing", lambda: Timing(sign=60.0 if closes else 0.05))
+    path, space = tmp_path / "db", tmp_path / "space"
+    xaqueue.connect(space, create=True).close()
+    parties: dict[str, Any] = {"db": partial(sqlite3.connect, path), "queue": str(space)}
+    with (
+        xaqueue.TransactionManager(parties, recovery_interval_s=0.05, carry=carry) as tm,
+        closing(sqlite3.connect(path)) as own,
+    ):
+
+        def count(what: str) -> int:
+            return int(own.execute(f"select count(*) from xaqueue_{what}").fetchone()[0])
+
+        number = 0
+        while not came_back.wait(0.05):  # the first ones are prepared in any case
+            number += 1
+            with tm.transaction() as tx:
+                tx["db"].execute("create table if not exists orders (n int)")
+                tx["queue"].enqueue("q", b"%d" % number)
+            assert number < PATIENCE_S * 20
+        if not closes:
+            eventually(lambda: not count("decisions where decision = 'commit'"))
+    with closing(sqlite3.connect(path)) as own:
+        left = [own.execute(f"select count(*) from xaqueue_{one}").fetchone()[0] for one in ("nodes", "ended")]
+    assert left == [0, int(closes)]
 
 
 def test_a_node_that_closes_while_it_removes_a_decision_leaves_a_tombstone(
