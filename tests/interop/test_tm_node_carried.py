@@ -311,7 +311,7 @@ def test_in_tasks_too(dsn: str, tmp_path: Path) -> None:
                     await ledger.execute(f"insert into orders values ({number})")
                     queue.enqueue("orders", str(number).encode())
                     transaction: Any = tx._transaction
-                    branch = transaction._branches["queue"]
+                    branch = transaction.branches["queue"]
                 are_carried.append(branch.carried is not None)
                 await asyncio.sleep(0.02)
         return are_carried

@@ -73,7 +73,7 @@ def leave(place: Path, connect: Connect, at: str) -> str:
     cursor.close()
     with pytest.raises(Killed):
         tx.commit()
-    for branch in tx._branches.values():
+    for branch in tx.branches.values():
         branch.discard()
     name = manager.node
     manager._log._closed.set()  # type: ignore[attr-defined]
@@ -138,7 +138,7 @@ def leave_two(place: Path, dsn: str, at: str) -> Path:
         recovery.stop(5)
     with pytest.raises(Killed):
         tx.commit()
-    for branch in tx._branches.values():
+    for branch in tx.branches.values():
         branch.discard()
     manager.close()
     with closing(sqlite3.connect(place / "db")) as other, other:

@@ -270,7 +270,7 @@ def test_two_queues_alone_of_a_node_that_died(scene: Scene, step: str) -> None:
     kill(dead)
     with pytest.raises(Killed):
         tx.commit()
-    for branch in tx._branches.values():
+    for branch in tx.branches.values():
         branch.discard()
     is_away = True
 

@@ -120,7 +120,7 @@ def die_in(manager: TransactionManager, number: int, before: Callable[[], object
     before()
     with pytest.raises(Killed):
         tx.commit()
-    for branch in tx._branches.values():
+    for branch in tx.branches.values():
         branch.discard()
 
 

@@ -198,10 +198,9 @@ class EnlistedBranch:
 
     def explain(self, error: BaseException) -> None:
         """Why it is going to be rolled back, for a queue, whose message remembers it."""
-        explain = getattr(self.connection, "explain_rollback", None)
-        if callable(explain) and not self._interrupted:
+        if driver.offers(self.connection, "explain_rollback") and not self._interrupted:
             with suppress(Exception):  # the rollback meets the same
-                explain(error)
+                self.connection.explain_rollback(error)
 
     def rollback(self) -> Reply:
         if self._interrupted:

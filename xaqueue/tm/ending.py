@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 from xaqueue.carried import CarriedChange
 from xaqueue.errors import DecisionLogError, ProtocolError, RetryLater
@@ -43,6 +44,8 @@ class Phase(Enum):
 class Ending:
     """A transaction, as far as its end needs it. Does what is asked for, and tells nobody how that went."""
 
+    savepoints: tuple[Any, ...] = ()
+    """Those that are open, each within the one before it."""
     is_async = False
     """Whether it is one of a task of asyncio."""
     _phase = Phase.ACTIVE
@@ -67,7 +70,7 @@ class Ending:
         self._timeout_s = timeout_s
         self._deadline = time.monotonic() + timeout_s
         self._mutex = threading.Lock()
-        self._branches: dict[str, EnlistedBranch] = {}
+        self.branches: dict[str, EnlistedBranch] = {}
         self.gtrid = coordinator.enter(self)
         """Its name, in every participant and in the log."""
 
@@ -84,7 +87,7 @@ class Ending:
         """Interrupts what an expired transaction is waiting for; called from another thread, again and again."""
         with self._mutex:  # not while it is being ended: what is decided is never interrupted
             if self._phase is Phase.ACTIVE and self._is_expired() and not self.is_async:
-                for branch in list(self._branches.values()):
+                for branch in list(self.branches.values()):
                     branch.interrupt()
 
     def expire(self, why: str = "") -> None:
@@ -95,8 +98,8 @@ class Ending:
         """Raises ProtocolError once its end has begun, or that of the work of this participant."""
         if self._phase is not Phase.ACTIVE:
             raise ProtocolError(f"the transaction is {self._phase.value}: begin another one")
-        if name in self._branches:
-            self._branches[name].check_begun()
+        if name in self.branches:
+            self.branches[name].check_begun()
 
     def drop(self) -> None:
         """It is rolled back, where nobody has begun to end it and nobody will."""
@@ -124,7 +127,7 @@ class Ending:
     def _are_parallel(self, names: Iterable[str]) -> bool:
         """Whether they are called side by side: where nobody else is at work who would only wait for the threads."""
         can_be = self.is_async or self._coordinator.is_lone
-        return can_be and all(self._branches[name].is_parallel for name in names)
+        return can_be and all(self.branches[name].is_parallel for name in names)
 
     def _end(self, ender: object) -> tuple[list[str], str | None]:
         """Nobody else may end it any more. Returns those with two phases, in the order of their keys, and the last.
@@ -135,19 +138,19 @@ class Ending:
             if self._phase is not Phase.ACTIVE:
                 self.check_active()
             self._ender, self._phase = ender, Phase.ENDING
-        names, last = list(self._branches), self._last()
+        names, last = list(self.branches), self._last()
         if last is not None:
             names.remove(last)
             if len(names) == 1:
-                self._let_carry(last, self._branches[names[0]])
+                self._let_carry(last, self.branches[names[0]])
                 return names, last
-        names.sort(key=lambda name: (self._branches[name].sort_key, name))
+        names.sort(key=lambda name: (self.branches[name].sort_key, name))
         return names, last
 
     def _last(self) -> str | None:
         """Whose own commit decides: the one without two phases, or else the only database, where there is one."""
         last, is_alone = None, True
-        for name, branch in self._branches.items():
+        for name, branch in self.branches.items():
             if branch.can.may_decide:
                 if not branch.has_two_phases:
                     return name
@@ -156,7 +159,7 @@ class Ending:
 
     def _let_carry(self, last: str, queue: EnlistedBranch) -> None:
         """The database takes the queue's work with its own, where it can."""
-        if self._branches[last].can.may_carry and getattr(queue.connection, "can_carry", False) is True:
+        if self.branches[last].can.may_carry and getattr(queue.connection, "can_carry", False) is True:
             deciding = self._coordinator.deciding
             if deciding.is_ready(queue.name, last, self._coordinator.wake):
                 queue.carrier = deciding.name(last)
@@ -177,7 +180,7 @@ class Ending:
         Otherwise what they replied, up to the first that did not do so: from there on ``voting.commit`` is in charge,
         so that all that goes wrong has one place.
         """
-        branch, is_watched = self._branches[voter], self._coordinator.step is not unwatched
+        branch, is_watched = self.branches[voter], self._coordinator.step is not unwatched
         vote = self._perform_at(*_VERBS[XaVerb.PREPARE], voter) if is_watched else branch.prepare()
         if vote is not Reply.PREPARED:
             return [{voter: vote}]
@@ -190,7 +193,7 @@ class Ending:
     def _end_plain(self, voter: str, last: str) -> None:
         """Both have committed."""
         self.outcome = Outcome.COMMITTED
-        voted, decided = self._branches[voter], self._branches[last]
+        voted, decided = self.branches[voter], self.branches[last]
         self._coordinator.note_done(self.gtrid, Outcome.COMMITTED, voter, voted.is_deferred)
         voted.release()
         decided.release()
@@ -216,7 +219,7 @@ class Ending:
         return self._perform_at_each(command)
 
     def _ask(self, name: str) -> Reply:
-        branch = self._branches[name]
+        branch = self.branches[name]
         reply = branch.ask()
         if reply is Reply.UNKNOWN and self._is_decided and branch.identity:
             return self._coordinator.log.ask(self.gtrid, branch.identity)
@@ -245,7 +248,7 @@ class Ending:
         self, before: TraceStep, verb: Callable[[EnlistedBranch], Reply], after: TraceStep, name: str
     ) -> Reply:
         self._coordinator.step(before, self.gtrid, name)
-        reply = verb(self._branches[name])
+        reply = verb(self.branches[name])
         self._coordinator.step(after, self.gtrid, name)
         return reply
 
@@ -263,7 +266,7 @@ class Ending:
         return Reply.DONE
 
     def _commit_last(self, name: str, prepared: Sequence[str]) -> Reply:
-        coordinator, gtrid, last = self._coordinator, self.gtrid, self._branches[name]
+        coordinator, gtrid, last = self._coordinator, self.gtrid, self.branches[name]
         if time.monotonic() >= self._deadline:
             last.rollback()
             return Reply.REFUSED
@@ -276,7 +279,7 @@ class Ending:
             return Reply.REFUSED
         if is_watched:
             coordinator.step(TraceStep.COMMIT_LAST, gtrid, name)
-        change = self._branches[prepared[0]].carried
+        change = self.branches[prepared[0]].carried
         self._deciding = name, prepared
         row = self._row_of(prepared, change)
         reply = last.commit_last(row, coordinator.log.rows, coordinator.log.check, change and change.life)
@@ -286,7 +289,7 @@ class Ending:
             reply = self._ask_those_told(prepared)
         if reply is Reply.DONE:
             for other in prepared:
-                branch = self._branches[other]
+                branch = self.branches[other]
                 branch.is_deferred = branch.can.hardens
             coordinator.log.add_row(gtrid, row.participants, name, row.spaces)
             self._deciding, self._is_decided = None, True
@@ -304,7 +307,7 @@ class Ending:
 
     def _ask_those_told(self, prepared: Sequence[str]) -> Reply:
         """Others have done what the decision said, and removed it; or it never was, and they will roll back."""
-        answers = {self._branches[name].ask() for name in prepared}
+        answers = {self.branches[name].ask() for name in prepared}
         if Reply.COMMITTED in answers:
             return Reply.DONE
         return Reply.REFUSED if Reply.ROLLED_BACK in answers else Reply.LOST
@@ -319,7 +322,7 @@ class Ending:
 
     def _spaces_of(self, names: Iterable[str]) -> dict[str, str]:
         """What those that have voted say of themselves: another one in its place has nothing to acknowledge."""
-        branches = [self._branches[name] for name in names]
+        branches = [self.branches[name] for name in names]
         return {one.name: place for one in branches if (place := one.identity or driver.space_of(one.connection))}
 
     # Behind the last reply
@@ -331,16 +334,16 @@ class Ending:
         unrecorded: Exception | None = None
         try:
             if result.outcome in (Outcome.COMMITTED, Outcome.ROLLED_BACK):
-                deferred = [name for name, branch in self._branches.items() if branch.is_deferred]
+                deferred = [name for name, branch in self.branches.items() if branch.is_deferred]
                 settle = partial(self._coordinator.settle, self.gtrid, result.outcome, result.participants)
                 if is_heuristic:
-                    details = {name: str(one.error) for name, one in self._branches.items() if one.error is not None}
+                    details = {name: str(one.error) for name, one in self.branches.items() if one.error is not None}
                     self._coordinator.loop.in_thread(partial(settle, details, deferred), must_end=True)
                 else:
                     settle({}, deferred)
         except (DecisionLogError, RetryLater) as failed:  # it is not acknowledged either, so recovery notes it again
             unrecorded = failed
-        self._let_go(result.outcome, self.pending if unrecorded is None else self._branches)
+        self._let_go(result.outcome, self.pending if unrecorded is None else self.branches)
         return unrecorded
 
     def _cut_off(self, ender: object) -> None:
@@ -359,7 +362,7 @@ class Ending:
             self._coordinator.expect_row(self.gtrid, *self._deciding)
         if self._coordinator.is_undecided(self.gtrid):
             decided = Outcome.IN_DOUBT
-        alone = len(self._branches) < 2 or any(branch.commits_alone for branch in self._branches.values())
+        alone = len(self.branches) < 2 or any(branch.commits_alone for branch in self.branches.values())
         if decided is None and (alone or log.failure is not None):
             decided = Outcome.UNKNOWN
         self._abandon(decided or Outcome.ROLLED_BACK)
@@ -368,15 +371,15 @@ class Ending:
         if self._phase is Phase.OVER:
             return
         self.outcome = outcome
-        for branch in self._branches.values():
+        for branch in self.branches.values():
             branch.discard()
         self._coordinator.log.is_unclean = True
-        self._coordinator.leave(self.gtrid, outcome, self._branches)
+        self._coordinator.leave(self.gtrid, outcome, self.branches)
         self._phase = Phase.OVER
 
     def _let_go(self, outcome: Outcome, unfinished: Collection[str] = ()) -> None:
         """Gives back the connections of those that have answered."""
-        for name, branch in self._branches.items():
+        for name, branch in self.branches.items():
             if branch.is_unanswered:
                 self._coordinator.log.is_unclean = True
             if self._outcomes.get(name) in _UNANSWERED:

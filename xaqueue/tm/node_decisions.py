@@ -56,28 +56,19 @@ class NodeDecisions(DecisionRows):
     trouble: str = ""
     """Why nothing of others may be touched: it is a copy."""
 
-    def insert(self, connection: Any, row: DecisionRow, dialect: Dialect, life: Life | None = None) -> bool:
+    def insert(self, connection: Any, row: DecisionRow, dialect: Dialect) -> bool:
         """As ``DecisionRows.insert``, as long as its node may decide, which nobody ends then before the commit.
 
-        life: of the space whose change the row carries, as in ``insert_carried``. Raises NodeEnded where the node may
-        not, LifeOver.
+        Raises NodeEnded where it may not.
         """
-        key = last_resource.checked(row.gtrid)
-        node, names = node_of(key), names_of(row.participants, row.spaces)
-        if len(names) > NAMES_LENGTH:  # without all of them nobody else could finish it
-            raise InvalidArgument(
-                f"{len(row.participants)} participants are too many for one transaction: their names and ids have "
-                f"{len(names):,} characters, and at most {NAMES_LENGTH:,} may be kept. Take fewer, or shorter names"
-            )
+        key, names, node = self._values(row)
         into = f"INSERT INTO {self.table} (gtrid, decision, participants) SELECT"
-        nodes = f"SELECT 1 FROM {self.schema}xaqueue_nodes WHERE node ="
-        if life is not None:
-            return self._insert_carried(connection, row, life, (key, names, row.carried, node))
+        nodes = f"{self.schema}xaqueue_nodes WHERE node ="
         if dialect is Dialect.POSTGRESQL:
             added = run(
                 connection,
                 f"{into} %s, 'commit', %s FROM (SELECT {SYNCED}, {_LIMITED}) AS s, "
-                f"({nodes} %s FOR KEY SHARE) AS l WHERE {IS_MARKED}",
+                f"(SELECT 1 FROM {nodes} %s FOR KEY SHARE) AS l WHERE {IS_MARKED}",
                 (key, names, node),
             )
         elif not is_marked(connection):
@@ -86,22 +77,28 @@ class NodeDecisions(DecisionRows):
             if self.has_limit:
                 run(connection, _LIMIT_MARIADB)
             lock = " LOCK IN SHARE MODE" if dialect is Dialect.MYSQL else ""
-            added = run(
-                connection,
-                f"{into} '{key}', 'commit', '{names}' FROM {self.schema}xaqueue_nodes WHERE node = '{node}'{lock}",
-            )
+            added = run(connection, f"{into} '{key}', 'commit', '{names}' FROM {nodes} '{node}'{lock}")
             if not added:
                 raise NodeEnded(node)
         if not added and is_marked(connection):
             raise NodeEnded(node)
         return bool(added)
 
-    def insert_carried(self, connection: Any, row: DecisionRow, life: Life, dialect: Dialect) -> bool:
-        return self.insert(connection, row, dialect, life)
+    def _values(self, row: DecisionRow) -> tuple[str, str, str]:
+        """Its key, all participants, and its node. Raises InvalidArgument."""
+        key, names = last_resource.checked(row.gtrid), names_of(row.participants, row.spaces)
+        if len(names) > NAMES_LENGTH:  # without all of them nobody else could finish it
+            raise InvalidArgument(
+                f"{len(row.participants)} participants are too many for one transaction: their names and ids have "
+                f"{len(names):,} characters, and at most {NAMES_LENGTH:,} may be kept. Take fewer, or shorter names"
+            )
+        return key, names, node_of(key)
 
-    def _insert_carried(self, connection: Any, row: DecisionRow, life: Life, values: tuple[Any, ...]) -> bool:
+    def insert_carried(self, connection: Any, row: DecisionRow, life: Life, dialect: Dialect) -> bool:
+        """As ``DecisionRows.insert_carried``, and as ``insert``."""
+        key, names, named = self._values(row)
         node = f"{self.schema}xaqueue_nodes WHERE node ="
-        if self.dialect is Dialect.POSTGRESQL:
+        if dialect is Dialect.POSTGRESQL:
             statement = (
                 f"INSERT INTO {self.table} (gtrid, decision, participants, carried) SELECT %s, 'commit', %s, %s "
                 f"FROM (SELECT {SYNCED}, {_LIMITED}) AS s, (SELECT 1 FROM {node} %s FOR KEY SHARE) AS l, "
@@ -112,11 +109,11 @@ class NodeDecisions(DecisionRows):
                 f"INSERT INTO {self.table} (gtrid, decision, participants, carried) SELECT ?, 'commit', ?, ? "
                 f"FROM (SELECT 1 FROM {node} ?), (SELECT 1 FROM {self.table} WHERE gtrid = ? AND participants = ?)"
             )
-        if run(connection, statement, (*values, *last_resource.life_row(life))):
+        if run(connection, statement, (key, names, row.carried, named, *last_resource.life_row(life))):
             return True
         if is_marked(connection):
-            if not run(connection, f"SELECT 1 FROM {node} '{values[-1]}'"):
-                raise NodeEnded(values[-1])
+            if not run(connection, f"SELECT 1 FROM {node} '{named}'"):
+                raise NodeEnded(named)
             raise last_resource.life_over(row)
         return False
 

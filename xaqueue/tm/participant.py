@@ -137,10 +137,9 @@ class ConnectionSource:
         """It ends its memory of what it did by itself with the branch of this name, where it has one. Raises what the
         driver raises."""
         with self.opened() as connection:
-            forget = getattr(connection, "tpc_forget", None)
             try:
-                if callable(forget):
-                    forget(driver.xid_on(connection, gtrid, name))
+                if driver.offers(connection, "tpc_forget"):
+                    connection.tpc_forget(driver.xid_on(connection, gtrid, name))
             except Exception as error:
                 if not driver.is_unknown_xid(error):
                     raise

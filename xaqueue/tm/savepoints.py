@@ -12,22 +12,13 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from itertools import count
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from xaqueue.errors import ProtocolError
 from xaqueue.tm.branch import EnlistedBranch
+from xaqueue.tm.ending import Ending
 
 _NUMBERS = count()
-
-
-class Transaction(Protocol):
-    savepoints: tuple[TransactionSavepoint, ...]
-    """Those that are open, each within the one before it."""
-
-    @property
-    def branches(self) -> dict[str, EnlistedBranch]: ...
-    def check_active(self, name: str = "") -> None: ...
-    def expire(self, why: str = "") -> None: ...
 
 
 class TransactionSavepoint:
@@ -36,7 +27,7 @@ class TransactionSavepoint:
     is_block = False
     """While it is open nothing is committed."""
 
-    def __init__(self, transaction: Transaction, of: str = "") -> None:
+    def __init__(self, transaction: Ending, of: str = "") -> None:
         """of: the participant that has made one of its own. Raises what a participant raises."""
         transaction.check_active()
         self._transaction, self._of = transaction, of
@@ -118,7 +109,7 @@ class TransactionSavepoint:
 class Told:
     """Savepoints that a participant's user makes there by himself: the others have the same."""
 
-    def __init__(self, transaction: Transaction, name: str, run: Callable[[Callable[[], None]], Any]) -> None:
+    def __init__(self, transaction: Ending, name: str, run: Callable[[Callable[[], None]], Any]) -> None:
         """run: makes a call of the transaction, where its user is; what it returns is to be awaited in a task."""
         self._transaction, self._name, self._run = transaction, name, run
         self._made: list[tuple[str, TransactionSavepoint]] = []

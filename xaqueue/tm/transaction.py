@@ -72,12 +72,10 @@ class Transaction(Ending):
     """Its face in a task of asyncio."""
     _block = _NO_BLOCK
     """See ``ENTERED``."""
-    savepoints: tuple[TransactionSavepoint, ...] = ()
-    """Those that are open, each within the one before it."""
 
     def __getitem__(self, name: str) -> Any:
         """The participant's connection, begun for this transaction. Raises KeyError, RolledBack after the timeout."""
-        known = self._branches.get(name)
+        known = self.branches.get(name)
         if self._phase is not Phase.ACTIVE:
             self.check_active()
         if time.monotonic() >= self._deadline:
@@ -102,10 +100,6 @@ class Transaction(Ending):
         """
         return TransactionSavepoint(self)
 
-    @property
-    def branches(self) -> dict[str, EnlistedBranch]:
-        return self._branches
-
     def accept(self, delivery: Any, name: str = "") -> Any:
         """Settles a message on lease with this transaction: ``tx[name].accept(delivery)``.
 
@@ -115,7 +109,7 @@ class Transaction(Ending):
         return self[name or self._queue()].accept(delivery)
 
     def _queue(self) -> str:
-        found = [one.name for one in self._branches.values() if driver.takes_deliveries(one.connection)]
+        found = [one.name for one in self.branches.values() if driver.takes_deliveries(one.connection)]
         if len(found) != 1:
             raise ProtocolError(f"{len(found)} queues have joined the transaction: name the delivery's participant")
         return found[0]
@@ -131,7 +125,7 @@ class Transaction(Ending):
         block[:] = (block and block[2]) or ()
         try:
             decides = self._coordinator.log.decides
-            if decides and len(self._branches) > 1 and decides not in self._branches:
+            if decides and len(self.branches) > 1 and decides not in self.branches:
                 self._let_decide(decides)
             if self.savepoints and any(one.is_block for one in self.savepoints):
                 self.expire(OPEN_BLOCK)
@@ -188,10 +182,10 @@ class Transaction(Ending):
         elif self._is_expired() and isinstance(error, Exception):
             self._run_out(error)
         else:
-            for branch in self._branches.values():
+            for branch in self.branches.values():
                 branch.explain(error)
             self.rollback()
-            refused = next((one.refused for one in self._branches.values() if one.refused is not None), None)
+            refused = next((one.refused for one in self.branches.values() if one.refused is not None), None)
             if refused is not None and driver.is_a(error, "DatabaseError"):  # sqlite3 says "not authorized"
                 raise refused from error
 
@@ -232,7 +226,7 @@ class Transaction(Ending):
         if self._phase is not Phase.ACTIVE:  # it was ended by another task meanwhile
             branch.discard()
             self.check_active()
-        self._branches[name] = branch
+        self.branches[name] = branch
         if branch.can.takes_sql:
             connection = branch.connection
             if (tell := getattr(connection, "tell_savepoints", None)) is not None:
@@ -246,7 +240,7 @@ class Transaction(Ending):
         return branch
 
     def _check_alone(self) -> None:
-        plain = [one.name for one in self._branches.values() if not one.has_two_phases]
+        plain = [one.name for one in self.branches.values() if not one.has_two_phases]
         if len(plain) > 1:
             raise InvalidArgument(
                 f"participants {' and '.join(map(repr, plain))} have no two-phase commit: one of them at most may "
@@ -293,7 +287,7 @@ class Transaction(Ending):
             raise self.expired()
         cause = cause or self._coordinator.log.failure
         code = cause.code if isinstance(cause, RolledBack) else Code.XA_RBROLLBACK
-        who = next((repr(name) for name, one in self._branches.items() if one.error is cause), "the decision log")
+        who = next((repr(name) for name, one in self.branches.items() if one.error is cause), "the decision log")
         raise RolledBack(f"transaction {name} was rolled back because of {who}: {cause}", code) from cause
 
     def _heuristic(self, result: TransactionResult, code: Code, unrecorded: Exception | None) -> HeuristicOutcome:
@@ -321,7 +315,7 @@ class Transaction(Ending):
 
     def _first_error(self) -> Exception | None:
         """Whatever it was that the others followed from."""
-        failed = [branch for branch in self._branches.values() if branch.error is not None]
+        failed = [branch for branch in self.branches.values() if branch.error is not None]
         return min(failed, key=lambda branch: branch.failed_at).error if failed else None
 
 
@@ -336,7 +330,7 @@ class NestedTransaction(Transaction):
         self, coordinator: Coordinator, outer: Transaction, names: tuple[str, ...], timeout_s: float | None
     ) -> None:
         self._coordinator, self._outer, self._names, self._limit_s = coordinator, outer, names, timeout_s
-        self._branches, self.gtrid = outer.branches, outer.gtrid
+        self.branches, self.gtrid = outer.branches, outer.gtrid
         self._timeout_s = inf if timeout_s is None else timeout_s
         self._deadline = time.monotonic() + self._timeout_s
 

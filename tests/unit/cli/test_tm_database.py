@@ -66,7 +66,7 @@ class Shop:
             recovery.stop(5)
         with suppress(Killed):
             tx.commit()
-        for branch in tx._branches.values():
+        for branch in tx.branches.values():
             branch.discard()
         manager.close()
 
