@@ -51,8 +51,8 @@ def copy_and_keep(space: Space, root: Path, number: int, pause: Callable[[], obj
         raise SpaceError(f"{place} is no directory beside the space: make it, on another disk")
     (place / SNAPSHOTS).mkdir(PRIVATE.directory, exist_ok=True)
     with closing(DirectoryFileSystem(place, keep_unsynced=False)) as fs:
-        lives = lives_of(space.fs, space.id)
-        others = {one.space for one in store.listed(fs) if lives and one.space.split()[-1] not in lives}
+        lives = lives_of(space.fs, space.id) or {space.id}  # what nobody can tell of is not removed
+        others = {one.space for one in store.listed(fs) if one.space.split()[-1] not in lives}
         if others:
             raise SpaceError(f"{place} has snapshots of another space ({others.pop()}): name a directory of its own")
         copy(root, number, place / SNAPSHOTS / str(store.next_number(fs)), pause)

@@ -167,10 +167,13 @@ def trouble(fs: FileSystem, root: Path, definitions: Definitions, now_us: int) -
     if problem := _checked(fs, own[-1].number).get("problem"):
         found.append(f"snapshot {own[-1].number}, the newest, is damaged: {problem}")
     if policy.path:
-        with closing(DirectoryFileSystem(root / policy.path, keep_unsynced=False)) as there:
+        place = root / policy.path
+        with closing(DirectoryFileSystem(place, keep_unsynced=False)) as there:
             copied = _readable(there)
         if not copied or now_us - copied[-1].taken_at > late_us:
             found.append(f"no snapshot of late is in [snapshots] path = {policy.path!r}: the log says why")
+        elif place.stat().st_dev == root.stat().st_dev:
+            found.append(f"[snapshots] path = {policy.path!r} is on the disk of the space: mount another one there")
     return found
 
 

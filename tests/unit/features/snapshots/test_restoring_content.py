@@ -239,14 +239,22 @@ def test_each_that_is_whole_is_copied_to_another_disk(
             copy_and_keep(session.space, root, number, lambda: None)
     assert sorted(path.name for path in backup.glob("snapshots/*")) == ["2", "3", "4"]
     (root / "snapshots/3/CHECKED").unlink()
-    assert inspect.status(root).snapshots == []
+    same = "[snapshots] path = '../backup' is on the disk of the space: mount another one there"
+    assert inspect.status(root).snapshots == [same], "as where that is not mounted"
+    with monkeypatch.context() as elsewhere:
+        at, there = backup.stat(), Path.stat
+        mounted = os.stat_result((*at[:2], at.st_dev + 1, *at[3:]))
+        elsewhere.setattr(Path, "stat", lambda path, **how: mounted if path.name == "backup" else there(path, **how))
+        assert inspect.status(root).snapshots == []
     later_ns = time.time_ns() + 2881 * 60 * 10**9
     monkeypatch.setattr(time, "time_ns", lambda: later_ns)
     late, uncopied_late = inspect.status(root).snapshots
     assert (late.startswith("no snapshot was taken in twice the 1,440 minutes"), uncopied_late) == (True, uncopied)
     monkeypatch.undo()
-    with closing(attach(another)) as session, pytest.raises(SpaceError, match="of another space"):
-        copy_and_keep(session.space, another, 1, lambda: None)
+    for _ in ("whole", "damaged"):
+        with closing(attach(another)) as session, pytest.raises(SpaceError, match="of another space"):
+            copy_and_keep(session.space, another, 1, lambda: None)
+        (another / RESTORED).write_bytes(b"damaged")
     shutil.rmtree(root)
     assert CliRunner().invoke(app, ["restore", "--space", str(backup), "--yes"]).exit_code == 0
     assert bodies(backup) == BODIES
