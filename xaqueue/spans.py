@@ -295,13 +295,17 @@ class TracedConnection(Connection):
         return self._send(span, partial(super().enqueue_many, queue, bodies, **options), sent)
 
     def _send(self, span: Span | None, call: Callable[[], T], bodies: Sequence[Any]) -> T:
+        made = self._failing(span, call)
+        self._tracing.sent(span, made, bodies)
+        return made
+
+    def _failing(self, span: Span | None, call: Callable[[], T]) -> T:
+        """Where it fails, the span ends so."""
         try:
-            made = call()
+            return call()
         except BaseException as error:
             self._tracing.end(span, error)
             raise
-        self._tracing.sent(span, made, bodies)
-        return made
 
     dequeue = _taking(Connection.dequeue)
     _take_ahead = _taking(Connection._take_ahead)  # noqa: SLF001
@@ -373,9 +377,5 @@ class TracedConnection(Connection):
 
     def _settled(self, taken: Mapping[str, int], how: str, call: Callable[[], object]) -> None:
         span = self._tracing.settle(taken, how)
-        try:
-            call()
-        except BaseException as error:
-            self._tracing.end(span, error)
-            raise
+        self._failing(span, call)
         self._tracing.end(span)

@@ -44,11 +44,9 @@ def _queues(location: Location) -> list[str]:
         with remote(location.url, answer_s=LIMIT_S) as manager:
             return list(manager.space["queues"])
     from xaqueue.core.owner.definitions_file import usable_definitions
-    from xaqueue.core.storage.directory_fs import DirectoryFileSystem
-    from xaqueue.offline import inspect
+    from xaqueue.offline.reader import queues
 
-    there = inspect.queues_in(DirectoryFileSystem(location.directory, keep_unsynced=False))
-    return [*usable_definitions(location.directory)[0].queues, *there]
+    return [*usable_definitions(location.directory)[0].queues, *queues(location.directory)]
 
 
 def _xids(location: Location) -> list[str]:

@@ -73,8 +73,7 @@ class CommittedCheck:
             if progress is not None:
                 progress(done, len(ranges))
         for queue in self.queues:
-            yield from self.watermark(queue)
-            yield from self.bitmaps(queue)
+            yield from self.rest(queue)
 
     def find_queues(self) -> Iterator[Finding]:
         """Fills ``queues``."""
@@ -96,13 +95,9 @@ class CommittedCheck:
         """Of one range directory and its messages."""
         return self.prober.at(partial(self._range, queue, name))
 
-    def watermark(self, queue: str) -> list[Finding]:
-        """Of a queue's numbers, after all of its ranges."""
-        return self.prober.at(partial(self._watermark, queue))
-
-    def bitmaps(self, queue: str) -> list[Finding]:
-        """Of what is gone of a queue's blocks, after all of its ranges: those without a block."""
-        return self.prober.at(partial(self._bitmaps, queue))
+    def rest(self, queue: str) -> list[Finding]:
+        """Of a queue's numbers, and of what is gone of blocks that are not there, after all of its ranges."""
+        return self.prober.at(partial(self._watermark, queue)) + self.prober.at(partial(self._bitmaps, queue))
 
     def _range(self, queue: str, name: str) -> Iterator[Finding]:
         number = layout.parse_range(name)

@@ -31,7 +31,7 @@ from xaqueue.core.recovery.prepared import Verdict
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.journal_format import parse_name
 from xaqueue.core.storage.regular import NO_FILE
-from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError
+from xaqueue.errors import DamagedBlock, InvalidArgument
 from xaqueue.features.ages.options import ends_at
 from xaqueue.features.carry import carrier_note
 from xaqueue.features.counters import counters
@@ -47,7 +47,7 @@ from xaqueue.offline import aside
 from xaqueue.offline.aside import Aside
 from xaqueue.offline.inspect_branches import InDoubt, in_doubt_in
 from xaqueue.offline.queue_files import QueueFiles, share
-from xaqueue.offline.reader import watermark_in
+from xaqueue.offline.reader import queues_in, watermark_in
 from xaqueue.offline.redo_view import JournalRead, look_into
 
 Place = tuple[tuple[int, MessageId, str], str]
@@ -265,15 +265,6 @@ def queue_list_in(
         for name in names
     )
     return [queue for queue in found if queue.is_known]
-
-
-def queues_in(fs: FileSystem) -> list[str]:
-    """The queues that have a directory, sorted. Raises SpaceError."""
-    try:
-        names = fs.list(layout.COMMITTED)
-    except FileNotFoundError:
-        raise SpaceError(f"this is no queue space: it has no {layout.COMMITTED}/ directory") from None
-    return sorted(queue for name in names if (queue := layout.parse_queue_directory(name)))
 
 
 def depths_in(fs: FileSystem, names: Iterable[str]) -> dict[str, int]:

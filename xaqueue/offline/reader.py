@@ -195,8 +195,13 @@ def watermark_in(fs: FileSystem, queue: str) -> int | None:
 
 def queues(path: str | os.PathLike[str]) -> list[str]:
     """The queues that have a directory in this space, sorted."""
+    return queues_in(DirectoryFileSystem(Path(path), keep_unsynced=False), path)
+
+
+def queues_in(fs: FileSystem, path: str | os.PathLike[str] = "this") -> list[str]:
+    """As ``queues``. path: what an error names the space by. Raises SpaceError."""
     try:
-        names = os.listdir(Path(path) / layout.COMMITTED)  # noqa: PTH208
+        names = fs.list(layout.COMMITTED)
     except FileNotFoundError:
         raise SpaceError(f"{os.fspath(path)} is no queue space: it has no {layout.COMMITTED}/ directory") from None
     return sorted(queue for name in names if (queue := layout.parse_queue_directory(name)))

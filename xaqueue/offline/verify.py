@@ -139,7 +139,7 @@ def check_numbers(todo: Sequence[Share], highest: dict[str, dict[str, int]]) -> 
             committed = _listed(fs, is_owned(share.space))
             committed.highest.update(highest.get(share.space, {}))
             for queue in committed.queues:
-                findings += _placed(share.space, committed.watermark(queue) + committed.bitmaps(queue))
+                findings += _placed(share.space, committed.rest(queue))
     return findings
 
 
