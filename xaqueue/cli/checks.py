@@ -17,6 +17,7 @@ from xaqueue.cli.location import (
     DryRunOption,
     JsonOption,
     SpaceOption,
+    YesOption,
     directory_of,
     location_of,
     paths_of,
@@ -197,7 +198,7 @@ def _fields(finding: Finding, *names: str) -> dict[str, str]:
 
 def salvage_journal(
     dry_run: DryRunOption = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do it, and do not ask.")] = False,
+    yes: YesOption = False,
     json: JsonOption = False,
     space: DirectoryOption = None,
 ) -> None:

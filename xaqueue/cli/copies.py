@@ -20,7 +20,7 @@ import typer
 
 from xaqueue.cli import output
 from xaqueue.cli.exit_codes import ExitCode, complain, extra_there
-from xaqueue.cli.location import Location, SpaceOption, connected, location_of
+from xaqueue.cli.location import DryRunOption, Location, SpaceOption, connected, location_of
 from xaqueue.cli.messages import QueueArgument, complain_of_damage, looked, opened
 from xaqueue.cli.moves import PIECE, LimitOption, WhereOption, chosen, some
 from xaqueue.cli.replacing import replacing
@@ -126,7 +126,7 @@ def import_(
     words: Annotated[list[str], typer.Argument(metavar="[QUEUE] FILE", help="FILE may be -, for stdin.")],
     from_line: Annotated[int, typer.Option(help="Begin with this line.", metavar="N", min=1)] = 1,
     limit: LimitOption = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only look whether every line would be taken.")] = False,
+    dry_run: DryRunOption = False,
     space: SpaceOption = None,
 ) -> None:
     """Bring messages back that were exported, exactly, to their own queue or to QUEUE.

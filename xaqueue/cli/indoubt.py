@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from xaqueue.cli import completion, output, parameters
-from xaqueue.cli.location import JsonOption, SpaceOption, location_of
+from xaqueue.cli.location import JsonOption, SpaceOption, YesOption, location_of
 from xaqueue.errors import InvalidArgument
 
 app = typer.Typer(no_args_is_help=True, help="List, show and decide branches in doubt.")
@@ -25,7 +25,6 @@ XidArgument = Annotated[
         autocompletion=completion.xids,
     ),
 ]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 ReasonOption = Annotated[
     str, typer.Option("--reason", metavar="TEXT", help="Why; recorded with who and when.", show_default=False)
 ]

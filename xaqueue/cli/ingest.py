@@ -15,7 +15,7 @@ import typer
 
 from xaqueue.cli import output
 from xaqueue.cli.exit_codes import ExitCode, extra_there
-from xaqueue.cli.location import JsonOption, SpaceOption, location_of, paths_of
+from xaqueue.cli.location import CatalogOption, JsonOption, SpaceOption, location_of, paths_of
 from xaqueue.cli.log_output import LogFormatOption, LogLevelOption
 from xaqueue.endpoint import is_url
 
@@ -35,9 +35,7 @@ def ingest(
     to: Annotated[
         Literal["parquet", "delta", "iceberg"], typer.Option(help="Parquet files, a Delta or an Iceberg table.")
     ] = "parquet",
-    catalog: Annotated[
-        str | None, typer.Option(metavar="NAME|URI", help="Of Iceberg, if not PyIceberg's default.")
-    ] = None,
+    catalog: CatalogOption = None,
     schema: Annotated[
         str | None,
         typer.Option(metavar="DDL|FILE", help="Of the JSON bodies; taken from the first messages without it."),

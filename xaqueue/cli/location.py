@@ -57,6 +57,10 @@ SpaceOption = Annotated[str | None, _option("DIR|URL", "The queue space, or its 
 DirectoryOption = Annotated[str | None, _option("DIR", "The queue space's directory")]
 """Of a command that works on the directory itself."""
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do it, and do not ask.")]
+CatalogOption = Annotated[
+    str | None, typer.Option("--catalog", metavar="NAME|URI", help="Of Iceberg, if not PyIceberg's default.")
+]
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Change nothing; say what would be done, or why it is refused.")
 ]

@@ -16,7 +16,7 @@ import typer
 
 from xaqueue.cli import completion, output, parameters
 from xaqueue.cli.exit_codes import ExitCode, agreed, complain
-from xaqueue.cli.location import SpaceOption, connected, location_of
+from xaqueue.cli.location import DryRunOption, SpaceOption, YesOption, connected, location_of
 from xaqueue.cli.messages import QueueArgument, looked
 from xaqueue.connection import Connection
 from xaqueue.errors import InvalidArgument, RetryLater
@@ -25,7 +25,8 @@ from xaqueue.message import Message, MessageId, check_queue_name
 PIECE = 100
 """Messages of one transaction."""
 Test = Callable[[Message], bool]
-Step = Callable[[Connection, MessageId], bool]
+Step = Callable[[Connection, MessageId], object]
+"""It came to something where that is true."""
 
 WhereOption = Annotated[
     list[str] | None,
@@ -36,7 +37,6 @@ WhereOption = Annotated[
     ),
 ]
 LimitOption = Annotated[int | None, typer.Option(help="At most so many messages.", metavar="N", min=1)]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say how many it would be, or why it is refused.")]
 
 _TEST = re.compile(r"(tries|age|reason|from|header\.[^=<>!]+)(>=|<=|!=|=|>|<)(.*)", re.DOTALL)
 _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
@@ -68,15 +68,7 @@ def move(
     found = chosen(where or ())
     if to == queue:
         raise InvalidArgument(f"queue {queue} is where the messages are: name another")
-    _run(
-        space,
-        queue,
-        found,
-        limit,
-        lambda one, message: one.move(queue, message, to) is not None,
-        dry_run=dry_run,
-        to=lambda _: to,
-    )
+    _run(space, queue, found, limit, lambda one, gone: one.move(queue, gone, to), dry_run=dry_run, to=lambda _: to)
 
 
 def requeue(
@@ -90,16 +82,12 @@ def requeue(
 
     There they have had no tries. What was never moved stays.
     """
-    found = [*chosen(where or ()), lambda message: message.origin is not None and bool(message.origin.queue)]
-    _run(
-        space,
-        queue,
-        found,
-        limit,
-        lambda one, message: one.requeue(queue, message) is not None,
-        dry_run=dry_run,
-        to=lambda message: message.origin.queue if message.origin is not None else "",
-    )
+
+    def came_from(message: Message) -> str:
+        return message.origin.queue if message.origin is not None else ""
+
+    found = [*chosen(where or ()), lambda message: bool(came_from(message))]
+    _run(space, queue, found, limit, lambda one, gone: one.requeue(queue, gone), dry_run=dry_run, to=came_from)
 
 
 def purge(
@@ -107,7 +95,7 @@ def purge(
     where: WhereOption = None,
     limit: LimitOption = None,
     dry_run: DryRunOption = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: YesOption = False,
     space: SpaceOption = None,
 ) -> None:
     """Remove messages of a queue for good.
@@ -123,7 +111,7 @@ def purge(
 def undefine(
     queue: QueueArgument,
     remove_all: Annotated[bool, typer.Option("--purge", help="Remove all its messages for good before.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: YesOption = False,
     space: SpaceOption = None,
 ) -> None:
     """Take the definition of a queue away.
@@ -198,7 +186,7 @@ def _work(
         ids = [message.message_id for message in some(connection.browse(queue), tests, limit)]
         count = 0
         for first in range(0, len(ids), PIECE):
-            piece = sum(step(connection, message_id) for message_id in ids[first : first + PIECE])
+            piece = sum(bool(step(connection, message_id)) for message_id in ids[first : first + PIECE])
             connection.commit()
             count += piece
             bar(first + PIECE, len(ids))

@@ -14,6 +14,7 @@ from xaqueue.cli.location import (
     DirectoryOption,
     DryRunOption,
     JsonOption,
+    YesOption,
     directory_of,
     unchecked_directory_of,
 )
@@ -65,7 +66,7 @@ def clean(
         bool, typer.Option("--archive", help="Instead: what left queues, is Parquet, and was committed so long ago.")
     ] = False,
     dry_run: DryRunOption = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do it, and do not ask.")] = False,
+    yes: YesOption = False,
     json: JsonOption = False,
     space: DirectoryOption = None,
 ) -> None:

@@ -14,7 +14,7 @@ import typer
 
 from xaqueue.cli import output
 from xaqueue.cli.exit_codes import agreed
-from xaqueue.cli.location import JsonOption, no_url
+from xaqueue.cli.location import JsonOption, YesOption, no_url
 from xaqueue.cli.log_output import LogFormatOption, LogLevelOption
 from xaqueue.endpoint import is_url
 from xaqueue.errors import InvalidArgument
@@ -54,7 +54,7 @@ def replica(
 
 def promote(
     directory: DirectoryArgument,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do it, and do not ask.")] = False,
+    yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
     """Make a replica the space, in the place of the one that it has followed.

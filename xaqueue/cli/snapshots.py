@@ -18,6 +18,7 @@ from xaqueue.cli.location import (
     DryRunOption,
     JsonOption,
     SpaceOption,
+    YesOption,
     directory_of,
     location_of,
     no_url,
@@ -168,7 +169,7 @@ def restore(
         typer.Option("--as-new", help="Also a snapshot of another space: that is here then, and nothing of this one."),
     ] = False,
     dry_run: DryRunOption = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do it, and do not ask.")] = False,
+    yes: YesOption = False,
     json: JsonOption = False,
     space: DirectoryOption = None,
 ) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from xaqueue.cli import output, parameters
 from xaqueue.cli.exit_codes import agreed, extra_there
-from xaqueue.cli.location import DryRunOption, JsonOption
+from xaqueue.cli.location import CatalogOption, DryRunOption, JsonOption, YesOption
 
 
 def clean_table(
@@ -18,11 +18,9 @@ def clean_table(
     older_than: Annotated[
         str, typer.Option(metavar="AGE", help=f"What was written so long ago, {parameters.SPAN_HELP}.")
     ],
-    catalog: Annotated[
-        str | None, typer.Option(metavar="NAME|URI", help="Of Iceberg, if not PyIceberg's default.")
-    ] = None,
+    catalog: CatalogOption = None,
     dry_run: DryRunOption = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do it, and do not ask.")] = False,
+    yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
     """Remove files of an Iceberg table that no snapshot names, as rollbacks and killed writers leave them.

@@ -12,7 +12,7 @@ import typer
 
 from xaqueue.cli import output, parameters
 from xaqueue.cli.exit_codes import ExitCode, agreed
-from xaqueue.cli.location import JsonOption
+from xaqueue.cli.location import JsonOption, YesOption
 from xaqueue.errors import InvalidArgument
 
 LogArgument = Annotated[
@@ -55,7 +55,6 @@ ReasonOption = Annotated[
         "--reason", metavar="TEXT", help="Why; recorded with who and when, where that is done.", show_default=False
     ),
 ]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do it, and do not ask.")]
 app = typer.Typer(no_args_is_help=True, help="Look at a transaction manager, and do what it does when it starts.")
 
 
