@@ -24,12 +24,13 @@ from xaqueue.cli.location import (
     reached,
 )
 from xaqueue.core.model.layout import ARCHIVE, parse_xid
+from xaqueue.core.owner.record import in_use, read_owner
 from xaqueue.errors import InvalidArgument
 from xaqueue.message import check_queue_name
+from xaqueue.offline.findings import Finding, Severity
 
 if TYPE_CHECKING:
     from xaqueue.core.engine import session as core
-    from xaqueue.offline.findings import Finding
     from xaqueue.offline.plan import Plan
     from xaqueue.offline.salvage import JournalLoss, StepRead
     from xaqueue.offline.verify import Summary
@@ -64,7 +65,6 @@ def check(
     it says what it would set aside, and what would be wrong then.
     """
     from xaqueue.offline import check as one_space
-    from xaqueue.offline.findings import Severity
     from xaqueue.offline.plan import Plan, site_of
 
     queue = check_queue_name(queue) if queue is not None else ""
@@ -209,7 +209,6 @@ def salvage_journal(
     begins a new journal. What was lost may have been acknowledged. Exit 1 where nothing was done.
     """
     from xaqueue.core.owner.open import is_owned
-    from xaqueue.core.owner.record import in_use, read_owner
     from xaqueue.offline.plan import Plan, site_of
     from xaqueue.offline.salvage import find_loss, salvage
 

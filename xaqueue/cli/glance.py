@@ -19,9 +19,10 @@ from xaqueue.cli.location import JsonOption, Location, SpaceOption, location_of,
 from xaqueue.core.owner.record import RECOVERING, read_owner
 from xaqueue.core.storage.owner_file import is_owned
 from xaqueue.errors import Error, SpaceError
+from xaqueue.features.counters.values import Counters
+from xaqueue.features.topics.options import TopicStatus, topic_list
 
 if TYPE_CHECKING:
-    from xaqueue.features.topics.options import TopicStatus
     from xaqueue.offline.inspect import QueueStatus
     from xaqueue.rpc.methods.sessions import SessionStatus
 
@@ -82,7 +83,6 @@ def queues(
 
 def looked(location: Location) -> tuple[list[QueueStatus], bool, str, list[TopicStatus]]:
     """The queues, whether a server tells of them, what is wrong with queues.toml, and the topics."""
-    from xaqueue.features.topics.options import topic_list
     from xaqueue.offline import inspect
     from xaqueue.rpc.methods.service import status_of
 
@@ -185,8 +185,6 @@ def queue_document(queue: QueueStatus) -> dict[str, Any]:
 
 
 def counter_table(found: Sequence[QueueStatus]) -> None:
-    from xaqueue.features.counters.values import Counters
-
     names = [name.replace("_", " ") for name in Counters.__dataclass_fields__]
     output.table(("queue", *names), [(queue.name, *astuple(queue.counters)) for queue in found], right=names)
 

@@ -67,13 +67,12 @@ def list_branches(
     holds (-) of them, and the node id of its transaction manager. With --ask it says whose transaction manager is
     gone; `xaqueue tm recover` finishes what such a one has left.
     """
-    from xaqueue.cli import branches, orphans
-    from xaqueue.cli import tm_log as log
+    from xaqueue.cli import branches, orphans, tm_log
 
     if ask and (tm is not None or forgotten_too):
         raise InvalidArgument("--ask is of the branches of a space: leave --tm and --forgotten out")
     if tm is not None:
-        (log.print_forgotten if forgotten_too else log.print_transactions)(tm, json)
+        (tm_log.print_forgotten if forgotten_too else tm_log.print_transactions)(tm, json)
         return
     with branches.backend_of(location_of(space)) as backend:
         if forgotten_too:
@@ -92,15 +91,14 @@ def show(xid: XidArgument, tm: TmOption = None, json: JsonOption = False, space:
     of the transaction, and of another product's branch that beside what the space has.
     """
     from xaqueue.cli import advise as advising
-    from xaqueue.cli import branches
-    from xaqueue.cli import tm_log as log
+    from xaqueue.cli import branches, tm_log
 
     if tm is not None and not (space and parameters.is_foreign(xid)):
-        log.print_transaction(tm, xid, json, advising.prepared)
+        tm_log.print_transaction(tm, xid, json, advising.prepared)
         return
     with branches.backend_of(location_of(space)) as backend:
         branch = branches.find(backend.in_doubt(), xid)
-    branches.print_branch(branch, json, advising.prepared(log.load(tm), branch.xid.gtrid) if tm is not None else ())
+    branches.print_branch(branch, json, advising.prepared(tm_log.load(tm), branch.xid.gtrid) if tm is not None else ())
 
 
 def _decision(commit: bool, help_text: str) -> None:
@@ -114,15 +112,14 @@ def _decision(commit: bool, help_text: str) -> None:
         tm: TmOption = None,
         space: SpaceOption = None,
     ) -> None:
-        from xaqueue.cli import branches
-        from xaqueue.cli import tm_log as log
+        from xaqueue.cli import branches, tm_log
 
         if tm is not None:
             if reason:
                 raise InvalidArgument(
                     "--reason with --tm is refused: what the log has decided is carried out; leave it out"
                 )
-            log.carry_out(tm, xid, commit=commit, dry_run=dry_run, asks=_asks(yes))
+            tm_log.carry_out(tm, xid, commit=commit, dry_run=dry_run, asks=_asks(yes))
         elif dry_run:
             branches.dry_run(location_of(space), xid, commit)
         else:
@@ -162,13 +159,12 @@ def forget(
 
     Recorded first: `indoubt list --forgotten` shows it from then on.
     """
-    from xaqueue.cli import branches
-    from xaqueue.cli import tm_log as log
+    from xaqueue.cli import branches, tm_log
     from xaqueue.core.engine.heuristics import check_text
 
     check_text("reason", reason)
     if tm is not None:
-        log.forget(tm, xid, by=branches.operator(), reason=reason, asks=_asks(yes))
+        tm_log.forget(tm, xid, by=branches.operator(), reason=reason, asks=_asks(yes))
     else:
         branches.forget(location_of(space), xid, reason, asks=_asks(yes))
 

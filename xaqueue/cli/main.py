@@ -46,7 +46,7 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "Replicas": {"replicas": "replica promote"},
     "Work": {"work": "work forward"},
-    "Spark and lake": {"ingest": "ingest", "archive": "archive", "tables": "clean-table"},
+    "Spark and lake": {"ingest": "ingest", "tables": "archive clean-table"},
 }
 """By module its verbs, in the order in which they are shown."""
 FIRST_STEPS = """Usage: xaqueue COMMAND ...

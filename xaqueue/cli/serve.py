@@ -21,6 +21,7 @@ from xaqueue.cli.exit_codes import ExitCode, complain, extra_there
 from xaqueue.cli.location import DirectoryOption, JsonOption, SpaceOption, directory_of, location_of, remote, served_at
 from xaqueue.cli.log_output import LogFormatOption, LogLevelOption, finish, written_aside
 from xaqueue.errors import InvalidArgument, ResourceFailed
+from xaqueue.features.replica.replicated import REPLICATION
 from xaqueue.rpc.server.peer import NEVER_S, Limits
 from xaqueue.xid import Xid
 
@@ -205,8 +206,6 @@ def _print_ready(directory: Path, urls: list[str], front: HttpFront | None) -> N
 
 def _tell_former(directory: Path, listen: ListenConfig) -> None:
     """Where this was a replica, the space that it has replaced is told so: it may be what is waited for next."""
-    from xaqueue.features.replica.replicated import REPLICATION
-
     if not (directory / REPLICATION).exists():
         return
     from xaqueue.features.replica.promote import tell_former

@@ -27,8 +27,10 @@ from xaqueue.cli.location import (
 )
 from xaqueue.cli.parameters import instant
 from xaqueue.core.model.format import read_format
+from xaqueue.core.owner.definitions_file import usable_definitions
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.errors import InvalidArgument, OperationalError
+from xaqueue.features.carry.carrier_note import statuses as carriers_in
 from xaqueue.features.snapshots import store
 from xaqueue.features.snapshots.manifest import SNAPSHOTS
 from xaqueue.snapshot import SnapshotStatus
@@ -147,8 +149,6 @@ def rm(
     space: DirectoryOption = None,
 ) -> None:
     """Remove snapshots. Messages that only they have are gone with them."""
-    from xaqueue.core.owner.definitions_file import usable_definitions
-
     directory = directory_of(space)
     with closing(DirectoryFileSystem(directory, keep_unsynced=False)) as fs:
         store.remove(fs, numbers)
@@ -208,8 +208,6 @@ def restore(
 
 def _name_carriers(space: Path) -> None:
     """Beforehand: databases that may have carried changes under the id that the space has, and loses."""
-    from xaqueue.features.carry.carrier_note import statuses as carriers_in
-
     with (
         suppress(OperationalError, InvalidArgument, OSError),
         closing(DirectoryFileSystem(space, keep_unsynced=False)) as fs,

@@ -16,15 +16,20 @@ from xaqueue.cli import completion, output
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.glance import counter_table, queue_document, queue_table, served_status, topic_table
 from xaqueue.cli.location import JsonOption, SpaceOption, location_of, no_url, reached, remote, served_at
-from xaqueue.core.model import layout
+from xaqueue.core.model import definitions, layout
+from xaqueue.core.model import options as takes
 from xaqueue.core.model.order import Order
+from xaqueue.core.owner import definitions_file
 from xaqueue.core.storage.hardening import DEFAULT, GRAMMAR, NOTHING, Hardening
 from xaqueue.errors import AccessDenied, ConnectionLost, InvalidArgument
+from xaqueue.features.counters.values import Counting
+from xaqueue.features.defining import edits
+from xaqueue.features.snapshots.options import DAILY
+from xaqueue.features.topics.options import TOPICS
 from xaqueue.message import check_queue_name
 from xaqueue.reservation import Reservation
 
 if TYPE_CHECKING:
-    from xaqueue.features.counters.values import Counting
     from xaqueue.offline import inspect
     from xaqueue.offline.aside import Aside
     from xaqueue.offline.inspect import JournalStatus
@@ -43,11 +48,7 @@ def init(
     ] = None,
 ) -> None:
     """Make a directory a queue space."""
-    from xaqueue.core.model import definitions
-    from xaqueue.core.owner import definitions_file
     from xaqueue.features import opening
-    from xaqueue.features.defining import edits
-    from xaqueue.features.snapshots.options import DAILY
 
     there = (directory / layout.FORMAT).exists()
     is_defined = (directory / layout.QUEUES).exists()
@@ -208,10 +209,7 @@ def define(
 
     A topic, and a queue that subscribes to it: xaqueue define --topic events; xaqueue define audit topic=events
     """
-    from xaqueue.core.model import definitions
-    from xaqueue.core.model import options as takes
     from xaqueue.features.defining import queues_file
-    from xaqueue.features.topics.options import TOPICS
 
     location, given = location_of(space), definitions.options_of(settings or ())
     table = TOPICS.name if topic else "queues"

@@ -1,4 +1,4 @@
-"""What is left over in the directory of a table."""
+"""What left the queues becomes Parquet, and files that a table has left over are removed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from xaqueue.cli import output, parameters
-from xaqueue.cli.exit_codes import agreed, extra_there
-from xaqueue.cli.location import CatalogOption, DryRunOption, JsonOption, YesOption
+from xaqueue.cli.exit_codes import ExitCode, agreed, extra_there
+from xaqueue.cli.location import CatalogOption, DirectoryOption, DryRunOption, JsonOption, YesOption, directory_of
+from xaqueue.message import check_queue_name
 
 
 def clean_table(
@@ -45,3 +46,26 @@ def clean_table(
         return
     size = output.size(sum(one.size_bytes for one in found))
     output.lines([f"{output.counted(len(found), 'file')}, {size}, {'to remove' if dry_run else 'removed'}"])
+
+
+def archive(
+    queues: Annotated[list[str] | None, typer.Argument(metavar="[QUEUE...]", help="Only of these.")] = None,
+    json: JsonOption = False,
+    space: DirectoryOption = None,
+) -> None:
+    """Bring what left the queues and is kept into Parquet: archive/parquet/queue=QUEUE/day=DAY/.
+
+    That is what was taken of a queue with archive = "parquet", what has expired there, and what a stream has consumed
+    and was to keep. Small files of a day become one. The space may be in use. What is damaged stays where it is, and
+    then the exit status is 1.
+    """
+    with extra_there("lake"):
+        from xaqueue.lake.archive import archive as bring
+    done = bring(directory_of(space), [check_queue_name(queue) for queue in queues or ()])
+    if json:
+        output.as_json({"messages": done.messages, "files": done.files, "merged": done.merged, "wrong": done.wrong})
+    else:
+        output.lines([f"{one}: it stays" for one in done.wrong])
+        output.lines([f"{output.counted(done.messages, 'message')} in {output.counted(done.files, 'new file')}"])
+    if done.wrong:
+        raise typer.Exit(ExitCode.NOTHING)

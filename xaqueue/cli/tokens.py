@@ -13,7 +13,11 @@ import typer
 from xaqueue.access import token_name
 from xaqueue.cli.location import DirectoryOption, directory_of
 from xaqueue.cli.replacing import replacing
+from xaqueue.core.model.definitions import parse
+from xaqueue.core.model.options import suggestion
+from xaqueue.core.owner.definitions_file import usable_definitions
 from xaqueue.errors import InvalidArgument
+from xaqueue.rpc.credentials import read_token
 
 
 def token(
@@ -46,9 +50,6 @@ def token(
 
 def _held(directory: str, role: str, file: Path) -> str | None:
     """The token in the file, as a member of the role; None where there is none that the role has."""
-    from xaqueue.core.owner.definitions_file import usable_definitions
-    from xaqueue.rpc.credentials import read_token
-
     with suppress(InvalidArgument):
         found = token_name(read_token(file))
         roles = usable_definitions(directory)[0].access.roles or ()
@@ -60,9 +61,6 @@ def _held(directory: str, role: str, file: Path) -> str | None:
 def _with_member(text: str, role: str, member: str, *, only: bool) -> str:
     """The same queues.toml, with a member of a role; only: and no other token. Raises InvalidArgument: no such role."""
     import tomlkit  # which is slow to load
-
-    from xaqueue.core.model.definitions import parse
-    from xaqueue.core.model.options import suggestion
 
     roles = parse(text).access.roles or ()
     if role not in {one.name for one in roles}:

@@ -18,6 +18,7 @@ from xaqueue.cli.exit_codes import ended_in_order
 from xaqueue.cli.glance import ANSWER_S, SESSION_HEADINGS
 from xaqueue.cli.location import Location, SpaceOption, location_of, remote, served_at
 from xaqueue.errors import AccessDenied, Error
+from xaqueue.offline import health
 
 if TYPE_CHECKING:
     from rich.console import Console, Group, RenderableType
@@ -156,8 +157,6 @@ def by_server(url: str, manager: RemoteManager, refused: set[str]) -> Look:
 
 def findings(look: Look) -> list[tuple[str, str]]:
     """What somebody has to look at, the worst first, as `xaqueue health` says it: each with the colour of a light."""
-    from xaqueue.offline import health
-
     found = health.findings(look.found, draining=look.draining, in_doubt_age_s=0.0)
     rows = [("red" if one.is_bad else "yellow", f"{one.kind}: {one.text}") for one in found]
     if look.found.in_doubt:
