@@ -62,6 +62,11 @@ app = typer.Typer(no_args_is_help=True, help="Look at a transaction manager, and
 def recover(
     tm: TmArgument,
     queues: QueuesArgument = None,
+    *,
+    moved: Annotated[
+        bool,
+        typer.Option("--moved", help="Also a log that was restored, or was open elsewhere last: nobody uses it there."),
+    ] = False,
 ) -> None:
     """Finish what a transaction manager has left, as it does itself when it starts.
 
@@ -78,7 +83,7 @@ def recover(
     if (place := tm_database.named(tm, queues or [])) is not None:
         tm_database.recover(place)
         return
-    with opened(unused(load(_log_of(tm, queues)))) as manager:
+    with opened(unused(load(_log_of(tm, queues)), moved=moved)) as manager:
         report, left = manager.recover(RECOVER_S), manager.in_doubt()
     for name, scan in report.scans.items():
         typer.echo(f"{name}: {scan.error or 'recovered'}")

@@ -34,6 +34,7 @@ from xaqueue.tm.log_directory import (
     ForgottenHeuristic,
     LogView,
     every_log,
+    is_elsewhere,
     open_log,
     read_forgotten,
     record_forgotten,
@@ -253,6 +254,7 @@ def carry_out(path: Path, text: str, *, commit: bool, dry_run: bool, asks: bool)
             f"{log.root} is in use: its transaction manager does this by itself, and `xaqueue indoubt show "
             f"{gtrid} --tm {path}` says who has not answered; or stop it first"
         )
+    check_here(config)
     if asks:
         agreed(f"{verb} what is left of transaction {gtrid}, and recover every other one of node {log.node}?")
     with opened(config, log.root) as manager:
@@ -284,6 +286,7 @@ def forget(path: Path, text: str, *, by: str, reason: str, asks: bool) -> None:
         raise DecisionLogInUse(
             f"{log.root} is in use: stop its transaction manager first, or call its forget({str(gtrid)!r})"
         )
+    check_here(config)
     outcomes = ", ".join(f"{h.participant} was {h.outcome.value}" for h in found.heuristics)
     if asks:
         agreed(f"forget of transaction {gtrid} that {outcomes}?")
@@ -329,8 +332,11 @@ def opened(config: TmConfig, slot: Path | None = None) -> AbstractContextManager
     return TransactionManager(slot or config.log_dir, openers, last_resource=config.last_resource)
 
 
-def unused(config: TmConfig, *, whole: bool = False) -> TmConfig:
-    """The same, where a process may have a log there without making one, or all of them. Raises DecisionLogInUse."""
+def unused(config: TmConfig, *, whole: bool = False, moved: bool = False) -> TmConfig:
+    """The same, where a process may have a log there without making one, or all of them. moved: whoever had one open
+    elsewhere is gone. Raises DecisionLogInUse."""
+    if not moved:
+        check_here(config)
     logs = every_log(config.log_dir)
     used = list(filter(is_owned, logs))
     if len(used) == len(logs) or (used and whole):
@@ -339,6 +345,17 @@ def unused(config: TmConfig, *, whole: bool = False) -> TmConfig:
             + ("stop its transaction manager first" if whole else "its transaction manager does this by itself")
         )
     return config
+
+
+def check_here(config: TmConfig) -> None:
+    """Raises DecisionLogInUse where its transaction manager may be at work elsewhere."""
+    for root in every_log(config.log_dir):
+        if is_elsewhere(root) and not is_owned(root):
+            raise DecisionLogInUse(
+                f"{root} is a copy of a log, or another host had it open last: its transaction manager may be at work "
+                f"there, so do this there; where that is gone for good, `xaqueue tm recover --moved {config.log_dir}` "
+                "takes it over here"
+            )
 
 
 def _find(log: LogView, gtrid: Gtrid) -> InDoubtTransaction:

@@ -30,7 +30,7 @@ class LogStatus(Enum):
     LIVE = "no decision, and the transaction manager runs: it may be about to decide"
     ELSEWHERE = (
         "no decision here, and this is a copy of the log, or another host had it open last: its transaction manager "
-        "may be at work there, so ask there; where that is gone for good, `xaqueue tm recover` here ends what is left"
+        "may be at work there: ask there; where that is gone for good, `xaqueue tm recover --moved` ends what is left"
     )
     FOREIGN = "the transaction was begun by another node"
     OTHER = "another product's transaction manager has begun it, and its log has the decision"

@@ -171,7 +171,7 @@ def _machine_id() -> str:
         return ""
 
 
-def _is_elsewhere(root: Path) -> bool | None:
+def is_elsewhere(root: Path) -> bool | None:
     """Whether another host opened it last, or this is a copy of what was opened; None where it does not say.
 
     A device may have another number behind a boot, before which nobody of the same host has it open.
@@ -233,7 +233,7 @@ def view_log(log_dir: str | os.PathLike[str]) -> LogView:
     """Changes nothing. Raises DecisionLogError where there is no log, DecisionLogDamaged."""
     root = Path(log_dir)
     for left in reversed(range(READS)):
-        in_use, is_elsewhere = is_owned(root), _is_elsewhere(root)
+        in_use, elsewhere = is_owned(root), is_elsewhere(root)
         try:
             with closing(DirectoryFileSystem(root)) as fs:
                 content = read(fs)
@@ -251,7 +251,7 @@ def view_log(log_dir: str | os.PathLike[str]) -> LogView:
         raise DecisionLogError(f"{root} is no decision log: name the log_dir of a TransactionManager")
     table = content.table
     in_doubt = in_doubt_transactions(table.open.values(), table.heuristics.values())
-    return LogView(content.node, content.epoch, table, root, in_use, in_doubt, is_elsewhere)
+    return LogView(content.node, content.epoch, table, root, in_use, in_doubt, elsewhere)
 
 
 def view_logs(path: str | os.PathLike[str]) -> list[LogView]:

@@ -158,14 +158,26 @@ def test_a_branch_is_told_of_whose_log_nobody_has_open(shop: Shop, tmp_path: Pat
         connection.enqueue("q", b"1")
         connection.tpc_prepare()
     assert "it may be about to decide" in says(shop, log)
+    (log / "participants.toml").write_text(f'[participants.queue]\nkind = "xaqueue"\nspace = "{shop.space}"\n')
     copy = shutil.copytree(log, tmp_path / "copy")
     assert "this is a copy of the log" in says(shop, copy)
     manager.close()
     assert says(shop, log).endswith("presumed rollback; it is not running")
     assert "presumed" not in says(shop, copy)
+    for command in (
+        ["tm", "recover", copy],
+        ["tm", "resolve", copy, Gtrid(manager.node, 1, 5), "--rollback", "--yes"],
+        ["tm", "release", copy, "a" * 32, "--yes"],
+    ):
+        fails(*command, code=ExitCode.ERROR)
+    assert "`xaqueue tm recover --moved" in fails("tm", "recover", copy, code=ExitCode.ERROR)
+    assert says(shop, log).startswith("no decision"), "its branch is there"
     owner = json.loads((copy / "owner").read_text())
     (copy / "owner").write_text(json.dumps({key: owner[key] for key in ("node", "epoch", "pid", "host", "since")}))
     assert says(shop, copy).endswith("so ask where it belongs if this is a copy"), "an earlier version's"
+    (copy / "owner").write_text(json.dumps(owner))
+    assert "0 transactions left" in run("tm", "recover", "--moved", copy)
+    assert "0 transactions left" in run("tm", "recover", copy), "it is where it was opened last"
 
 
 def test_a_decision_waits_for_a_queue_that_is_not_named(shop: Shop, tmp_path: Path) -> None:
