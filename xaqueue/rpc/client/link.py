@@ -80,6 +80,8 @@ class Link:
         """There may be messages on lease to be given back when it is closed."""
         self.space: dict[str, Any] = {}
         """What the server said of itself and its space."""
+        self.only_space = ""
+        """The id of the only one that it connects to again; empty: whichever is served."""
         self.queues = set[str]()
         """Names with which nothing is wrong that keeps them from being sent."""
         self.max_body_bytes = 0
@@ -331,8 +333,18 @@ class Link:
             self._pause(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
-    def _check_epoch(self, said: dict[str, Any]) -> None:
-        """Of several, one that was replaced does not know so yet."""
+    def hold(self) -> None:
+        """What is asked from here on is of this space, whichever comes to its address."""
+        self.only_space = self.space_id
+
+    def _check_space(self, said: dict[str, Any], only: str = "") -> None:
+        """Nothing is asked of another one. Of several, one that was replaced does not know so yet."""
+        only = only or self.only_space
+        if only not in ("", said["space"]):
+            raise ConnectionLost(
+                f"another space answers there now, {said['space']}, than {only}: mend the address, or open another "
+                "connection where that is meant"
+            )
         if self._has_alternatives and said["epoch"] < self.space.get("epoch", 0):
             raise ResourceFailed(
                 f"epoch {said['epoch']} of the space answers, and {self.space['epoch']} was there before: it was "
@@ -350,7 +362,7 @@ class Link:
                 self._socket, key = self._dial(), fresh_id()
                 known = {"protocol": wire.PROTOCOL, "session": key, "instead_of": self._key}
                 said = self._request("hello", [{**known, **self._hello()}])
-                self._check_epoch(said)
+                self._check_space(said)
                 self.space, self.takes_work = said, said["protocol"] > 1
                 self.queues, self.max_body_bytes = set(said["queues"]), said["max_body_bytes"]
             except (ConnectionLost, ResourceFailed) as error:  # not there, or it takes no sessions now

@@ -116,10 +116,8 @@ class ResendingManager(RemoteManager, half="ask"):
                 self._exchange(token, None)
         super().close(left)
 
-    def _check_epoch(self, said: dict[str, Any]) -> None:
-        if self._of not in ("", said["space"]):
-            raise ConnectionLost(f"another space answers there now, {said['space']}, than {self._of}: mend the address")
-        super()._check_epoch(said)
+    def _check_space(self, said: dict[str, Any], only: str = "") -> None:
+        super()._check_space(said, only or self._of)
 
     def again(self, transaction: Transaction, lost: Error) -> bool:
         """Whether a transaction whose commit was lost is committed now, by this or by the first time."""

@@ -54,14 +54,18 @@ _started: list[subprocess.Popen[bytes]] = []
 def reach(path: str | os.PathLike[str], server: str | None = None) -> RemoteManager:
     """A session with the owner of the space, which is the server with that URL where one is given.
 
-    It is tried for a while, now and whenever it connects again. Raises SpaceError for a directory that is no space or
-    for which no server can be started, SpaceInUse for an owner that serves nobody, ConnectionLost.
+    It is tried for a while, now and whenever it connects again, which it does to the same space only. Raises
+    SpaceError for a directory that is no space or for which no server can be started, SpaceInUse for an owner that
+    serves nobody, ConnectionLost.
     """
     if server:
-        return remote_manager(server, connect_s=SERVED_S)
-    root = Path(path).absolute()
-    read_format(root, is_expected=True)
-    return RemoteManager(_Finder(root).dial, connect_s=SERVED_S)
+        found = remote_manager(server, connect_s=SERVED_S)
+    else:
+        root = Path(path).absolute()
+        read_format(root, is_expected=True)
+        found = RemoteManager(_Finder(root).dial, connect_s=SERVED_S)
+    found.hold()
+    return found
 
 
 class _Finder(Finder):
