@@ -62,7 +62,8 @@ def remember(console: Console) -> None:
 
 
 def small(picture: bytes, path: Path) -> None:
-    Image.open(BytesIO(picture)).convert("RGB").quantize(96, dither=Image.Dither.NONE).save(path, optimize=True)
+    few = Image.open(BytesIO(picture)).convert("RGB").quantize(96, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    few.save(path, optimize=True)
     print(path, path.stat().st_size)  # noqa: T201
 
 
