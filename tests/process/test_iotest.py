@@ -371,16 +371,13 @@ def test_a_stale_copy_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 class Told(peer._Half):
-    """A half to whom everything is said at once, and nothing is written."""
+    """A half to whom everything is said at once, and who says nothing."""
 
     def __init__(self, place: Path, heard: dict[str, Any]) -> None:
-        self.place, self.heard = place, heard
+        super().__init__(place, "first", "second", 0.0)
+        self.heard = heard
 
     def say(self, word: str, **facts: Any) -> None: ...
-
-    def write(self, name: str, content: bytes) -> None: ...
-
-    def change_name(self, old: str, new: str) -> None: ...
 
     def hear(self, word: str) -> dict[str, Any]:
         return self.heard

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json as json_format
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -103,12 +105,8 @@ def iotest(
     """
     from xaqueue.tools import iotest as test
 
-    def say(name: str) -> None:
-        if not json:  # programs read the document alone
-            typer.echo(name, err=True)
-
     with ended_in_order():
-        facts, judged = test.run(directory, seconds, say, peer=peer)
+        facts, judged = test.run(directory, seconds, _saying(json), peer=peer)
     if json:
         as_json(test.as_dict(facts, judged))
     else:
@@ -139,14 +137,10 @@ def torture(
     """
     from xaqueue.tools.torture import run
 
-    def say(text: str) -> None:
-        if not json:
-            typer.echo(text, err=True)
-
     if not directory.is_dir():
         raise InvalidArgument(f"{directory} is no directory: make one, on the disk that a space is to be on")
     with ended_in_order():
-        results, used = run.run(directory, flags or (), seconds, say, seed)
+        results, used = run.run(directory, flags or (), seconds, _saying(json), seed)
     if json:
         as_json(run.as_dict(results, used))
     else:
@@ -156,6 +150,11 @@ def torture(
         typer.echo(f"seed {used}")
     if not run.is_safe(results):
         raise typer.Exit(ExitCode.NOTHING)
+
+
+def _saying(json: bool) -> Callable[[str], None]:
+    """What it is at. Programs read the document alone."""
+    return (lambda _: None) if json else partial(typer.echo, err=True)
 
 
 def _numbers(text: str) -> tuple[int, ...]:

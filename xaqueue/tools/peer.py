@@ -77,23 +77,11 @@ class _Half:
         self._me = me
         self._other = other
         self._wait_s = wait_s
-        self._fs = DirectoryFileSystem(place, keep_unsynced=False)
+        self.fs = DirectoryFileSystem(place, keep_unsynced=False)
 
     def write(self, name: str, content: bytes) -> None:
         """As a space writes: content, then name, both synced; over whatever has the name."""
-        replace_file(self._fs, name, content)
-
-    def overwrite(self, name: str, content: bytes) -> None:
-        self._fs.write_at(name, 0, [content])
-        self._fs.sync_file(name)
-
-    def change_name(self, old: str, new: str) -> None:
-        self._fs.rename(old, new)
-        self._fs.sync_dir("")
-
-    def names(self) -> list[str]:
-        """All there are, as this machine sees them."""
-        return self._fs.list("")
+        replace_file(self.fs, name, content)
 
     def say(self, word: str, **facts: Any) -> None:
         self.write(f"{word}.{self._me}", json.dumps(facts).encode())
@@ -101,7 +89,7 @@ class _Half:
     def hear(self, word: str) -> dict[str, Any]:
         """What the other says with this word. Raises InvalidArgument once it has not for too long."""
         name, until = f"{word}.{self._other}", time.monotonic() + self._wait_s
-        while name not in self.names():
+        while name not in self.fs.list(""):
             if time.monotonic() > until:
                 raise InvalidArgument(
                     f"the other machine did not say {word!r} within {self._wait_s:.0f} s: start the same command on "
@@ -110,9 +98,6 @@ class _Half:
             time.sleep(POLL_S)
         heard: dict[str, Any] = json.loads((self.place / name).read_bytes())
         return heard
-
-    def close(self) -> None:
-        self._fs.close()
 
 
 def _me() -> dict[str, str]:
@@ -143,7 +128,7 @@ def _first(half: _Half) -> Peer:
         return Peer(tried["host"], tried["boot"] != boot_id(), **found)
     finally:
         lock.release()
-        half.close()
+        half.fs.close()
 
 
 def _of_locks(tried: bool, taken: bool, retried: bool) -> str:
@@ -172,7 +157,8 @@ def _contents(half: _Half) -> str:
 
 def _names(half: _Half) -> str:
     half.write("before", b"")
-    half.change_name("before", "after")
+    half.fs.rename("before", "after")
+    half.fs.sync_dir("")
     half.say("renamed")
     seen = half.hear("names")["names"]
     return "" if "after" in seen and "before" not in seen else "the other machine did not see a rename as one step"
@@ -203,10 +189,11 @@ def _second(half: _Half) -> Peer:
         half.say("read", content=(half.place / "content").read_bytes().hex())
         half.hear("go on")
         content = os.urandom(SIZE_BYTES)
-        half.overwrite("content", content)
+        half.fs.write_at("content", 0, [content])
+        half.fs.sync_file("content")
         half.say("overwritten", content=content.hex())
         half.hear("renamed")
-        half.say("names", names=half.names())
+        half.say("names", names=half.fs.list(""))
         half.hear("replace")
         half.write("lock", b"")
         half.say("replaced", inode=(half.place / "lock").stat().st_ino)
@@ -214,4 +201,4 @@ def _second(half: _Half) -> Peer:
         half.say("seen")
         return result
     finally:
-        half.close()
+        half.fs.close()
