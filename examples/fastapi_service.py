@@ -5,8 +5,8 @@
     xaqueue health --wait 10 --space queue
     uvicorn fastapi_service:app &
     python fastapi_worker.py &
-    curl --retry 9 --retry-connrefused -X PUT "localhost:8000/orders/1?item=two+apples"
-    sleep 1; curl localhost:8000/orders/1
+    curl -s --retry 9 --retry-delay 1 --retry-connrefused -X PUT "localhost:8000/orders/1?item=two+apples"
+    sleep 1; curl -s localhost:8000/orders/1
 
 ``fastapi_worker.py`` handles what it takes. Kill any of them at any moment, start it again, and send what got no answer
 once more: each order is a row, and is handled once. SHOP_DATABASE is another database's URL for SQLAlchemy, SHOP_QUEUE

@@ -43,7 +43,7 @@ BY_HAND = ("pip install", "docker ", "xaqueue serve --space data/orders --http 1
 FASTAPI = (
     "uvicorn fastapi_service:app",
     "python fastapi_worker.py",
-    "curl --retry 9 ",
+    "curl -s --retry 9 ",
     "xaqueue serve --space queue &",
 )
 """What tests/kill/test_kill_fastapi.py has at work."""
