@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import chain
 
-from xaqueue.core.engine.log import HELD_BYTES, Owner
+from xaqueue.core.engine.log import HELD_BYTES, Log, Owner
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import Kind
 from xaqueue.core.model.branch import Branch
@@ -173,7 +173,7 @@ def _sums(changes: Iterable[Sequence[Op]]) -> tuple[int, list[str]]:
     return put_bytes, drops
 
 
-class DeferringCommit(JournalCommit):
+class DeferringCommit(JournalCommit, Log):
     """Decides which steps are deferred, and knows what of them is not recorded yet."""
 
     _owner: Owner

@@ -28,9 +28,9 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from xaqueue.core.engine import redo
-from xaqueue.core.engine.log import NEVER, STEP_FILES, Copying, Owner, no_room_error
+from xaqueue.core.engine.log import STEP_FILES, Copying, Log, Owner, no_room_error
 from xaqueue.core.model import layout
-from xaqueue.core.model.block import ADDS, HEAD_READ_BYTES, size_in_head
+from xaqueue.core.model.block import ADDS
 from xaqueue.core.model.block_files import dequeue_block, make_shared
 from xaqueue.core.model.branch import Branch, Written
 from xaqueue.core.model.change import DROP, MOVE, PUT, Change, Op
@@ -39,7 +39,7 @@ from xaqueue.core.model.layout import ACTIVE, COMMITTED, PREPARED, RANGE_BITS
 from xaqueue.core.model.message_block import encode_gone
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage.fs import NO_ROOM, FileSystem, discard, remove_all, suppress_room
-from xaqueue.core.storage.group_commit import GroupCommit, Plan, Publish, Step, nothing
+from xaqueue.core.storage.group_commit import Plan, Publish, Step, nothing
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.core.storage.scheduling import THREADS, Threads
 from xaqueue.errors import Error
@@ -76,19 +76,10 @@ class _Names(NamedTuple):
     directories: Sequence[str]
 
 
-class DirectoryLog(GroupCommit):
+class DirectoryLog(Log):
     """See ``Log``."""
 
-    is_atomic = follows = False
-    deferred = ()
-    pending = adds_late = False
-    is_covered = True
-    checkpoints = 0
-    waiting_room = (0, 0)
-    reads_of_memory = None
-    journal_epoch = 0
     _never_syncs = False
-    harden_late = GroupCommit.check
 
     def __init__(
         self, fs: FileSystem, hardening: Hardening, lock: threading.Lock, owner: Owner, *, waiting: Threads = THREADS
@@ -131,9 +122,6 @@ class DirectoryLog(GroupCommit):
                 self.fail(error)
                 raise self._failed() from error
 
-    def spill(self, branch: Branch) -> None:
-        """It has files only."""
-
     def harden(self, branch: Branch) -> None:
         if self._content:
             self.sync_contents(branch.contents)
@@ -145,9 +133,6 @@ class DirectoryLog(GroupCommit):
             self.sync_names((ACTIVE,))  # else a crash could keep .commit and lose a block that it lists
         elif branch.to_harden and branch.blocks[0].kind in ADDS:
             self.harden(branch)
-
-    def discard(self, paths: Iterable[str]) -> None:
-        remove_all(self.fs, paths)
 
     def sync_contents(self, paths: Sequence[str]) -> None:
         self.check()
@@ -381,12 +366,6 @@ class DirectoryLog(GroupCommit):
             self.fail(error)
             raise self._failed() from error
 
-    def unhardened(self) -> dict[str, int]:
-        return {}
-
-    def perform_unrecorded(self, plan: Callable[[], Change]) -> None:
-        self.perform(plan)
-
     def mark_published_locked(self) -> None:
         """Readers learn of it; without room, with the next step."""
         marks = self._marks
@@ -405,36 +384,12 @@ class DirectoryLog(GroupCommit):
         if self._pool is not None:
             self._pool.shutdown()
 
-    # The directories
-
-    def read(self, path: str, *, may_wait: bool = True, at_once: int = HEAD_READ_BYTES) -> bytes:
-        data = self.fs.read(path, at_once)  # as ``read_block``, which each dequeue would call
-        return data if len(data) < at_once else self.fs.read(path, size_in_head(data) + 1)
-
-    def modified_us(self, path: str) -> int:
-        return self.fs.modified_ns(path) // 1000
-
-    def _nothing(self, *_: object) -> None:
-        """The directories hold everything, and a block says of itself that its message was taken."""
-
-    settle = follow = checkpoint = ship = remember_takes = return_untried = _nothing
-
-    def exclusively(self, call: Callable[[], None]) -> None:
-        """Calls this, beside the steps."""
-        call()
-
-    def checkpoint_in(self, every_s: float) -> float:
-        return NEVER
-
     def copy(self, copying: Copying, settle: Callable[[], None]) -> int:
         with self._lock:
             self.check()
             copying.changing()
             copying.rest()
         return 0
-
-    def figures(self) -> dict[str, int]:
-        return {"rounds": self.rounds, "steps": self.steps}
 
     def sync_names(self, directories: Sequence[str]) -> None:
         self.check()

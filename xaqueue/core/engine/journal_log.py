@@ -35,7 +35,7 @@ from xaqueue.core.model.branch import Branch, Written
 from xaqueue.core.model.change import DROP, MOVE, PUT, Change, Moved, Op, entry_of, final_states
 from xaqueue.core.model.layout import ACTIVE, block_path, numbered
 from xaqueue.core.model.queue import Queue
-from xaqueue.core.storage.fs import NO_ROOM, FileSystem, discard, remove_all, suppress_room, synced
+from xaqueue.core.storage.fs import NO_ROOM, FileSystem, discard, suppress_room, synced
 from xaqueue.core.storage.group_commit import Step
 from xaqueue.core.storage.journal import Journal, checkpoint_entry
 from xaqueue.core.storage.journal_format import Entry
@@ -92,7 +92,6 @@ class JournalLog(DeferringCommit, Keeping):
         self.followed = journal.position
         """Every change below this LSN is done in the directories."""
         self._following, self._spilling = threading.Lock(), threading.Lock()
-        self.checkpoints = 0
         self._covered = journal.position
         self._covered_at = time.monotonic()
         """Where the journal ended behind the last checkpoint, and when that was."""
@@ -195,12 +194,6 @@ class JournalLog(DeferringCommit, Keeping):
         if branch.to_harden and (branch.needs_list or branch.blocks[0].kind in ADDS):
             self.harden(branch)
 
-    def stage(self, path: str, head: bytes, body: bytes) -> None:
-        """The record has it."""
-
-    def ahead(self, branch: Branch, change: Change) -> Change:
-        return change
-
     def sync_contents(self, paths: Sequence[str]) -> None:
         self.check()
         self._waiting.run(partial(self._sync_contents, paths))
@@ -219,9 +212,6 @@ class JournalLog(DeferringCommit, Keeping):
     def _sync_all(self) -> None:
         with self._fencing():
             self.fs.sync_all()
-
-    def discard(self, paths: Iterable[str]) -> None:
-        remove_all(self.fs, paths)
 
     # Steps
 

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from xaqueue.core.engine.features import Features
-from xaqueue.core.model.block import HEAD_READ_BYTES
+from xaqueue.core.model.block import HEAD_READ_BYTES, size_in_head
 from xaqueue.core.model.branch import Branch, Written
 from xaqueue.core.model.change import Change
 from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage import group_commit
-from xaqueue.core.storage.fs import suppress_room
-from xaqueue.core.storage.group_commit import Plan, Publish, Shipping, Step
+from xaqueue.core.storage.fs import FileSystem, remove_all, suppress_room
+from xaqueue.core.storage.group_commit import GroupCommit, Shipping
 from xaqueue.errors import RetryLater
 
 STEP_FILES = 256
@@ -157,7 +157,7 @@ class Keeping:
         raise NotImplementedError
 
 
-class Log(Protocol):
+class Log(GroupCommit):
     """The log of a space: all changes of its directories go through it, and it says when they are durable.
 
     A branch adds blocks (``add``, ``take``) that a crash may take. Each of its steps is a change, which ``perform``
@@ -165,39 +165,49 @@ class Log(Protocol):
     order of the log; it returns behind that. Steps of several threads share a round of syncs. The first failure fences
     it: from then on every call raises ResourceFailed, and only another open finds out what became of the last round.
 
-    The directories are what a step says: at once, or (``follows``) once somebody has called ``follow``; then they hold
-    less than memory for a moment, and ``read``, ``settle`` and ``exclusively`` are for whoever must not see that. A
-    ``checkpoint`` ends what the next open would have to do again. ``Change`` is in ``xaqueue.core.model.change``.
+    A step is late, see ``perform_late``, where its caller says that it may be, or all queues of its branch do; where
+    the level has none of that it waits as any other. Beside what ``GroupCommit.perform`` raises, it raises
+    CommitPending.
+
+    The directories are what a step says: at once, as it stands here, or (``follows``) once somebody has called
+    ``follow``; then they hold less than memory for a moment, and ``read``, ``settle`` and ``exclusively`` are for
+    whoever must not see that. A ``checkpoint`` ends what the next open would have to do again. ``Change`` is in
+    ``xaqueue.core.model.change``.
     """
 
-    is_atomic: bool
+    fs: FileSystem
+    is_atomic = False
     """Whether a step of several operations is one record, so that it needs no commit point of its own."""
     hardens_names: bool
     """Whether its steps sync the directories of what they move: the names in them are the record, and are to last."""
-    follows: bool
+    follows = False
     """Whether the directories come behind it, when ``follow`` is called."""
-    defers: bool
-    """Whether some queue says that steps may be late; of the definitions."""
     changed_queues: dict[str, Queue]
     """Queues to which a step has published since ``published_locked`` was called last."""
+    checkpoints = 0
+    """How many there were."""
 
     # Blocks of a branch that is active
 
     @property
     def adds_late(self) -> bool:
         """Whether who adds a message waits for the directories first."""
+        return False
 
     def add(self, branch: Branch, written: Written, head: bytes, body: bytes, *, may_wait: bool = True) -> None:
         """Keeps the block, or writes it to active/. may_wait: for the directories, where it is a message and they are
         far behind. Raises OSError; where it is one of NO_ROOM nothing is left."""
+        raise NotImplementedError
 
     def take(self, branch: Branch, taken: Sequence[Written], epoch: int) -> None:
         """Messages are dequeued: if this process is killed, that counts as a try of each. epoch: of their blocks. One
         without room for a block has it added later, or not at all: what ends the branch may need none. Raises
         ResourceFailed."""
+        raise NotImplementedError
 
     def return_untried(self, *taken: Written) -> None:
-        """If this process is killed from here on, these dequeues are no tries. Raises ResourceFailed."""
+        """If this process is killed from here on, these dequeues are no tries; a block says so of itself. Raises
+        ResourceFailed."""
 
     def remember_takes(self, begin: Callable[[], Register]) -> None:
         """From here on takes are remembered there, where no block says so. Raises what begin raises."""
@@ -207,6 +217,7 @@ class Log(Protocol):
 
     def discard(self, paths: Iterable[str]) -> None:
         """Removes blocks in active/, which nobody was promised."""
+        remove_all(self.fs, paths)
 
     # Content before name: it is on disk before a step gives it one, where no record is going to hold it
 
@@ -218,7 +229,8 @@ class Log(Protocol):
         where the step needs a commit point of its own."""
 
     def stage(self, path: str, head: bytes, body: bytes) -> None:
-        """What a step is going to PUT there. Raises OSError; where it is one of NO_ROOM nothing is left."""
+        """What a step is going to PUT there, where no record has it. Raises OSError; where it is one of NO_ROOM nothing
+        is left."""
 
     def sync_contents(self, paths: Sequence[str]) -> None:
         """What these files hold is on disk, as far as the level asks for it."""
@@ -230,38 +242,19 @@ class Log(Protocol):
 
     def ahead(self, branch: Branch, change: Change) -> Change:
         """Does what of a prepare may be done before its step, and returns what is left. Raises as ``perform``."""
-
-    def perform(self, plan: Plan, publish: Publish = ..., of: Branch | None = None, *, late: bool = False) -> object:
-        """One step, of this branch. It is as ``perform_late`` where that may be late, or where all queues of the
-        branch say so.
-
-        Raises what plan raises of Error, RetryLater where there is no room and nothing was done, CommitPending.
-        """
-
-    def gather(self, step: Step) -> None:
-        """One step, of a caller who does not wait here; see ``GroupCommit.gather``. Raises ResourceFailed."""
-
-    def run_rounds(self, step: Step) -> None:
-        """For this one, which leads the next round. Raises ResourceFailed, and then everybody was told."""
-
-    def perform_late(
-        self, plan: Plan, publish: Publish = ..., of: Branch | None = None, *, is_limited: bool = True
-    ) -> object:
-        """As ``perform``; where the level allows it, it is shown first and durable a moment later, before whatever
-        follows from it. Then there is no RetryLater. is_limited: not where too many wait already."""
+        return change
 
     def perform_unrecorded(self, plan: Callable[[], Change]) -> None:
         """As ``perform``, of what the next open does again: a journal has no record of it. Raises OSError, too."""
-
-    @property
-    def deferred(self) -> Sequence[Step]:
-        """Steps that were shown, and are not durable yet."""
+        self.perform(plan)
 
     def unhardened(self) -> dict[str, int]:
         """By queue the lowest number of a message that is shown and not durable yet. Called with the lock held."""
+        return {}
 
     def harden_late(self) -> None:
         """Returns once all is durable that was performed late. Raises RetryLater where there is no room."""
+        self.check()
 
     def mark_published_locked(self) -> None:
         """What was kept back until now counts as published. Called with the lock held."""
@@ -274,18 +267,23 @@ class Log(Protocol):
     @property
     def pending(self) -> bool:
         """Whether the directories are behind."""
+        return False
 
     @property
     def waiting_room(self) -> tuple[int, int]:
         """Bytes and files, about, that wait for room on the disk."""
+        return 0, 0
 
     def read(self, path: str, *, may_wait: bool = True, at_once: int = HEAD_READ_BYTES) -> bytes:
         """A block's bytes, as of all that was published. may_wait: for the directories, where it is not in its place
         yet; at_once: of a larger file its head is read first. Raises OSError."""
+        data = self.fs.read(path, at_once)  # as ``read_block``, which each dequeue would call
+        return data if len(data) < at_once else self.fs.read(path, size_in_head(data) + 1)
 
     def modified_us(self, path: str) -> int:
         """When the message of this file was committed, int microseconds UTC, as of all that was shown. Called with the
         lock held. Raises OSError."""
+        return self.fs.modified_ns(path) // 1000
 
     def follow(self) -> None:
         """The directories come to all that was published before. Raises OSError, ResourceFailed; where it is one of
@@ -296,10 +294,12 @@ class Log(Protocol):
 
     def exclusively(self, call: Callable[[], None]) -> None:
         """Settles, and calls this while nobody but the steps changes the directories. Raises what either raises."""
+        call()
 
     def copy(self, copying: Copying, settle: Callable[[], None]) -> int:
         """Has all of them copied as of one moment; steps go on meanwhile as far as they can. settle: as that one, and
         fences. Returns the LSN of that moment, 0 where there is no journal. Raises what either raises."""
+        raise NotImplementedError
 
     def checkpoint(self) -> None:
         """What is in the directories is on disk, so that the next open need not do it again. Raises ResourceFailed,
@@ -308,57 +308,25 @@ class Log(Protocol):
     def checkpoint_in(self, every_s: float) -> float:
         """In how many seconds one is due, or is to be asked for again; so often one is made while there is work. NEVER
         where it needs none."""
-
-    checkpoints: int
-    """How many there were."""
+        return NEVER
 
     @property
     def is_covered(self) -> bool:
         """Whether the last checkpoint has everything."""
-
-    # Its end
-
-    failure: BaseException | None
-    """Why it is used no more: fenced, closed, or for reading only."""
-    fenced: bool
-    """Whether it was a failure that ended it."""
-    interrupts: dict[int, BaseException]
-    """What came while a thread waited for its round, by thread."""
-
-    def deliver_interrupt(self) -> None:
-        """Raises what interrupted this thread while it waited; called where all is noted that its steps have done."""
-
-    def check(self) -> None:
-        """ResourceFailed once it is ended."""
-
-    def fail(self, error: BaseException) -> None:
-        """Fences: nothing is acknowledged any more, and whoever waits is woken."""
-
-    def when_fenced(self, call: Callable[[], object]) -> None:
-        """Has this called once it is fenced, by whichever thread does so; at once where it is."""
-
-    def end(self, reason: BaseException) -> None:
-        """It is used no more, and this is why: closed, or for reading only. Whoever waits is woken."""
-
-    def close(self) -> None:
-        """It is ended, and what it holds beside the journal or the directories is let go."""
-
-    def abandon(self, error: BaseException) -> None:
-        """In a forked child: fails without taking locks that a thread of the parent may have held."""
+        return True
 
     # What is told of it
-
-    rounds: int
-    steps: int
-    """How many there were."""
 
     @property
     def journal_epoch(self) -> int:
         """In the names of its segments; 0 where there is no journal."""
+        return 0
 
     @property
     def reads_of_memory(self) -> tuple[int, int] | None:
         """How many reads found their block in memory, and how many did not; None where it keeps none."""
+        return None
 
     def figures(self) -> dict[str, int]:
         """What it counts, by the names in ``xaqueue.metrics``."""
+        return {"rounds": self.rounds, "steps": self.steps}

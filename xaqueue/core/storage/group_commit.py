@@ -84,6 +84,8 @@ class GroupCommit:
 
     defers = False
     """Whether a step may be performed late though its caller does not say so; ``_is_late`` then decides."""
+    deferred: Sequence[Step] = ()
+    """Published, and not hardened: their records go before all others of the next round, or of this one."""
 
     def __init__(
         self,
@@ -380,7 +382,6 @@ class JournalCommit(GroupCommit):
         self._written: Callable[[int], None] | None = None
         """Its call, between the write of a round and its sync."""
         self.deferred: list[Step] = []
-        """Published, and not hardened: their records go before all others of the next round, or of this one."""
 
     def perform_late(self, plan: Plan, publish: Publish = nothing, of: Any = None, *, is_limited: bool = True) -> Any:
         """As ``perform``, but the step is published at once, and its record comes with the next round; is_limited:
