@@ -97,17 +97,25 @@ def add(space: Space, branch: Branch, written: Written, content: tuple[bytes, by
                 for rider in branch.riders:
                     rider.added_locked(space, branch, written, terms.wanted)
     except BaseException as error:
-        if not written.number:  # nothing was done
-            raise
-        with space.lock:
-            queue.withdraw(message_id)
-            if written in branch.blocks:
-                branch.blocks.remove(written)
-        if isinstance(error, OSError):
-            raise blocks.without_room(space, branch, len(head) + len(body), error) from error
-        if written.path:  # interrupted: a later branch of its name may have a block of this number
-            space.discard([written.path])
+        take_back(space, branch, written, content, error)
         raise
+
+
+def take_back(
+    space: Space, branch: Branch, written: Written, content: tuple[bytes, bytes], error: BaseException
+) -> None:
+    """Of a block that was not added, for this error, nothing is left. Raises what ``blocks.without_room`` says."""
+    if not written.number:  # nothing was done
+        return
+    with space.lock:
+        for message_id in written.ids:
+            space.queue(written.queue).withdraw(message_id)
+        if written in branch.blocks:
+            branch.blocks.remove(written)
+    if isinstance(error, OSError):
+        raise blocks.without_room(space, branch, sum(map(len, content)), error) from error
+    if written.path:  # interrupted: a later branch of its name may have a block of this number
+        space.discard([written.path])
 
 
 def _admit_locked(space: Space, branch: Branch, queue: Queue, written: Written, size_bytes: int, terms: Terms) -> None:

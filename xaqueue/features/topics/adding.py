@@ -130,7 +130,7 @@ def enqueue_many(
     has_own, terms = bool(options or own), messages.PLAIN
     if has_own or ids is not None:
         terms = messages.Terms(ids is not None, wanted=properties if has_own else None)
-    return _add_all(space, branch, queue, packed, tags, given, bodies, own, terms)
+    return _add_all(space, branch, queue, blocks.Columns(packed, tags, given, bodies, own), terms)
 
 
 def restore(space: Space, branch: Branch, name: str, found: Sequence[Message]) -> list[bool]:
@@ -151,8 +151,9 @@ def restore(space: Space, branch: Branch, name: str, found: Sequence[Message]) -
         del stored["queue"]
     size_bytes = sum([len(bodies[at]) + len(each[at][1]) for at in new.values()])
     queue = _with_room(space, branch, name, size_bytes, PREFIX_BYTES, len(new))
-    some, packed = [bodies[at] for at in new.values()], pack_properties(Properties(name))
-    _add_all(space, branch, queue, packed, "", [*new], some, own, messages.Terms(is_given=True))
+    some = [bodies[at] for at in new.values()]
+    columns = blocks.Columns(pack_properties(Properties(name)), "", [*new], some, own)
+    _add_all(space, branch, queue, columns, messages.Terms(is_given=True))
     return [new.get(message_id) == at for at, message_id in enumerate(ids)]
 
 
@@ -181,19 +182,10 @@ def _with_room(space: Space, branch: Branch, name: str, size_bytes: int, head_by
     return queue
 
 
-def _add_all(
-    space: Space,
-    branch: Branch,
-    queue: Queue,
-    packed: bytes,
-    tags: str,
-    ids: Sequence[MessageId],
-    bodies: Sequence[bytes],
-    own: Sequence[blocks.Own],
-    terms: messages.Terms,
-) -> list[MessageId]:
-    """Adds them in blocks where it may, but each with a dedup_key by itself. own: see ``blocks.add``. terms: new ones
-    have ``wanted``. Returns their ids, or those of the first ones of their keys."""
+def _add_all(space: Space, branch: Branch, queue: Queue, new: blocks.Columns, terms: messages.Terms) -> list[MessageId]:
+    """Adds them in blocks where it may, but each with a dedup_key by itself. terms: new ones have ``wanted``. Returns
+    their ids, or those of the first ones of their keys."""
+    packed, tags, ids, bodies, own = new
     count, found = len(ids), list[MessageId]()
     alone: Sequence[int] = ()
     if own:
@@ -205,16 +197,13 @@ def _add_all(
             blocks.check_new(queue, [ids[at] for at in {*range(count)}.difference(alone)] if alone else ids)
     try:
         for end in (*alone, count):
-            run = slice(len(found), end)
-            some = packed, tags, ids[run], bodies[run], found
-            blocks.add(space, branch, queue, *some, own=own[run], is_given=terms.is_given)
+            blocks.add(space, branch, queue, new.part(slice(len(found), end)), found, is_given=terms.is_given)
             for at in range(len(found), min(end + 1, count)):
-                says = packed, tags, terms
                 if own:
-                    properties = properties_in(stored_in(packed) | own[at][1])
-                    wanted = terms._replace(wanted=terms.wanted and properties)
-                    says = pack_properties(properties), own[at][0], wanted
-                found.append(_add_one(space, branch, queue.name, ids[at], bodies[at], *says))
+                    properties = properties_in(stored_in(new.packed) | own[at][1])
+                    packed, tags = pack_properties(properties), own[at][0]
+                    terms = terms._replace(wanted=terms.wanted and properties)
+                found.append(_add_one(space, branch, queue.name, ids[at], (packed, tags, bodies[at]), terms))
     except BaseException as error:  # or interrupted: a commit would have some of them
         _fail_in_part(branch, len(found), count, error)
         raise
@@ -226,12 +215,11 @@ def _add_one(
     branch: Branch,
     name: str,
     message_id: MessageId,
-    body: bytes,
-    packed: bytes,
-    tags: str,
+    said: tuple[bytes, str, bytes],
     terms: messages.Terms,
 ) -> MessageId:
-    wanted = terms.wanted
+    """said: its packed properties, its tags and its body."""
+    (packed, tags, body), wanted = said, terms.wanted
     there = None if wanted is None else space.features.admit(space, branch, name, message_id, wanted)
     if there is None:
         head, checksum = head_of(Kind.ENQUEUE, message_id, packed, body, space.epoch)

@@ -9,9 +9,9 @@ from itertools import groupby, repeat
 from math import inf
 from operator import attrgetter
 from struct import unpack
-from typing import Any
+from typing import Any, NamedTuple
 
-from xaqueue.core.engine import blocks, many, messages, taking
+from xaqueue.core.engine import many, messages, taking
 from xaqueue.core.engine.log import BLOCK_BYTES
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.block import (
@@ -51,37 +51,41 @@ Own = tuple[str, dict[str, Any]]
 """Tags and properties of one message."""
 
 
+class Columns(NamedTuple):
+    """New messages of one queue."""
+
+    packed: bytes
+    """The properties of all."""
+    tags: str
+    ids: Sequence[MessageId]
+    bodies: Sequence[bytes]
+    own: Sequence[Own] = ()
+    """Tags and further properties of each, where they have some."""
+
+    def part(self, run: slice) -> Columns:
+        return Columns(self.packed, self.tags, self.ids[run], self.bodies[run], self.own[run])
+
+
 def add(
-    space: Space,
-    branch: Branch,
-    queue: Queue,
-    packed: bytes,
-    tags: str,
-    ids: Sequence[MessageId],
-    bodies: Sequence[bytes],
-    found: list[MessageId],
-    *,
-    own: Sequence[Own] = (),
-    is_given: bool = False,
+    space: Space, branch: Branch, queue: Queue, new: Columns, found: list[MessageId], *, is_given: bool = False
 ) -> None:
-    """Adds messages with these properties in blocks, from the first on, and the ids of each block to ``found`` once the
-    branch has it: what is left wants a file each. own: tags and further properties of each, where they have some.
-    is_given: the queue may have some of these ids already. Raises as ``messages.add``."""
-    if len(ids) < FEWEST or queue.definition.blocks != MANY:
+    """Adds these in blocks, from the first on, and the ids of each block to ``found`` once the branch has it: what is
+    left wants a file each. is_given: the queue may have some of these ids already. Raises as ``messages.add``."""
+    if len(new.ids) < FEWEST or queue.definition.blocks != MANY:
         return
-    if len(max(bodies, key=len)) > MOST_BODY_BYTES or not says_blocks(space):
+    if len(max(new.bodies, key=len)) > MOST_BODY_BYTES or not says_blocks(space):
         return
-    sizes = [*map(len, bodies)]
-    if own:
-        sizes = [size + 2 * (len(pack(more)) + TAGS_BYTES) for size, (_, more) in zip(sizes, own, strict=True)]
-    for piece in _pieces(packed, sizes):
-        some, each = ids[piece], own[piece]
-        head, body, checksum = encode(packed, some, bodies[piece], space.epoch, tags=tags, own=dict(enumerate(each)))
-        all_tags = [one for one, _ in each] if own else [tags] * len(some) if tags else ()
-        run = Run(some, entries=[*map(Entry, repeat(0), some, all_tags)] if any(all_tags) else ())
-        written = Written(0, Kind.MESSAGES, queue.name, some[0], checksum, run)
-        _add(space, branch, queue, written, head, body, is_given=is_given)
-        found += some
+    sizes = [*map(len, new.bodies)]
+    if new.own:
+        sizes = [size + 2 * (len(pack(more)) + TAGS_BYTES) for size, (_, more) in zip(sizes, new.own, strict=True)]
+    for piece in _pieces(new.packed, sizes):
+        packed, tags, ids, bodies, own = new.part(piece)
+        head, body, checksum = encode(packed, ids, bodies, space.epoch, tags=tags, own=dict(enumerate(own)))
+        all_tags = [one for one, _ in own] if own else [tags] * len(ids) if tags else ()
+        run = Run(ids, entries=[*map(Entry, repeat(0), ids, all_tags)] if any(all_tags) else ())
+        written = Written(0, Kind.MESSAGES, queue.name, ids[0], checksum, run)
+        _add(space, branch, queue, written, (head, body), is_given=is_given)
+        found += ids
 
 
 def merge(space: Space, branch: Branch) -> None:
@@ -181,7 +185,7 @@ def _pieces(packed: bytes, sizes: Sequence[int]) -> Iterator[slice]:
 
 
 def _add(
-    space: Space, branch: Branch, queue: Queue, written: Written, head: bytes, body: bytes, *, is_given: bool
+    space: Space, branch: Branch, queue: Queue, written: Written, content: tuple[bytes, bytes], *, is_given: bool
 ) -> None:
     ids = written.ids
     try:
@@ -194,22 +198,12 @@ def _add(
             branch.numbers = written.number = branch.numbers + 1
             queue.pending.update(ids)
             if (room := queue.room) is not None:
-                for message_id, size_bytes in each_alone(decode_table(head + body)).items():
+                for message_id, size_bytes in each_alone(decode_table(b"".join(content))).items():
                     room.hold(message_id, size_bytes)
-        space.log.add(branch, written, head, body)
+        space.log.add(branch, written, *content)
         branch.blocks.append(written)
     except BaseException as error:
-        if not written.number:  # nothing was done
-            raise
-        with space.lock:
-            if written in branch.blocks:
-                branch.blocks.remove(written)
-            for message_id in ids:
-                queue.withdraw(message_id)
-        if isinstance(error, OSError):
-            raise blocks.without_room(space, branch, len(head) + len(body), error) from error
-        if written.path:  # interrupted: a later branch of its name may have a block of this number
-            space.discard([written.path])
+        messages.take_back(space, branch, written, content, error)
         raise
 
 
