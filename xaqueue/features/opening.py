@@ -66,8 +66,8 @@ class Whole(Features):
         return Pair(root, lock, hardening, beats=is_taken)
 
     def keeping(self, definitions: Definitions) -> Keeping:
-        kept_in = KEPT_JOURNAL if replica.is_kept(definitions) else ""
-        return Keeping(replica.waits(definitions), kept_in, replica.is_timed(definitions))
+        replication, is_timed = replica.policy_of(definitions), policy_of(definitions).point_in_time
+        return Keeping(replication.waits, KEPT_JOURNAL if replication.is_on or is_timed else "", is_timed)
 
     def begin(self, port: FileSystem) -> int:
         store.give_up_restore(port)

@@ -15,7 +15,7 @@ from xaqueue.core.model.record_kinds import Advice, Opening, RecordKind
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.errors import InvalidArgument, ResourceFailed
 from xaqueue.features.replica import replicated
-from xaqueue.features.replica.options import Replication, is_on, policy_of
+from xaqueue.features.replica.options import Replication, policy_of
 from xaqueue.features.replica.replicated import LAG, REPLICATION, UNSHIPPED
 from xaqueue.features.replica.shipping import Shipping, shipping_of
 
@@ -26,7 +26,7 @@ class ReplicaKind(RecordKind):
     def begin(self, opening: Opening) -> None:
         """Replicas may follow the journal from here on."""
         space, journal = opening.space, opening.journal
-        if journal is not None and is_on(space.definitions):
+        if journal is not None and policy_of(space.definitions).is_on:
             policy = partial(_policy_now, space, opening.reread)
             space.shipping = shipping = Shipping(space.fs, journal, space.waiting, policy)
             space.log.ship(shipping)

@@ -16,7 +16,6 @@ from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.model.options import Table, all_of, choice, number, values
 from xaqueue.core.storage.scheduling import THREADS
 from xaqueue.errors import InvalidArgument
-from xaqueue.features.snapshots import options as snapshots
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,27 +51,9 @@ def policy_of(definitions: Definitions) -> Replication:
     return found
 
 
-def is_on(definitions: Definitions) -> bool:
-    return policy_of(definitions).is_on
-
-
-def waits(definitions: Definitions) -> bool:
-    return policy_of(definitions).waits
-
-
-def is_kept(definitions: Definitions) -> bool:
-    """Whether the journal is kept when the directories have it: for replicas, or between snapshots."""
-    return is_on(definitions) or is_timed(definitions)
-
-
-def is_timed(definitions: Definitions) -> bool:
-    """Whether it says when something was done."""
-    return snapshots.policy_of(definitions).point_in_time
-
-
 def check_reloading(space: Any, definitions: Definitions) -> None:
     """InvalidArgument where steps were to wait for a replica that nobody can follow here."""
-    if waits(definitions) and (space.shipping is None or space.waiting is THREADS):
+    if policy_of(definitions).waits and (space.shipping is None or space.waiting is THREADS):
         raise InvalidArgument(
             'queues.toml: [replication] acknowledge = "replica" holds from the next start of `xaqueue serve` on, '
             "and no step waits for a replica before that: stop who has the space open, and start the server"

@@ -256,8 +256,9 @@ def _kept_journal(fs: FileSystem) -> list[Segment]:
 
 def prune_for(fs: FileSystem, definitions: Definitions) -> None:
     """As queues.toml has it. Raises OSError."""
-    is_kept = policy_of(definitions).point_in_time or not replica.is_on(definitions)
-    prune_journal(fs, replica.policy_of(definitions).keep_bytes, for_snapshots=is_kept)
+    replication = replica.policy_of(definitions)
+    is_kept = policy_of(definitions).point_in_time or not replication.is_on
+    prune_journal(fs, replication.keep_bytes, for_snapshots=is_kept)
 
 
 def journal_epoch(fs: FileSystem) -> int:
