@@ -87,11 +87,11 @@ REDUNDANT = {
     "_harden: content block": COVERED,
     "_harden: content first block": COVERED,
     "resolve_damage: all root": NO_CRASH,
-    "append: content operators.log": COVERED,
+    "_tell: content operators.log": COVERED,
 }
 """Kinds whose loss no crash test notices, and why they are kept. ``xaqueue-operating.7`` says it too."""
 
-ELSEWHERE = {"append: all root": "test_operators"}
+ELSEWHERE = {"_tell: all root": "test_operators"}
 """Kinds that another module has in its tables."""
 
 WAYS: tuple[Sampled, ...] = (power_loss, kill_then_power_loss, opened_again, *((next_owner,) if FULL else ()))

@@ -95,8 +95,8 @@ REDUNDANT = {
 """Kinds whose loss no crash test notices, and why they are kept. ``xaqueue-operating.7`` says it too."""
 
 ELSEWHERE = {
-    "append: content operators.log": "test_operators",
-    "append: names root": "test_operators",
+    "_tell: content operators.log": "test_operators",
+    "_tell: names root": "test_operators",
     "_sync_directories: names batches": "sim.mutants",
     "_sync_directories: names streams": "test_crash_streams",
 }
