@@ -197,7 +197,10 @@ def _add_all(space: Space, branch: Branch, queue: Queue, new: blocks.Columns, te
             blocks.check_new(queue, [ids[at] for at in {*range(count)}.difference(alone)] if alone else ids)
     try:
         for end in (*alone, count):
-            blocks.add(space, branch, queue, new.part(slice(len(found), end)), found, is_given=terms.is_given)
+            run, some = slice(len(found), end), new
+            if found or end < count:
+                some = new._replace(ids=ids[run], bodies=bodies[run], own=own[run])
+            blocks.add(space, branch, queue, some, found, is_given=terms.is_given)
             for at in range(len(found), min(end + 1, count)):
                 if own:
                     properties = properties_in(stored_in(new.packed) | own[at][1])

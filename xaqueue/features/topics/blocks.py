@@ -62,9 +62,6 @@ class Columns(NamedTuple):
     own: Sequence[Own] = ()
     """Tags and further properties of each, where they have some."""
 
-    def part(self, run: slice) -> Columns:
-        return Columns(self.packed, self.tags, self.ids[run], self.bodies[run], self.own[run])
-
 
 def add(
     space: Space, branch: Branch, queue: Queue, new: Columns, found: list[MessageId], *, is_given: bool = False
@@ -78,8 +75,9 @@ def add(
     sizes = [*map(len, new.bodies)]
     if new.own:
         sizes = [size + 2 * (len(pack(more)) + TAGS_BYTES) for size, (_, more) in zip(sizes, new.own, strict=True)]
-    for piece in _pieces(new.packed, sizes):
-        packed, tags, ids, bodies, own = new.part(piece)
+    packed, tags = new.packed, new.tags
+    for piece in _pieces(packed, sizes):
+        ids, bodies, own = new.ids[piece], new.bodies[piece], new.own[piece]
         head, body, checksum = encode(packed, ids, bodies, space.epoch, tags=tags, own=dict(enumerate(own)))
         all_tags = [one for one, _ in own] if own else [tags] * len(ids) if tags else ()
         run = Run(ids, entries=[*map(Entry, repeat(0), ids, all_tags)] if any(all_tags) else ())
