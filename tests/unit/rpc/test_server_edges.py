@@ -24,7 +24,6 @@ from support.served import PATIENCE_S, ServerThread
 from xaqueue.access import Identity
 from xaqueue.connection import Connection
 from xaqueue.core.engine import memory
-from xaqueue.core.engine.memory import RecoveryReport
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.recovery.recover import _Recovery
@@ -283,10 +282,9 @@ def test_what_is_committed_as_an_opening_ends_is_below_the_watermark(
         connection.tpc_prepare()
     run = _Recovery.run
 
-    def and_commit(recovery: _Recovery, progress: Any, answer: Callable[[], object]) -> RecoveryReport:
-        report = run(recovery, progress, answer)
+    def and_commit(recovery: _Recovery, progress: Any, answer: Callable[[], object]) -> None:
+        run(recovery, progress, answer)
         Session(recovery.space).commit(xid)
-        return report
 
     monkeypatch.setattr(_Recovery, "run", and_commit)
     with xaqueue.connect(tmp_path / "space") as connection:

@@ -362,7 +362,9 @@ class JournalLog(DeferringCommit, Keeping):
                 self._mark(queue, watermark)
             redo.apply_removals(self.fs, turn.gone, turn.left)
         except BaseException:
-            self._return_turn(turn)
+            self.behind.followed(turn, [turn.rest()])
+            with self._lock:
+                self.behind.standing.update(turn.left)
             raise
         finally:
             self._note_touched(turn.final)
@@ -389,11 +391,6 @@ class JournalLog(DeferringCommit, Keeping):
         except FileNotFoundError:  # its messages came and went between two turns
             redo.make_dirs(self.fs, layout.queue_path(queue))
             self.fs.write_at(path, 0, [watermark])
-
-    def _return_turn(self, turn: Turn) -> None:
-        self.behind.followed(turn, [turn.rest()])
-        with self._lock:
-            self.behind.standing.update(turn.left)
 
     def exclusively(self, call: Callable[[], None]) -> None:
         """Follows, and calls this while nothing is being followed. Raises what either raises."""

@@ -72,18 +72,12 @@ def names_of(fs: FileSystem, path: str) -> list[str]:
     return [name for name in listed(fs, layout.QUARANTINE) if name.removeprefix(_RESOLVED).split("~")[0] == wanted]
 
 
-def has_message(fs: FileSystem, queue: str, message_id: bytes) -> bool:
-    """Whether a message of this queue and id was set aside; others may have the same one."""
-    start, end = f"{queue}.range=", f".{message_id.hex()}"
-    return any(name.startswith(start) and end in name for name in listed(fs, layout.QUARANTINE))
-
-
-def has_block(fs: FileSystem, queue: str, first: int, message_id: bytes) -> bool:
-    """Whether a block of many messages of this queue, with this first number and id, was set aside."""
-    number, end = f".{first:016x}+", f".{message_id.hex()}"
-    return any(
-        name.startswith(f"{queue}.range=") and number in name and end in name for name in listed(fs, layout.QUARANTINE)
-    )
+def has_message(fs: FileSystem, queue: str, message_id: bytes, first: int | None = None) -> bool:
+    """Whether a message of this queue and id was set aside, others may have the same one; or the block of many that it
+    is the first of, by its number."""
+    start, number, end = f"{queue}.range=", f".{first:016x}+" if first is not None else "", f".{message_id.hex()}"
+    names = listed(fs, layout.QUARANTINE)
+    return any(name.startswith(start) and number in name and end in name for name in names)
 
 
 def lost_blocks(fs: FileSystem) -> dict[Xid, list[str]]:

@@ -364,8 +364,9 @@ class Session(Association):
                     is_allowed = states.is_allowed(branch.state_for(self.number), call, xid)
                 taken = branch
                 branch.busy = True
-            if not is_allowed:
-                self._reject(branch)
+            if not is_allowed:  # it is doomed
+                commit.rollback(space, branch)
+                raise branch.rollback_reason or RolledBack(f"branch {branch.xid} was rolled back")  # noqa: TRY301
         except BaseException as error:
             if taken is not None:  # an interrupt may come once the lock is free
                 leave(space, taken, error)
@@ -389,11 +390,6 @@ class Session(Association):
             rule.check(self.space, branch, call)
         for rider in branch.riders:
             rider.decide(self.space, branch, call)
-
-    def _reject(self, branch: Branch) -> None:
-        """Rolls a doomed branch back and says why."""
-        commit.rollback(self.space, branch)
-        raise branch.rollback_reason or RolledBack(f"branch {branch.xid} was rolled back")
 
 
 _ACTIVE, _ONEPHASE, _COMMIT_ONEPHASE = State.ACTIVE, Flag.ONEPHASE, Call.COMMIT_ONEPHASE

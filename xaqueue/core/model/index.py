@@ -166,13 +166,17 @@ class QueueIndex(DeliveryOrder):
         """Locks a message for a branch that was found prepared, or carried. None when it is not here."""
         entry = self.find(message_id)
         if entry is not None and not entry.locked:
-            entry.locked = True
-            self.locked += 1
-            if entry.not_before is not None:
-                self._delays.discard(entry.not_before)
+            self._lock(entry)
             if entry.line is not None:
                 entry.line.hold(entry.seq, None)
         return entry
+
+    def _lock(self, entry: Entry) -> None:
+        """As ``take`` does, which has to be fast."""
+        entry.locked = True
+        self.locked += 1
+        if entry.not_before is not None:
+            self._delays.discard(entry.not_before)
 
     def pass_on(self, entry: Entry, holder: object) -> None:
         """A locked message is this holder's from here on, and so is its line."""
@@ -215,7 +219,7 @@ class QueueIndex(DeliveryOrder):
     def come_back(self, entry: Entry) -> None:
         """What a branch had locked is back, or leaves where it had all its tries."""
         if self._is_exhausted(entry):
-            self._exhaust(entry)
+            self._set_aside(entry, self.exhausted)
         elif entry.locked:
             self.release(entry)
 
@@ -224,7 +228,7 @@ class QueueIndex(DeliveryOrder):
         self.is_to_be_searched = False
         for entry in list(self._entries.values()) if self.max_tries else ():
             if not entry.locked and self._is_exhausted(entry):
-                self._exhaust(entry)
+                self._set_aside(entry, self.exhausted)
 
     def limit_tries(self, max_tries: int) -> None:
         """Who has had so many is delivered no more; 0: there is no limit. Who had all by the former one is looked at
@@ -239,16 +243,10 @@ class QueueIndex(DeliveryOrder):
     def _is_exhausted(self, entry: Entry) -> bool:
         return 0 < self.max_tries <= entry.tries
 
-    def _exhaust(self, entry: Entry) -> None:
-        self._set_aside(entry, self.exhausted)
-
     def _set_aside(self, entry: Entry, leaving: list[Entry]) -> None:
         """It leaves; the next in its line may come."""
         if not entry.locked:
-            entry.locked = True
-            self.locked += 1
-            if entry.not_before is not None:
-                self._delays.discard(entry.not_before)
+            self._lock(entry)
         leaving.append(entry)
         if entry.line is not None:
             entry.line.let_go(entry.seq)
@@ -329,7 +327,7 @@ class QueueIndex(DeliveryOrder):
     def _leaves(self, entry: Entry, now: int) -> bool:
         """Whether it has expired, or had all its tries: then it is set aside."""
         if self._is_exhausted(entry):
-            self._exhaust(entry)
+            self._set_aside(entry, self.exhausted)
             return True
         if entry.expires_at is not None and entry.expires_at <= now:
             self._set_aside(entry, self.expired)

@@ -52,8 +52,6 @@ from xaqueue.message import MessageId, Properties
 
 MOST_BYTES = 1024 * 1024
 """Of a block's file."""
-GONE_BYTES = 512
-"""A bitmap's file is never larger: it is written in one sector."""
 BLOCK = "block"
 """A property of a dequeue that takes from a block: number and id of its first message, its count, and the bits."""
 _MOST = 0xFFF

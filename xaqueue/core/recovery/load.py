@@ -159,7 +159,7 @@ class Load:
             if place is None:
                 self._set_aside(f"{directory}/{name}", "no bitmap of a block: its name is not <seq>.<message id>")
             elif place[0] > queue.consumed_through and queue.block_of(place[0]) is None:
-                if quarantine.has_block(self._space.fs, queue.name, *place[:2]):
+                if quarantine.has_message(self._space.fs, queue.name, place[1], place[0]):
                     self._set_aside(f"{directory}/{name}", "what is gone of a block that was set aside")
                 else:
                     discard(self._space.fs, f"{directory}/{name}")

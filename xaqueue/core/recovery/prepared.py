@@ -227,7 +227,7 @@ class _Survey:
     def _are_aside(self, queue: str, head: Head, gone: Sequence[MessageId]) -> bool:
         """Whether all of them are in quarantine, each by itself or with the block in which they lay."""
         taken = read_taken(head.properties)
-        if taken is not None and quarantine.has_block(self.fs, queue, taken[0].first, taken[0].message_id):
+        if taken is not None and quarantine.has_message(self.fs, queue, taken[0].message_id, taken[0].first):
             return True
         return all(quarantine.has_message(self.fs, queue, one) for one in gone)
 

@@ -16,7 +16,6 @@ from typing import Any
 
 from xaqueue.core.engine import heuristics, quarantine, redo
 from xaqueue.core.engine.features import Features
-from xaqueue.core.engine.memory import RecoveryReport
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.model.branch import State
@@ -101,7 +100,7 @@ class _Recovery:
         self.suspect = suspect
         self.report = space.report
 
-    def run(self, progress: Progress | None, answer: Callable[[], object]) -> RecoveryReport:
+    def run(self, progress: Progress | None, answer: Callable[[], object]) -> None:
         """answer: called once the branches are recovered, and before the messages that they do not name are loaded."""
         started = time.monotonic()
         for name in layout.directories():
@@ -131,7 +130,6 @@ class _Recovery:
             self.report.messages = sum(len(queue.index) for queue in self.space.queues.values())
         self.report.seconds = time.monotonic() - started
         log.info("[recovered] %s", self.report)
-        return self.report
 
     def _harden(self) -> None:
         """What was found of branches, and every name, becomes what is on disk."""

@@ -99,7 +99,8 @@ class Journal:
         self._abandoned = found.abandoned
         self._tail = found.tail
         self._begins = max(epoch, found.segment_epoch + 1)
-        self._segment_epoch = found.segment_epoch
+        self.segment_epoch = found.segment_epoch
+        """In the names of its segments."""
         self._epoch = found.epoch + 1 if found.epoch else found.segment_epoch << EPOCH_BITS
         self.replay: list[Record] = found.records
         self.covered: Sequence[Record] = found.covered
@@ -126,7 +127,7 @@ class Journal:
             path, end = self._path(segment.name), min(segment.end, self.position) - segment.start
             for offset in range(max(0, self.checkpoint - segment.start), end if rewrites else 0, PIECE_BYTES):
                 self._fs.write_at(path, offset, [self._fs.read(path, min(PIECE_BYTES, end - offset), offset)])
-            self._sync(path)
+            synced(self._fs.sync_data, path)
         if self._segments:
             synced(self._fs.sync_dir, self._directory)
 
@@ -176,7 +177,7 @@ class Journal:
     def _begin_anew(self, carried: Sequence[Entry], is_shared: bool) -> list[str]:
         """The header of the new segment covers the others: from the moment of its name on they are strays."""
         fs, old, start = self._fs, self._segments, self._segments[-1].end
-        before = self._segment_epoch, self._epoch
+        before = self.segment_epoch, self._epoch
         self._name_by(self._begins)
         self._unlink_following()
         records: list[bytes] = []
@@ -191,7 +192,7 @@ class Journal:
         except OSError as error:
             if error.errno not in NO_ROOM or is_shared:
                 raise
-            self._segment_epoch, self._epoch = before
+            self.segment_epoch, self._epoch = before
             return [f"no room for a new journal ({error.strerror}): it goes on in the old one"]
         self.position, self.checkpoint = position, start
         for segment in old:  # the last one last: without it the others would pass for a journal given up
@@ -201,10 +202,10 @@ class Journal:
 
     def _name_by(self, epoch: int) -> None:
         """From here on segments are named by this epoch, and records have it."""
-        self._segment_epoch, self._epoch = epoch, epoch << EPOCH_BITS
+        self.segment_epoch, self._epoch = epoch, epoch << EPOCH_BITS
 
     def _segment(self, start: int, size: int, checkpoint: int = 0) -> Segment:
-        return Segment(start, size, checkpoint=checkpoint, epoch=self._segment_epoch)
+        return Segment(start, size, checkpoint=checkpoint, epoch=self.segment_epoch)
 
     def _unlink_following(self) -> None:
         if self._following is not None:
@@ -226,7 +227,7 @@ class Journal:
         offset = self.position - segment.start
         wiped = min(max(len(tail), len(END)), segment.allocated - offset)
         self._fs.write_at(path, offset, [bytes(wiped)])
-        self._sync(path)
+        synced(self._fs.sync_data, path)
         self._fs.sync_dir(self._directory)
         return f"the journal ended in {len(tail):,} bytes of a torn record, promised to nobody: {kept}"
 
@@ -332,7 +333,8 @@ class Journal:
             if error.errno not in NO_ROOM and self._fs.size(path) <= segment.allocated:  # not even a part of it
                 raise
             return False
-        self._sync(path)  # a file that ends before one of its records was cut short by somebody, and by no crash
+        # A file that ends before one of its records was cut short by somebody, and by no crash.
+        synced(self._fs.sync_data, path)
         segment.allocated += step
         self._limit = segment.start + segment.allocated - OWN_BYTES
         return True
@@ -354,15 +356,7 @@ class Journal:
         self._write = self._fs.writer(self._path(segment.name))
         self._limit = segment.start + segment.allocated - OWN_BYTES
 
-    def _sync(self, path: str) -> None:
-        synced(self._fs.sync_data, path)
-
     # Segments
-
-    @property
-    def segment_epoch(self) -> int:
-        """In the names of its segments."""
-        return self._segment_epoch
 
     @property
     def full_segments(self) -> int:
@@ -472,7 +466,7 @@ class Journal:
             for path in (source, target):
                 discard(self._fs, path)
             return None
-        self._sync(target)
+        synced(self._fs.sync_data, target)
         return segment
 
     def _path(self, name: str) -> str:

@@ -124,7 +124,7 @@ class CarrierKind(RecordKind):
         """Whose database may hold changes yet, so that their queues wait. Where nothing of the space is missing, who
         owes nothing then begins anew, since the database knows nothing of the id that the space gets.
         """
-        for name in newer.names(CARRIERS):
+        for name in listed(newer.fs, CARRIERS):
             path = carrier_path(name)
             if newer.is_whole:
                 discard(newer.fs, f"{newer.place}/{path}")

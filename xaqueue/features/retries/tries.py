@@ -57,19 +57,6 @@ def failed_by(space: Space, branch: Branch) -> list[Failed]:
     return back + _failed(space, [(queue, entry) for queue, entry, is_try in held if is_try], reason)
 
 
-class Tries(Returns):
-    """A delivery that comes to nothing has failed, and the message is put off, or set aside to be moved."""
-
-    def of(self, space: Space, branch: Branch) -> list[Failed]:
-        return failed_by(space, branch)
-
-    def records(self, space: Space, back: Sequence[Failed]) -> list[Op]:
-        return records_of(space, back)
-
-    def publish_locked(self, space: Space, back: Sequence[Failed]) -> None:
-        publish(space, back)
-
-
 def failed_now(space: Space, queue: str, entry: Entry, reason: str) -> Retry:
     """What is to be remembered of a message whose delivery fails for this reason."""
     ((_, _, retry),) = _failed(space, [(queue, entry)], reason)
@@ -125,10 +112,10 @@ def _before(entry: Entry) -> Retry:
     return before if before.tries == entry.tries else replace(before, tries=entry.tries)
 
 
-def records_of(space: Space, failed: Sequence[Failed]) -> list[Op]:
+def records_of(space: Space, back: Sequence[Failed]) -> list[Op]:
     """What records these, as far as there is room; what is as it was needs none. Raises ResourceFailed."""
     ops: list[Op] = []
-    for queue, entry, retry in failed:
+    for queue, entry, retry in back:
         if retry == _before(entry):
             continue
         path = layout.retry_path(queue, entry.seq, entry.message_id)
@@ -143,9 +130,9 @@ def records_of(space: Space, failed: Sequence[Failed]) -> list[Op]:
     return ops
 
 
-def publish(space: Space, failed: Sequence[Failed]) -> None:
+def publish(space: Space, back: Sequence[Failed]) -> None:
     """The messages are back, put off or set aside. Called with the lock held."""
-    for name, entry, retry in failed:
+    for name, entry, retry in back:
         queue = space.queue(name)
         if retry == _before(entry):
             queue.index.come_back(entry)
@@ -198,3 +185,9 @@ def encode_retry(queue: str, message_id: MessageId, retry: Retry, epoch: int) ->
     made = Properties(queue, tries=retry.tries, not_before=retry.not_before, enqueued_at=retry.first, headers=headers)
     head, _ = encode_with_checksum(Block(Kind.UPDATE, message_id, made, epoch=epoch))
     return head
+
+
+class Tries(Returns):
+    """A delivery that comes to nothing has failed, and the message is put off, or set aside to be moved."""
+
+    of, records, publish_locked = staticmethod(failed_by), staticmethod(records_of), staticmethod(publish)

@@ -20,7 +20,6 @@ from xaqueue.core.model.message_name import Named, parse_any
 from xaqueue.core.model.record_kinds import RecordKinds
 from xaqueue.core.recovery.load import read_head
 from xaqueue.core.storage.fs import NO_LINK, FileSystem, discard
-from xaqueue.core.storage.regular import NO_DIRECTORY
 from xaqueue.errors import DamagedBlock
 from xaqueue.features.snapshots.below import Below
 from xaqueue.features.snapshots.manifest import is_in_place
@@ -84,7 +83,7 @@ class Newer:
         return unknown
 
     def _bring_messages(self, queue: str, directory: str) -> None:
-        for name in _names(self.fs, directory):
+        for name in listed(self.fs, directory):
             path, named = f"{directory}/{name}", parse_any(name)
             if named is None or self.fs.exists(f"{self.place}/{path}"):
                 continue
@@ -177,14 +176,11 @@ class Newer:
         added = many or (head.message_id,) if head.kind in ADDS else ()
         return any(message_id in self._origins for message_id in added)
 
-    def names(self, directory: str) -> list[str]:
-        return _names(self.fs, directory)
-
     def bring_all(self, directory: str, *, replaces: bool = False) -> None:
-        for name in _names(self.fs, directory):
+        for name in listed(self.fs, directory):
             if replaces:
                 discard(self.fs, f"{self.place}/{directory}/{name}")
-            if not name.startswith(".") and not self.fs.exists(f"{self.place}/{directory}/{name}"):
+            if not self.fs.exists(f"{self.place}/{directory}/{name}"):
                 self.link(f"{directory}/{name}")
 
     def link(self, path: str) -> None:
@@ -215,18 +211,8 @@ def link_or_copy(fs: FileSystem, source: str, target: str) -> None:
 def branches_in(fs: FileSystem, directory: str) -> dict[Xid, list[str]]:
     """The paths of the blocks there, by branch. Raises OSError."""
     found: dict[Xid, list[str]] = {}
-    for name in _names(fs, directory):
+    for name in listed(fs, directory):
         block = layout.parse_block(name)
         if block is not None:
             found.setdefault(block[0], []).append(f"{directory}/{name}")
     return found
-
-
-def _names(fs: FileSystem, directory: str) -> list[str]:
-    """In any order; none where it is gone."""
-    try:
-        return fs.list(directory)
-    except OSError as error:
-        if error.errno not in NO_DIRECTORY:
-            raise
-        return []
