@@ -81,7 +81,7 @@ def test_every_name_is_there() -> None:
     "name",
     [
         *("xaqueue/core/engine/commit.py", "core/engine/commit.py", "core/engine/", "commit.prepare", "Space.lock"),
-        *("engine.commit.prepare", "engine.log.Log.perform", "Session._take", "xaqueue.connect", "STEP_FILES"),
+        *("engine.commit.prepare", "engine.log.Log.stage", "Session._take", "xaqueue.connect", "STEP_FILES"),
     ],
 )
 def test_a_name_that_is_there_is_found(name: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from xaqueue.core.engine.features import Features
+from xaqueue.core.engine.memory import Wakes
 from xaqueue.core.model.definitions import Definitions
 from xaqueue.core.model.queue import Queue
 
@@ -18,8 +19,7 @@ class LogOwner:
         self.definitions, self.features = Definitions(), Features()
         self.queues: dict[str, Queue] = {}
         self.published = published
-        self.pending: Callable[[], object] = lambda: None
-        self.full: Callable[[], object] = lambda: None
+        self.wakes = Wakes()
         self.retried: Callable[[OSError, Callable[[], object]], object] | None = None
 
     def lost(self) -> str:
@@ -36,12 +36,6 @@ class LogOwner:
 
     def arrived_locked(self) -> None:
         pass
-
-    def pending_locked(self) -> None:
-        self.pending()
-
-    def full_locked(self) -> None:
-        self.full()
 
     def retry(self, error: OSError, call: Callable[[], object]) -> None:
         if self.retried is None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from xaqueue.core.engine.memory import Wakeable
 
-class Woken:
+
+class Woken(Wakeable):
     """In the place of a chore."""
 
     def __init__(self, note: Callable[[], object]) -> None:

@@ -107,7 +107,7 @@ class MemorySpace:
         with self._engine.lock:
             for queue in self._engine.queues.values():
                 queue.arrived.notify_all()
-        self._engine.has_consumed()
+        self._engine.wakes.consumed.wake()
 
     def close(self) -> None:
         """All is gone. A second call does nothing, nor does one in a forked child."""
@@ -209,7 +209,7 @@ class _Definer(Definer):
 
     def define(self, name: str, settings: Mapping[str, Any], table: str) -> None:
         self.redefine(lambda text: edits.with_queue(text, name, settings, table), lambda: None)
-        self.space.has_consumed()
+        self.space.wakes.consumed.wake()
 
     def undefine(self, queue: str) -> None:
         self.redefine(lambda text: edits.without_queue(text, queue), lambda: check_empty(self.space, queue))

@@ -204,7 +204,7 @@ class DeferringCommit(JournalCommit, Log):
         """Its record is what is followed, and what watermarks tell of, so both wait for that."""
         self.behind.show(chain(planned.point, planned.ops, planned.rest))
         self._owner.arrived_locked()
-        self._owner.pending_locked()
+        self._owner.wakes.pending.wake()
 
     def unhardened(self) -> dict[str, int]:
         lowest: dict[str, int] = {}

@@ -237,7 +237,7 @@ def publish_commit(space: Space, branch: Branch, *, ends: bool = False) -> None:
             continue
         queue.dequeued += 1
         if queue.consumed(entry):
-            space.has_consumed()
+            space.wakes.consumed.wake()
     for rider in branch.riders:
         if rider.acts:
             rider.publish_locked(space, branch)

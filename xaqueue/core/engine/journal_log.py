@@ -234,14 +234,14 @@ class JournalLog(DeferringCommit, Keeping):
                     behind.changes.append(ops)
                     behind.files += len(ops)
                     if is_first:
-                        self._owner.pending_locked()
+                        self._owner.wakes.pending.wake()
         if self.changed_queues:
             self._owner.published_locked(self._marks)
         journal = self.journal
         self._upto = journal.position
         if journal.switches != self._switches:
             self._switches, self._is_full = journal.switches, True
-            self._owner.full_locked()
+            self._owner.wakes.full.wake()
 
     def perform_unrecorded(self, plan: Callable[[], Change]) -> None:
         self.exclusively(lambda: self._apply_unrecorded(plan().ops))

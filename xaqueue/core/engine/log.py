@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from xaqueue.core.engine.features import Features
+from xaqueue.core.engine.memory import Wakes
 from xaqueue.core.model.block import HEAD_READ_BYTES, size_in_head
 from xaqueue.core.model.branch import Branch, Written
 from xaqueue.core.model.change import Change
@@ -56,6 +57,7 @@ class Owner(group_commit.Owner, Protocol):
     """The memory of each, by its name."""
     serving: bool
     """Recovery is done: nothing is performed late before."""
+    wakes: Wakes
 
     def kept(self) -> tuple[int, int]:
         """Bytes and number of the blocks that memory has of branches that are not prepared. Takes the lock."""
@@ -65,12 +67,6 @@ class Owner(group_commit.Owner, Protocol):
 
     def arrived_locked(self) -> None:
         """Behind a step that is hardened late: what was added is to be seen."""
-
-    def pending_locked(self) -> None:
-        """Something is to be followed after nothing was."""
-
-    def full_locked(self) -> None:
-        """A checkpoint is due."""
 
     def retry(self, error: OSError, call: Callable[[], object]) -> None:
         """Does again what found no room, with what is kept for that, or raises the error."""

@@ -77,7 +77,7 @@ def publish(space: Space, queue: Queue, run: Run, kind: Kind) -> None:
     if kind is Kind.DEQUEUE:
         queue.dequeued += len(run.ids)
         if queue.consumed_run(run):
-            space.has_consumed()
+            space.wakes.consumed.wake()
         return
     assert run.block is not None
     queue.add_block(run.block)

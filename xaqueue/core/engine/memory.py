@@ -10,7 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from xaqueue.core.engine.features import Definer, Features, Gate
 from xaqueue.core.model.block import Kind
@@ -72,29 +72,24 @@ class RecoveryReport:
         )
 
 
-class Wakeable(Protocol):
-    """Who sleeps until there is something to do."""
+class Wakeable:
+    """Who sleeps until there is something to do. Here nobody does."""
 
     def wake(self) -> None:
         """There may be by now. Costs little: the space's lock may be held."""
-
-
-class _Nobody:
-    def wake(self) -> None:
-        pass
 
 
 class Wakes:
     """Whom a space wakes."""
 
     def __init__(self) -> None:
-        self.pending: Wakeable = _Nobody()
-        """The directories are to follow."""
-        self.full: Wakeable = _Nobody()
+        self.pending = Wakeable()
+        """Something is to be followed after nothing was."""
+        self.full = Wakeable()
         """A checkpoint is due."""
-        self.consumed: Wakeable = _Nobody()
-        """Files of what a stream has consumed, or of what has expired, are to be cleared."""
-        self.late: Wakeable = _Nobody()
+        self.consumed = Wakeable()
+        """Something is to leave its queue: a stream has consumed it, or it has expired, or had all its tries."""
+        self.late = Wakeable()
         """A branch may be late before ``looks_at``."""
 
 
@@ -180,10 +175,6 @@ class Memory:
     def why_shut(self, queue: str) -> Error | None:
         """Why this queue hands nothing out now. Called with the lock held."""
         return next((why for gate in self.gates if (why := gate.shuts(queue)) is not None), None)
-
-    def has_consumed(self) -> None:
-        """Something is to leave its queue."""
-        self.wakes.consumed.wake()
 
     def now_us(self) -> int:
         """Int microseconds UTC."""

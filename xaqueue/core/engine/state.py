@@ -375,12 +375,6 @@ class Space(Memory):
     def retry(self, error: OSError, call: Callable[[], object]) -> None:
         self.room.retry(error, call)
 
-    def pending_locked(self) -> None:
-        self.wakes.pending.wake()
-
-    def full_locked(self) -> None:
-        self.wakes.full.wake()
-
     def _write_final_watermarks(self) -> None:
         """After a clean close numbering goes on without a gap."""
         for queue in self.queues.values():

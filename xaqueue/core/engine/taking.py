@@ -104,7 +104,7 @@ def take_plain(
                 return None
             written.entry = entry = index.take(space.now_ns() // 1000, holder=branch)
             if index.expired or index.exhausted:
-                space.has_consumed()  # a dequeue only passes them over
+                space.wakes.consumed.wake()  # a dequeue only passes them over
             if entry is None:
                 return None
             written.message_id = message_id = entry.message_id
@@ -234,7 +234,7 @@ def _take(
                 even_early=not written.is_try,
             )
             if queue.index.expired or queue.index.exhausted:
-                space.has_consumed()  # a dequeue only passes them over
+                space.wakes.consumed.wake()  # a dequeue only passes them over
             if entry is not None:
                 written.message_id = entry.message_id
                 branch.numbers = written.number = branch.numbers + 1
@@ -332,7 +332,7 @@ def return_entry(space: Space, branch: Branch, written: Written, *, gone: bool =
                 if block is not None and not block.gone & block.bits(entry):
                     block.left += 1  # it has not left that, but gone with it: no step is on its way
                 if queue.consumed(entry):
-                    space.has_consumed()
+                    space.wakes.consumed.wake()
             else:
                 release_locked(queue, entry)
         except BaseException:

@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Iterable
 
+from xaqueue.core.engine.memory import Wakeable
 from xaqueue.core.engine.state import Space
 from xaqueue.errors import ResourceFailed
 
@@ -31,7 +32,7 @@ REST = 9
 NEVER = float("inf")
 
 
-class Chore:
+class Chore(Wakeable):
     """One of them. Its thread alone asks and runs it."""
 
     thread = "chores"

@@ -14,6 +14,7 @@ from contextlib import suppress
 from xaqueue.core.engine import timeouts
 from xaqueue.core.engine.journal_log import LAG_S, RETRY_S
 from xaqueue.core.engine.log import Log
+from xaqueue.core.engine.memory import Wakeable
 from xaqueue.core.engine.state import Space
 from xaqueue.core.owner.chores import NEVER, Chore, Chores
 from xaqueue.core.storage.fs import NO_ROOM
@@ -28,7 +29,7 @@ LOCK_S = 1.0
 """Who holds the space's lock for longer is the one that hangs."""
 
 
-class _BackgroundThread:
+class _BackgroundThread(Wakeable):
     """A thread that runs until ``stop``, or until the space fails; it begins behind all that it needs."""
 
     def __init__(self, name: str) -> None:

@@ -87,5 +87,5 @@ class DefinitionsWatch(FileSystemEventHandler):
             if parsed == self._space.definitions:
                 return
             self._space.redefine(parsed)
-        self._space.has_consumed()  # a new limit may be one that some messages have reached
+        self._space.wakes.consumed.wake()  # a new limit may be one that some messages have reached
         log.info("[definitions-reloaded] queues.toml reloaded: %d queues", len(parsed.queues))

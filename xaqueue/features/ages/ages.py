@@ -60,7 +60,7 @@ class Ages:
                     break
                 if ends is not None:
                     queue.index.expire_at(entry, ends)
-                    space.has_consumed()
+                    space.wakes.consumed.wake()
             elif seq > queue.published:  # its round is under way, and what waits for no sync is there sooner
                 self._gap = self._gap or seq
             self._through = seq

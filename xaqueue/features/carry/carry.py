@@ -280,7 +280,7 @@ def _deliver(space: Space, name: str, changes: Sequence[CarriedChange], pruned: 
             one.damage = ""
             one.repeated.clear()
             find_awaited(space)
-    space.has_consumed()  # nothing was moved out of these queues meanwhile
+    space.wakes.consumed.wake()  # nothing was moved out of these queues meanwhile
     return True
 
 

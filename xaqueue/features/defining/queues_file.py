@@ -106,7 +106,7 @@ class QueuesFile(Definer):
                     keep_good(self.root)
         except (OSError, UnicodeDecodeError) as error:
             raise RetryLater(f"queues.toml cannot be changed ({error}): nothing was defined") from error
-        space.has_consumed()  # a new limit may be one that some messages have reached
+        space.wakes.consumed.wake()  # a new limit may be one that some messages have reached
 
     def undefine(self, queue: str) -> None:
         """It holds in memory first, so that nobody adds a message while the file is replaced: a crash before that

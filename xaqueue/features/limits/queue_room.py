@@ -179,4 +179,4 @@ def _make_room(space: Space, queue: Queue) -> None:
     """What has expired leaves sooner."""
     queue.index.find_expired(space.now_us(), 1)
     if queue.index.expired:
-        space.has_consumed()
+        space.wakes.consumed.wake()

@@ -139,7 +139,7 @@ def publish(space: Space, back: Sequence[Failed]) -> None:
         else:
             queue.index.fail(entry, retry)
         if queue.index.exhausted:
-            space.has_consumed()
+            space.wakes.consumed.wake()
         queue.arrived.notify_all()  # the first who waits may wait for another id
 
 

@@ -58,7 +58,7 @@ def reserve(self: Session, queue: str, stream: str, after: int, upto: int) -> Re
                 try:
                     _check_unlocked(space, kept)
                 except QueueReserved:
-                    space.has_consumed()  # the sweep goes on
+                    space.wakes.consumed.wake()  # the sweep goes on
                     raise
                 kept.keep_leaving()
                 kept.record = record  # from here on nobody locks a message
@@ -68,7 +68,7 @@ def reserve(self: Session, queue: str, stream: str, after: int, upto: int) -> Re
             except BaseException:
                 with space.lock:
                     kept.record = before
-                    space.has_consumed()
+                    space.wakes.consumed.wake()
                 raise
         with space.lock:
             kept.in_flight = (after, upto) if upto > after else None
@@ -97,7 +97,7 @@ def consume(self: Session, queue: str, stream: str, upto: int, archive: bool = F
         further = replace(record, consumed=upto, archived_after=after if archive else None)
         taken = Taken(space.now_us(), stream, CONSUMED, [(record.consumed + 1, upto)])
         _write(space, further, lambda: kept.consume(further), taken if archive else None)
-        space.has_consumed()
+        space.wakes.consumed.wake()
         with space.lock:
             return _reservation_of(kept)
 
@@ -126,7 +126,7 @@ def release(self: Session, queue: str) -> Reservation | None:
         with space.lock:
             kept.in_flight = None
             kept.arrived.notify_all()
-        space.has_consumed()  # what had all its tries moves now
+        space.wakes.consumed.wake()  # what had all its tries moves now
         return found
 
 

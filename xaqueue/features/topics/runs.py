@@ -67,7 +67,7 @@ def _lock_run(space: Space, branch: Branch, name: str, count: int, taken: list[W
             branch.numbers = written.number = branch.numbers + 1
             branch.blocks.append(written)
         if index.expired or index.exhausted:
-            space.has_consumed()  # a dequeue only passes them over
+            space.wakes.consumed.wake()  # a dequeue only passes them over
 
 
 def _read_run(space: Space, name: str, run: Sequence[Written], most_bytes: float, found: list[Message]) -> None:

@@ -146,7 +146,7 @@ def drain(caller: Caller, on: Any = None) -> dict[str, Any]:
     if on is not None:
         space.draining = on
         if not on:
-            space.has_consumed()  # nothing was moved to other queues meanwhile
+            space.wakes.consumed.wake()  # nothing was moved to other queues meanwhile
     active, unfinished = _left(space)
     listed = sorted((_branch_to(space, branch) for branch in (*active, *unfinished)), key=lambda one: one["since"])
     counts = {"active": len(active), "in_doubt": len(unfinished)}

@@ -11,6 +11,7 @@ from support.bare_space import bare_space
 from support.forgetful import ForgetfulFileSystem
 from support.journal_log_scene import RANGE, LoggedDirectories, directories
 from support.log_owner import LogOwner
+from support.woken import Woken
 from xaqueue.core.engine import journal_log
 from xaqueue.core.engine.journal_log import LOOK_S
 from xaqueue.core.engine.log import NEVER
@@ -53,7 +54,7 @@ def test_many_new_files_make_it_due(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_full_segment_makes_it_due() -> None:
     log, told = LoggedDirectories(directories()), list[bool]()
-    log.owner.full = lambda: told.append(log.checkpoint_in(HOUR_S) == 0.0)
+    log.owner.wakes.full = Woken(lambda: told.append(log.checkpoint_in(HOUR_S) == 0.0))
     while not log.journal.switches:
         assert told == []
         log.do((PUT, f"{RANGE}/a", bytes(200_000), b"", 0))

@@ -22,6 +22,7 @@ from support.crash_level import NOON_US
 from support.forgetful import ForgetfulFileSystem, Tree
 from support.journal_log_scene import DIRECTORIES, MARK, RANGE, LoggedDirectories, directories
 from support.journal_of import journal_of
+from support.woken import Woken
 from xaqueue.core.engine import journal_log
 from xaqueue.core.engine.behind import Turn
 from xaqueue.core.engine.journal_log import LAG_S
@@ -465,7 +466,7 @@ def test_whoever_is_told_that_something_is_pending_finds_it() -> None:
     """A follower that looks at once, and finds nothing, sleeps on: nobody tells it again."""
     log = LoggedDirectories(directories())
     found: list[bool] = []
-    log.owner.pending = lambda: found.append(log.pending)
+    log.owner.wakes.pending = Woken(lambda: found.append(log.pending))
     for name in "ab":
         log.do((PUT, f"{RANGE}/{name}", b"x", b"", 0))
     log.settle()
@@ -548,7 +549,7 @@ def test_a_thread_follows_after_a_moment(tmp_path: Path) -> None:
     fs.make_dir("active")
     log = Told(fs)
     follower = Follower(log, lambda error: pytest.fail(str(error)))
-    log.owner.pending = follower.wake
+    log.owner.wakes.pending = follower
     try:
         log.do((PUT, "a", b"x", b"", 0))
         assert followed.wait(PATIENCE_S)
@@ -564,7 +565,7 @@ def test_a_thread_that_is_stopped_follows_nothing_more(monkeypatch: pytest.Monke
     fs = directories()
     log = LoggedDirectories(fs)
     follower = Follower(log, lambda error: pytest.fail(str(error)))
-    log.owner.pending = follower.wake
+    log.owner.wakes.pending = follower
     log.do((PUT, f"{RANGE}/a", b"x", b"", 0))
     follower.stop()
     assert fs.list(RANGE) == []
@@ -581,7 +582,7 @@ def test_an_error_of_the_thread_is_told(error: Exception) -> None:
 
     log = LoggedDirectories(Broken(None, Tree(dict.fromkeys(DIRECTORIES))))
     follower = Follower(log, told.append)
-    log.owner.pending = follower.wake
+    log.owner.wakes.pending = follower
     try:
         log.do((PUT, f"{RANGE}/a", b"x", b"", 0))
         follower._thread.join(PATIENCE_S)
@@ -597,7 +598,7 @@ def test_the_thread_of_a_space_that_failed_does_nothing_more() -> None:
     log.do((PUT, f"{RANGE}/a", b"x", b"", 0))
     log.fail(OSError(errno.EIO, "Input/output error"))
     follower = Follower(log, lambda error: pytest.fail(str(error)))
-    log.owner.pending = follower.wake
+    log.owner.wakes.pending = follower
     follower._thread.join(PATIENCE_S)
     assert not follower._thread.is_alive()
     with pytest.raises(ResourceFailed):
