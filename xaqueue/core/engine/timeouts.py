@@ -14,12 +14,11 @@ finds the branch in active/, where everything is rolled back.
 
 from __future__ import annotations
 
-import logging
 from contextlib import suppress
 from typing import NamedTuple
 
 from xaqueue.core.engine import commit
-from xaqueue.core.engine.state import Busy, Space
+from xaqueue.core.engine.state import Busy, Space, log
 from xaqueue.core.model.branch import Branch, State
 from xaqueue.errors import RetryLater, RolledBack
 from xaqueue.xa import Code, Outcome
@@ -28,8 +27,6 @@ LEFT_S = 180.0
 """Without a server that says so: what has been past its commit point, or rolled back, so long is nobody's any more."""
 LOOK_S = 1.0
 """What is late and at work is looked at again so soon."""
-
-log = logging.getLogger("xaqueue")
 
 
 class _Limit(NamedTuple):

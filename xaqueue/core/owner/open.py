@@ -7,7 +7,6 @@ child of a fork does not inherit the space: its copy is fenced before it can tou
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import threading
 import time
@@ -22,7 +21,7 @@ from weakref import WeakValueDictionary
 from xaqueue.core.engine.disk_space import RoomLimit
 from xaqueue.core.engine.features import Features, Guard
 from xaqueue.core.engine.session import Session
-from xaqueue.core.engine.state import Space
+from xaqueue.core.engine.state import Space, log
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import FORMAT_VERSION
 from xaqueue.core.model.definitions import Definitions
@@ -71,7 +70,6 @@ ANY_QUEUE = """
 order = "fifo"       # fifo, lifo or priority
 """
 
-log = logging.getLogger("xaqueue")
 Background = Chores | Follower
 
 

@@ -12,7 +12,6 @@ prepared all the same. Every verb that would change something says what is damag
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from contextlib import contextmanager
 from xaqueue.core.engine import heuristics, quarantine, redo
 from xaqueue.core.engine.disk_space import segment_bytes
 from xaqueue.core.engine.features import Keeping
-from xaqueue.core.engine.state import Space
+from xaqueue.core.engine.state import Space, log
 from xaqueue.core.model import change, layout
 from xaqueue.core.model.block_files import listed, ranges_in
 from xaqueue.core.model.branch import Branch, Damaged, State
@@ -46,7 +45,6 @@ _RECORDED: dict[int, Outcome] = {
     CoreStep.ONE_PHASE: Outcome.COMMITTED,
     CoreStep.ROLLBACK: Outcome.ROLLED_BACK,
 }
-log = logging.getLogger("xaqueue")
 
 
 def open_journal(

@@ -9,14 +9,13 @@ remembers and not yet what the disk holds: so it syncs every directory before it
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from xaqueue.core.engine import heuristics, quarantine, redo
 from xaqueue.core.engine.features import Features
-from xaqueue.core.engine.state import Space
+from xaqueue.core.engine.state import Space, log
 from xaqueue.core.model import layout
 from xaqueue.core.model.branch import State
 from xaqueue.core.model.definitions import Definitions
@@ -30,8 +29,6 @@ from xaqueue.core.storage.hardening import DEFAULT, Hardening
 from xaqueue.core.storage.journal import Journal
 from xaqueue.core.storage.regular import DAMAGE
 from xaqueue.errors import JournalDamaged
-
-log = logging.getLogger("xaqueue")
 
 
 def open_space(

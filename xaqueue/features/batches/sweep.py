@@ -8,11 +8,10 @@ said so, is forgotten after ``forget_after_s``.
 
 from __future__ import annotations
 
-import logging
 import time
 
 from xaqueue.batch import ONE_SPACE, is_of_a_batch
-from xaqueue.core.engine.state import Space
+from xaqueue.core.engine.state import Space, log
 from xaqueue.core.model.branch import Branch, State
 from xaqueue.core.owner.chores import Chore, Chores
 from xaqueue.errors import DamagedBlock, RetryLater
@@ -25,8 +24,6 @@ FORGET_EVERY_US = 3600 * 1_000_000
 """Between two looks for decisions that are to be forgotten."""
 LEAST_S, MOST_S = 1.0, 3600.0
 """Batches that are not decided are looked at so often; in between, as soon as they may be old."""
-
-log = logging.getLogger("xaqueue")
 
 
 class Sweep(Chore):

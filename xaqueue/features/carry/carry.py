@@ -13,7 +13,6 @@ them have delivered. Before a number is known to be void, its row must be imposs
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 from xaqueue.batch import is_of_a_batch
 from xaqueue.carried import CarriedChange, CarrierState, CarrierStatus, Pruned, decode
 from xaqueue.core.engine import commit, many
-from xaqueue.core.engine.state import Busy, Space
+from xaqueue.core.engine.state import Busy, Space, log
 from xaqueue.core.model.block import ADDS, Kind, decode_head
 from xaqueue.core.model.branch import Branch, Call, Rider, State, Written
 from xaqueue.core.model.change import Change, CoreStep, Op
@@ -39,8 +38,6 @@ MOST_DEFERRED = 512
 """Changes that wait for their records, at most, when one more is carried: each has a row."""
 DELIVERED = 100_000
 """Changes that are delivered at a time, at most: more than can wait for their records in all lives."""
-
-log = logging.getLogger("xaqueue")
 
 
 def deliver(space: Space, carrier: str, secret: str, changes: Sequence[bytes], pruned: Pruned, *, more: bool) -> bool:

@@ -6,13 +6,12 @@ owner that is in no pair comes by here as well, and is as it would be without: n
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from xaqueue.core.engine.features import Guard
-from xaqueue.core.engine.state import Space
+from xaqueue.core.engine.state import Space, log
 from xaqueue.core.model import layout
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.hardening import Hardening
@@ -25,8 +24,6 @@ from xaqueue.features.retries.register import TRIES
 from xaqueue.features.snapshots.store import retire_unfinished
 
 BEAT_S = 1.0
-
-log = logging.getLogger("xaqueue")
 
 
 def check_level(hardening: Hardening) -> None:

@@ -7,13 +7,12 @@ cannot be moved stays where it is, is given to nobody, and is tried again: it is
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 
 from xaqueue.core.engine import commit, messages, taking
 from xaqueue.core.engine.log import CommitPending
-from xaqueue.core.engine.state import Busy, Space
+from xaqueue.core.engine.state import Busy, Space, log
 from xaqueue.core.model.block import PROPERTIES_LIMIT_BYTES, Kind, head_of, pack_properties
 from xaqueue.core.model.branch import Branch, Rider, State, Written
 from xaqueue.core.model.entry import Entry, Retry
@@ -32,8 +31,6 @@ DETAIL_BYTES = 12 * REASON_LIMIT + 1024
 """An origin may take so many; properties that leave less room move without the reason, rather than not at all."""
 _BQUAL = b"move"
 _COUNTED = {TRIES: "dead_lettered", REJECTED: "rejected", EXPIRED: "expired"}
-
-log = logging.getLogger("xaqueue")
 
 
 class Leaving(Rider):

@@ -7,14 +7,13 @@ counted twice. A try for which there is no room is only a try not counted, and t
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
 from xaqueue.core.engine.features import Returns
-from xaqueue.core.engine.state import Space
+from xaqueue.core.engine.state import Space, log
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import Block, Kind, encode_with_checksum
 from xaqueue.core.model.branch import Branch, Explained
@@ -39,8 +38,6 @@ ROLLED_BACK, LEASE_EXPIRED = "rolled back", "lease expired"
 _REASONS = {Code.XA_RBTIMEOUT: "timeout", Code.XA_RBCOMMFAIL: "session lost: its process ended, or its connection"}
 _NOBODY = str(Xid(LOCAL_FORMAT_ID, b"tries", b""))
 """Names the step that counts those of a killed process."""
-
-log = logging.getLogger("xaqueue")
 
 
 def failed_by(space: Space, branch: Branch) -> list[Failed]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from pathlib import Path
 
-from xaqueue.core.engine.state import Space
+from xaqueue.core.engine.state import Space, log
 from xaqueue.core.owner.chores import NEVER, Chore, Chores
 from xaqueue.errors import Error, ResourceFailed, RetryLater, SpaceError
 from xaqueue.features.snapshots import store
@@ -17,8 +16,6 @@ from xaqueue.features.snapshots.take import take_and_keep
 
 RETRY_S = 600.0
 """After one that could not be taken."""
-
-log = logging.getLogger("xaqueue")
 
 
 class TakeSnapshots(Chore):

@@ -4,7 +4,6 @@ knows nothing of Parquet. Whatever ends that process, the next one goes on.
 
 from __future__ import annotations
 
-import logging
 import subprocess
 import sys
 import time
@@ -13,7 +12,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from xaqueue.core.engine.state import Space
+from xaqueue.core.engine.state import Space, log
 from xaqueue.core.model.block_files import listed
 from xaqueue.core.owner.chores import Chore, Chores
 from xaqueue.features.streams.taken import taken_directory
@@ -22,8 +21,6 @@ LOOK_S = 10.0
 AGE_S, ENOUGH = 60.0, 2_000
 """It is started so long after the last time, or when so many steps have taken something."""
 COMMAND = (sys.executable, "-P", "-m", "xaqueue.lake.archive")
-
-log = logging.getLogger("xaqueue")
 
 
 class Archive(Chore):

@@ -10,7 +10,6 @@ crash has expired still.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -18,7 +17,7 @@ from contextlib import suppress
 from functools import partial
 
 from xaqueue.core.engine.redo import is_that, make_dirs, make_way
-from xaqueue.core.engine.state import Space
+from xaqueue.core.engine.state import Space, log
 from xaqueue.core.model import layout
 from xaqueue.core.model.change import DROP, MOVE, Change
 from xaqueue.core.model.entry import Entry
@@ -43,7 +42,6 @@ PIECE = 256
 RETRY_S = 1.0
 """After it found no room in the archive."""
 
-log = logging.getLogger("xaqueue")
 _making = threading.Lock()
 """Held by who makes directories of the archive, so that what is set aside in their way is never another's new one."""
 Stopped = Callable[[], bool]

@@ -7,12 +7,11 @@ space that says more than it has, which takes only the way back.
 
 from __future__ import annotations
 
-import logging
 import threading
 from contextlib import suppress
 from dataclasses import replace
 
-from xaqueue.core.engine.state import Space
+from xaqueue.core.engine.state import Space, log
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import FORMAT_VERSION, Kind
 from xaqueue.core.model.definitions import MANY
@@ -21,8 +20,6 @@ from xaqueue.core.model.message_name import parse_any
 from xaqueue.core.model.record_kinds import Opening, RecordKind
 from xaqueue.core.storage.fs import FileSystem, replace_file
 from xaqueue.errors import RetryLater
-
-log = logging.getLogger("xaqueue")
 
 
 class FormatKind(RecordKind):
