@@ -24,8 +24,8 @@ from functools import partial
 from typing import Any
 
 from xaqueue.core.engine import many, quarantine
-from xaqueue.core.engine.blocks import add, add_branch_block
 from xaqueue.core.engine.log import HELD_BYTES, STEP_FILES, CommitPending
+from xaqueue.core.engine.messages import add_branch_block, add_last
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.block import ADDS, Kind
 from xaqueue.core.model.block_files import dequeue_block
@@ -65,7 +65,7 @@ def prepare(space: Space, branch: Branch, *, performs: bool = True) -> tuple[Cha
     blocks, suffix = branch.blocks, FIRST
     for written in blocks:
         if written.content is None and not written.path:
-            add(space, branch, written, dequeue_block(written, space.epoch, space.queues[written.queue]))
+            add_last(space, branch, written, dequeue_block(written, space.epoch, space.queues[written.queue]))
     if len(blocks) > 1 or blocks[0].shared is not None or (branch.riders and branch.needs_list):
         add_branch_block(space, branch)
         blocks, suffix = branch.all_blocks, ""
@@ -150,7 +150,7 @@ def _complete(space: Space, branch: Branch) -> None:
     """Adds the blocks by which recovery finds all of a branch that was never prepared."""
     for written in branch.blocks:
         if not written.path:
-            add(space, branch, written, dequeue_block(written, space.epoch, space.queues[written.queue]))
+            add_last(space, branch, written, dequeue_block(written, space.epoch, space.queues[written.queue]))
     add_branch_block(space, branch)
 
 

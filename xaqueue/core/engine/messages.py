@@ -1,27 +1,35 @@
-"""The messages that a branch adds: each gets a block, which the branch numbers."""
+"""The blocks of a branch before they are prepared, given to the space's log: one for each message that it adds, which
+the branch numbers, and those that end it, made when the work is done."""
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any, NamedTuple
 
-from xaqueue.core.engine import blocks
-from xaqueue.core.engine.state import Space
-from xaqueue.core.model import layout
-from xaqueue.core.model.block import Kind, before_time, head_of, pack, pack_properties
+from xaqueue.core.engine.state import Busy, Space
+from xaqueue.core.model.block import (
+    NO_MESSAGE,
+    NOTHING,
+    UNLIMITED,
+    Block,
+    Kind,
+    Listed,
+    before_time,
+    encode_with_checksum,
+    head_of,
+    pack,
+    pack_list,
+    pack_properties,
+)
 from xaqueue.core.model.branch import Branch, Rider, State, Written
 from xaqueue.core.model.entry import Entry
+from xaqueue.core.model.layout import PREPARED
 from xaqueue.core.model.message_name import tags_of
 from xaqueue.core.model.queue import Queue
+from xaqueue.core.storage.fs import NO_ROOM
 from xaqueue.core.storage.ids import fresh_id
-from xaqueue.errors import DiskLow, InvalidArgument
-from xaqueue.message import (
-    EnqueueOptions,
-    MessageId,
-    Properties,
-    body_of,
-    id_of,
-    properties_of,
-)
+from xaqueue.errors import DiskFull, DiskLow, InvalidArgument
+from xaqueue.message import EnqueueOptions, MessageId, Properties, body_of, id_of, properties_of
 
 
 class Terms(NamedTuple):
@@ -77,7 +85,7 @@ def _enqueue_with(space: Space, branch: Branch, name: str, body: bytes, options:
 def add(space: Space, branch: Branch, written: Written, content: tuple[bytes, bytes], terms: Terms) -> None:
     """Adds the block of a new message to the branch, which numbers it. content: its head and body.
 
-    Raises InvalidArgument where the queue has a message of this id, QueueFull, and what ``blocks.without_room`` says.
+    Raises InvalidArgument where the queue has a message of this id, QueueFull, and what ``without_room`` says.
     """
     name, message_id = written.queue, written.message_id
     head, body = content
@@ -104,7 +112,7 @@ def add(space: Space, branch: Branch, written: Written, content: tuple[bytes, by
 def take_back(
     space: Space, branch: Branch, written: Written, content: tuple[bytes, bytes], error: BaseException
 ) -> None:
-    """Of a block that was not added, for this error, nothing is left. Raises what ``blocks.without_room`` says."""
+    """Of a block that was not added, for this error, nothing is left. Raises what ``without_room`` says."""
     if not written.number:  # nothing was done
         return
     with space.lock:
@@ -113,7 +121,7 @@ def take_back(
         if written in branch.blocks:
             branch.blocks.remove(written)
     if isinstance(error, OSError):
-        raise blocks.without_room(space, branch, sum(map(len, content)), error) from error
+        raise without_room(space, branch, sum(map(len, content)), error) from error
     if written.path:  # interrupted: a later branch of its name may have a block of this number
         space.discard([written.path])
 
@@ -148,7 +156,7 @@ class _Reused(Rider):
 
     def stage(self, space: Space, branch: Branch, together: dict[Any, Any]) -> None:
         if branch.base is State.ACTIVE:
-            space.log.sync_names((layout.PREPARED,))
+            space.log.sync_names((PREPARED,))
 
 
 REUSED = _Reused()
@@ -159,6 +167,86 @@ def check_room(space: Space, branch: Branch, size_bytes: int) -> None:
         try:
             space.room.check(space.definitions, space.log, branch, size_bytes)
         except DiskLow:
-            if not blocks.spill(space, branch):
+            if not spill(space, branch):
                 raise
             space.room.check(space.definitions, space.log, branch, size_bytes)  # by what the disk says now
+
+
+# Blocks that end a branch
+
+
+def add_last(space: Space, branch: Branch, written: Written, head: bytes, body: bytes = b"") -> None:
+    """Adds a block that ends a branch: the reserve may be used for it. Raises what ``without_room`` says."""
+    try:
+        try:
+            space.log.add(branch, written, head, body)
+        except OSError as error:
+            space.room.retry(error, lambda: space.log.add(branch, written, head, body))
+    except OSError as error:
+        raise without_room(space, branch, len(head) + len(body), error) from error
+
+
+def without_room(space: Space, branch: Branch, size_bytes: int, error: OSError) -> Exception:
+    """What is to be raised where a block was not added: DiskFull, and then the branch is doomed, or ResourceFailed."""
+    if error.errno not in NO_ROOM:
+        return space.fence(error)
+    branch.rollback_reason = DiskFull(
+        f"no room for a block of {size_bytes:,} bytes: {error.strerror}; "
+        f"{space.fs.room().free_bytes:,} bytes are free. Branch {branch.xid} is rollback-only: roll it back"
+    )
+    return branch.rollback_reason
+
+
+def spill(space: Space, branch: Branch) -> bool:
+    """What this branch and all that are idle keep in memory is written while there is room: somebody else may take the
+    rest, and what is under way is to find what it needs. Returns whether there was something. Called by a session that
+    is at work in this branch. Raises OSError, ResourceFailed.
+    """
+    before = space.kept()
+    space.log.spill(branch)
+    with space.lock:
+        others = [one for one in space.branches.values() if _is_kept(one)]
+    for other in others:
+        with space.lock:
+            if space.branches.get(other.xid) is not other or not _is_kept(other):
+                continue
+            other.busy = True
+        with Busy(space, other):
+            space.log.spill(other)
+    return space.kept() < before
+
+
+def _is_kept(branch: Branch) -> bool:
+    """Whether memory has blocks of it, and nobody is about to change them. Called with the lock held."""
+    return (
+        branch.base is State.ACTIVE
+        and not (branch.busy or branch.working or branch.rollback_reason)
+        and any(written.content is not None and not written.path for written in branch.blocks)
+    )
+
+
+def add_branch_block(space: Space, branch: Branch) -> None:
+    """Adds the branch block, which lists all others. Raises as ``add_last`` does."""
+    if branch.branch_block is not None:  # a commit in one phase found no room
+        space.discard([branch.branch_block.path])
+        branch.branch_block = None
+    if space.log.hardens_names and space.was_here(branch.xid):  # its old blocks must not come back among these
+        space.log.sync_names((PREPARED,))
+    branch.blocks.sort(key=attrgetter("number"))
+    block = Block(Kind.BRANCH, NO_MESSAGE, Properties(""), pack_list(list_of(branch)), space.epoch)
+    head, checksum = encode_with_checksum(block, body_limit_bytes=UNLIMITED)
+    written = Written(0, Kind.BRANCH, "", NO_MESSAGE, checksum)
+    add_last(space, branch, written, head, block.body)
+    branch.branch_block = written
+
+
+def list_of(branch: Branch) -> list[Listed]:
+    """What a branch block says: a row for each number, an empty one where a dequeue came to nothing."""
+    rows = [NOTHING] * branch.blocks[-1].number
+    said: dict[int, bytes] = {}
+    for rider in branch.riders:
+        said.update(rider.listed())
+    for written in branch.blocks:
+        key = said.get(written.number, b"")
+        rows[written.number - 1] = Listed(written.kind, written.queue, written.message_id, written.checksum, key)
+    return rows

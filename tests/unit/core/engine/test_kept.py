@@ -12,7 +12,7 @@ import pytest
 
 import xaqueue
 from support.bare_space import A_FILE_EACH, BareSpace, bare_space
-from xaqueue.core.engine import blocks, heuristics, journal_log, log, unsynced_log
+from xaqueue.core.engine import heuristics, journal_log, log, messages, unsynced_log
 from xaqueue.core.engine.log import HELD_BYTES
 from xaqueue.core.model import layout
 from xaqueue.errors import DiskFull, RetryLater
@@ -97,7 +97,7 @@ def test_what_was_spilled_is_kept_no_more(bare: BareSpace) -> None:
     with ExitStack() as stack:
         (connection,) = begun(bare, stack, 1)
         (branch,) = bare.space.branches.values()
-        blocks.spill(bare.space, branch)
+        messages.spill(bare.space, branch)
         assert in_files(bare) == BEYOND
         assert bare.space.kept() == (0, 0)
         connection.enqueue_many("q", [BODY] * BEYOND)
@@ -111,7 +111,7 @@ def test_of_a_shared_body_only_one_block_counts(bare: BareSpace) -> None:
         connection.enqueue_to(["a", "b", "c"], bytes(HELD_BYTES))
         assert HELD_BYTES < bare.space.kept()[0] < HELD_BYTES * 3 / 2
         (branch,) = bare.space.branches.values()
-        blocks.spill(bare.space, branch)
+        messages.spill(bare.space, branch)
         assert bare.space.kept() == (0, 0)
 
 

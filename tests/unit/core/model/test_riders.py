@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from xaqueue.core.engine.blocks import list_of
+from xaqueue.core.engine.messages import list_of
 from xaqueue.core.model.block import Kind
 from xaqueue.core.model.branch import Branch, Call, Damaged, Decided, Rider, State, Written
 from xaqueue.errors import RetryLater
