@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from xaqueue.core.model import layout
-from xaqueue.core.model.block_files import listed, read_message
+from xaqueue.core.model.block_files import listed
 from xaqueue.core.model.layout import ARCHIVE, RANGE_BITS
 from xaqueue.core.model.message_block import check_block, decode_gone
 from xaqueue.core.model.message_name import Named, parse_any
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.errors import DamagedBlock
-from xaqueue.features.streams.message_files import Block, gone_of, whole_table
+from xaqueue.features.streams.message_files import Block, gone_of, read_message, whole_table
 from xaqueue.features.streams.record import StreamRecord, archived_path, read_stream
 from xaqueue.features.streams.taken import CONSUMED, Taken, read_all
 from xaqueue.offline.spans import Found

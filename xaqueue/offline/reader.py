@@ -19,14 +19,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from xaqueue.core.model import layout, records
-from xaqueue.core.model.block_files import ahead, listed, ranges_in, read_message
+from xaqueue.core.model.block_files import listed, ranges_in
 from xaqueue.core.model.format import check_recovered, read_format
 from xaqueue.core.model.message_name import BLOCK_ID_DIGITS, ID_DIGITS, Named, parse_any, parse_plain, parse_seq
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.regular import NO_DIRECTORY, NO_FILE
 from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError
-from xaqueue.features.streams.message_files import Block, gone_of, is_block, read_names, read_whole
+from xaqueue.features.streams.message_files import Block, ahead, gone_of, is_block, read_message, read_names, read_whole
 from xaqueue.features.streams.record import StreamRecord, read_stream, stream_path
 from xaqueue.message import MessageId, check_queue_name
 

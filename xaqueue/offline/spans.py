@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from xaqueue.core.model.block import MESSAGE_BYTES
-from xaqueue.core.model.block_files import ahead, read_message
 from xaqueue.core.model.layout import RANGE_BITS, RANGE_SIZE, range_path
 from xaqueue.core.model.message_name import parse_any
 from xaqueue.core.storage.regular import READ
 from xaqueue.errors import DamagedBlock
-from xaqueue.features.streams.message_files import is_block
+from xaqueue.features.streams.message_files import ahead, is_block, read_message
 from xaqueue.features.streams.record import StreamRecord, stream_path
 from xaqueue.offline.reader import QueueReader
 

@@ -15,9 +15,9 @@ from support.patience import eventually
 from xaqueue.connection import Connection
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import decode
-from xaqueue.core.model.block_files import read_message
 from xaqueue.core.model.layout import RANGE_SIZE, Watermark
 from xaqueue.errors import InvalidArgument, SpaceError
+from xaqueue.features.streams.message_files import read_message
 from xaqueue.offline.reader import QueueReader, queues
 
 

@@ -12,10 +12,10 @@ import pytest
 from support.block_space import WHEN_S, body_of, id_of, put_block, put_message
 from support.spark_space import FabricatedSpace, keep
 from xaqueue.core.model import layout
-from xaqueue.core.model.block_files import read_message
 from xaqueue.core.model.entry import Retry
 from xaqueue.errors import DamagedBlock
 from xaqueue.features.retries.tries import encode_retry
+from xaqueue.features.streams.message_files import read_message
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")

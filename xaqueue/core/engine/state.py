@@ -36,7 +36,7 @@ from xaqueue.core.storage.hardening import DEFAULT, NOTHING, Hardening
 from xaqueue.core.storage.journal import Journal
 from xaqueue.core.storage.regular import NO_RIGHTS
 from xaqueue.core.storage.scheduling import THREADS, Threads, Turns
-from xaqueue.errors import DamagedBlock, Error, JournalDamaged, ResourceFailed, RetryLater, RolledBack
+from xaqueue.errors import Error, JournalDamaged, ResourceFailed, RetryLater, RolledBack
 from xaqueue.xa import Code, Outcome
 from xaqueue.xid import LOCAL_FORMAT_ID
 
@@ -129,17 +129,6 @@ class Space(Memory):
             limited = [(queue, queue.room) for queue in self.queues.values() if queue.room is not None]
         for queue, room in limited:
             room.measure(self, queue)
-
-    def size_of(self, path: str, content: tuple[bytes, bytes] | None = None) -> int:
-        """Of a message's block; 0 where it is gone meanwhile, or cannot be read."""
-        if content is not None:
-            return len(content[0]) + len(content[1])
-        try:
-            return self.fs.size(path)
-        except OSError:
-            with suppress(OSError, DamagedBlock):
-                return len(self.log.read(path))  # it has no file yet
-        return 0
 
     # Failure
 

@@ -1,16 +1,9 @@
-"""A block's file is read as far as its own head says, however large it is: the rest would only show that it is none.
-
-Small files that are read one after the other are asked of the disk before the first of them is read: a file at a time,
-a disk is mostly waited for. Files that are in memory are opened once more for nothing, so none is asked for behind
-a group that came without the disk. Nothing is held open: what goes before its turn is not seen.
-"""
+"""A block's file is read as far as its own head says, however large it is: the rest would only show that it is none."""
 
 from __future__ import annotations
 
 import errno
-import os
-import resource
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
@@ -41,14 +34,9 @@ from xaqueue.core.model.message_block import (
 from xaqueue.core.model.message_name import Named
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage.fs import NO_LINK, FileSystem, is_damage
-from xaqueue.core.storage.regular import NO_DIRECTORY, NO_FILE, READ, open_regular, read_up_to
+from xaqueue.core.storage.regular import NO_DIRECTORY
 from xaqueue.errors import DamagedBlock
 from xaqueue.message import MessageId, Properties
-
-AHEAD = 128
-"""Files a group."""
-ASKED_BYTES = 64 * 1024
-"""Of each file, from its beginning; the kernel itself looks ahead in larger ones."""
 
 
 def listed(fs: FileSystem, path: str) -> list[str]:
@@ -177,52 +165,3 @@ def damage_of(fs: FileSystem, path: str, error: OSError) -> Exception:
     if is_damage(fs, path, error):
         return DamagedBlock(f"cannot be read: {error.strerror}")
     return error
-
-
-def read_message(directory: int, name: str, flags: int = READ) -> tuple[bytes, int] | None:
-    """The same of a message in an open directory, and its commit time in nanoseconds; None when it is consumed.
-
-    Empty where no file stands there, as for a damaged message. Raises OSError.
-    """
-    try:
-        fd, found = open_regular(name, flags, directory)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        if error.errno not in NO_FILE:
-            raise
-        return b"", 0
-    try:
-        data = os.read(fd, HEAD_READ_BYTES)
-        if len(data) == HEAD_READ_BYTES:
-            data += read_up_to(fd, size_in_head(data) + 1 - HEAD_READ_BYTES)
-    finally:
-        os.close(fd)
-    return data, found.st_mtime_ns
-
-
-def ahead(directory: int, found: Sequence[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    """The same numbers and names again, for the caller to read each file in an open directory when it comes."""
-    asks = True
-    for begin in range(0, len(found), AHEAD):
-        group = found[begin : begin + AHEAD]
-        before = blocks_read()
-        if asks:
-            for _, name in group:
-                _ask(directory, name)
-        yield from group
-        asks = blocks_read() != before
-
-
-def blocks_read() -> int:
-    """How much this thread has read from disks."""
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_inblock
-
-
-def _ask(directory: int, name: str) -> None:
-    with suppress(OSError):  # only a hint: whoever reads the file meets what is wrong
-        fd = os.open(name, READ, dir_fd=directory)
-        try:
-            os.posix_fadvise(fd, 0, ASKED_BYTES, os.POSIX_FADV_WILLNEED)
-        finally:
-            os.close(fd)

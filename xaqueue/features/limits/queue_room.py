@@ -98,7 +98,8 @@ class Room:
                 data = b"".join(one.content) if one.content is not None else space.log.read(one.path)
                 sizes |= each_alone(decode_table(data))
             else:
-                sizes |= dict.fromkeys(one.ids, space.size_of(one.path, one.content))
+                size_bytes = sum(map(len, one.content)) if one.content is not None else _size_at(space, one.path)
+                sizes |= dict.fromkeys(one.ids, size_bytes)
         looked: MessageBlock | None = None
         for entry in entries:
             block = queue.block_of(entry.seq) if queue.blocks else None
@@ -154,7 +155,17 @@ def _of(branch: Branch, queue: Queue, room: Room, kinds: Sequence[Kind]) -> tupl
 def size_of(space: Space, queue: Queue, entry: Entry) -> int:
     """What a message takes on disk; of those that are left in one block each the same."""
     block = queue.block_of(entry.seq) if queue.blocks else None
-    return space.size_of(queue.path_of(entry)) // (max(block.left, 1) if block is not None else 1)
+    return _size_at(space, queue.path_of(entry)) // (max(block.left, 1) if block is not None else 1)
+
+
+def _size_at(space: Space, path: str) -> int:
+    """Of the block there; 0 where it is gone meanwhile, or cannot be read."""
+    try:
+        return space.fs.size(path)
+    except OSError:
+        with suppress(OSError, DamagedBlock):
+            return len(space.log.read(path))  # it has no file yet
+    return 0
 
 
 def each_alone(table: Table) -> dict[bytes, int]:

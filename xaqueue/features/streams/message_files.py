@@ -7,19 +7,32 @@ was gone is given again, and why is reported.
 
 from __future__ import annotations
 
+import os
+import resource
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
 from zlib import crc32
 
 from xaqueue.core.model import layout
-from xaqueue.core.model.block import CHECKSUM_OFFSET, HEAD_CRC, PREFIX_BYTES, Kind, head_of, pack
+from xaqueue.core.model.block import (
+    CHECKSUM_OFFSET,
+    HEAD_CRC,
+    HEAD_READ_BYTES,
+    PREFIX_BYTES,
+    Kind,
+    head_of,
+    pack,
+    size_in_head,
+)
 from xaqueue.core.model.block_files import listed, ranges_in, read_checked, read_gone, read_messages, read_table
 from xaqueue.core.model.message_block import Table, decode_copy, decode_table
 from xaqueue.core.model.message_name import ID_DIGITS, Named, parse_any
 from xaqueue.core.storage.fs import FileSystem
+from xaqueue.core.storage.regular import NO_FILE, READ, open_regular, read_up_to
 from xaqueue.errors import DamagedBlock
 from xaqueue.features.streams.record import consumed_in
 
@@ -28,6 +41,10 @@ Damaged = Callable[[int, str], object]
 READ_TRIES = 5
 KEPT = 4
 """Blocks that are kept, for who reads one message after the other."""
+AHEAD = 128
+"""Files a group."""
+ASKED_BYTES = 64 * 1024
+"""Of each file, from its beginning; the kernel itself looks ahead in larger ones."""
 
 
 def is_block(name: str) -> bool:
@@ -205,3 +222,52 @@ def message_names(fs: FileSystem, queue: str) -> list[str]:
 def ids_in(fs: FileSystem, queue: str) -> frozenset[str]:
     """The ids, in hex, of the messages in a queue."""
     return frozenset(name[ID_DIGITS] for name in message_names(fs, queue))
+
+
+def read_message(directory: int, name: str, flags: int = READ) -> tuple[bytes, int] | None:
+    """The bytes of a message in an open directory, and its commit time in nanoseconds; None when it is consumed.
+
+    Empty where no file stands there, as for a damaged message. Raises OSError.
+    """
+    try:
+        fd, found = open_regular(name, flags, directory)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno not in NO_FILE:
+            raise
+        return b"", 0
+    try:
+        data = os.read(fd, HEAD_READ_BYTES)
+        if len(data) == HEAD_READ_BYTES:
+            data += read_up_to(fd, size_in_head(data) + 1 - HEAD_READ_BYTES)
+    finally:
+        os.close(fd)
+    return data, found.st_mtime_ns
+
+
+def ahead(directory: int, found: Sequence[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """The same numbers and names again, for the caller to read each file in an open directory when it comes."""
+    asks = True
+    for begin in range(0, len(found), AHEAD):
+        group = found[begin : begin + AHEAD]
+        before = blocks_read()
+        if asks:
+            for _, name in group:
+                _ask(directory, name)
+        yield from group
+        asks = blocks_read() != before
+
+
+def blocks_read() -> int:
+    """How much this thread has read from disks."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_inblock
+
+
+def _ask(directory: int, name: str) -> None:
+    with suppress(OSError):  # only a hint: whoever reads the file meets what is wrong
+        fd = os.open(name, READ, dir_fd=directory)
+        try:
+            os.posix_fadvise(fd, 0, ASKED_BYTES, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(fd)

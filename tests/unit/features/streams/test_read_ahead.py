@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from xaqueue.core.model import block_files
-from xaqueue.core.model.block_files import AHEAD, ahead, blocks_read
 from xaqueue.core.storage.mounts import IN_MEMORY
+from xaqueue.features.streams import message_files
+from xaqueue.features.streams.message_files import AHEAD, ahead, blocks_read
 from xaqueue.tools.environment import look
 
 MANY = 2 * AHEAD + 10
@@ -28,7 +28,7 @@ def directory(tmp_path: Path) -> Iterator[int]:
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
-    monkeypatch.setattr(block_files, "_ask", lambda directory, name: names.append(name))
+    monkeypatch.setattr(message_files, "_ask", lambda directory, name: names.append(name))
     return names
 
 
@@ -40,7 +40,7 @@ def test_all_names_come_in_their_order(directory: int, many: int) -> None:
 def test_a_block_is_asked_for_before_its_first_file_comes(
     directory: int, asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(block_files, "blocks_read", count().__next__)
+    monkeypatch.setattr(message_files, "blocks_read", count().__next__)
     for position, _ in enumerate(ahead(directory, NAMES)):
         blocks = position // AHEAD + 1
         assert asked == [name for _, name in NAMES[: blocks * AHEAD]]
@@ -49,7 +49,7 @@ def test_a_block_is_asked_for_before_its_first_file_comes(
 def test_what_is_in_memory_is_not_asked_for_behind_the_first_block(
     directory: int, asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(block_files, "blocks_read", lambda: 7)
+    monkeypatch.setattr(message_files, "blocks_read", lambda: 7)
     assert list(ahead(directory, NAMES)) == NAMES
     assert asked == [name for _, name in NAMES[:AHEAD]]
 
@@ -59,7 +59,7 @@ def test_a_disk_that_is_read_again_is_asked_again(
 ) -> None:
     """The caller's own readings count: in the second block something was not in memory after all."""
     read = iter([0, 0, 0, 1, 1, 1])
-    monkeypatch.setattr(block_files, "blocks_read", read.__next__)
+    monkeypatch.setattr(message_files, "blocks_read", read.__next__)
     assert list(ahead(directory, NAMES)) == NAMES
     assert asked == [name for _, name in [*NAMES[:AHEAD], *NAMES[2 * AHEAD :]]]
 
