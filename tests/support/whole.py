@@ -23,14 +23,21 @@ def whole_work(session: Session, name: Xid, works: Sequence[Work], ending: Endin
     assert whole is not None
     if not whole.done:
         perform(session, whole)
-    return session.finish(whole)
+    return finished(session, whole)
 
 
 def whole_commit(session: Session, name: Xid) -> list[Answer]:
     whole = session.try_commit(name)
     assert whole is not None
     perform(session, whole)
-    return session.finish(whole)
+    return finished(session, whole)
+
+
+def finished(session: Session, whole: Whole) -> list[Answer]:
+    """Its answers, behind its round."""
+    if not whole.done or whole.error is not None:
+        session.again(whole)
+    return whole.answers
 
 
 def perform(session: Session, whole: Whole) -> None:

@@ -29,7 +29,7 @@ from xaqueue.core.model.entry import Entry
 from xaqueue.core.storage.group_commit import Step
 from xaqueue.errors import DamagedBlock, Error, RetryLater
 from xaqueue.message import MessageId
-from xaqueue.xa import Flag
+from xaqueue.xa import Flag, Vote
 from xaqueue.xid import LOCAL_FORMAT_ID, Xid
 
 _ENQUEUE = Kind.ENQUEUE
@@ -82,7 +82,7 @@ Answer = MessageId | Taken | None
 
 
 class Whole(Step):
-    """A transaction before its round, or one that needs none: then it is ``done``. ``finish`` says what it came to."""
+    """A transaction before its round, or one that needs none: then it is ``done``. ``again`` does what has failed."""
 
     def __init__(self, branch: Branch, ending: Ending | None) -> None:
         """ending: None for the second phase."""
@@ -171,10 +171,8 @@ class WholeSession(Session):
         whole.plan_commit(space, CoreStep.COMMIT)
         return whole
 
-    def finish(self, whole: Whole) -> list[Answer]:
-        """Its answers, behind its round; what failed is done again by the verbs, which may wait, and say why."""
-        if whole.done and whole.error is None:
-            return whole.answers
+    def again(self, whole: Whole) -> Vote | None:
+        """Of one whose round has failed: the verbs do it, which may wait, and say why."""
         space, branch = self.space, whole.branch
         if whole.ending is not _PREPARE and space.failure is None:
             commit.forget_numbers(space, branch)
@@ -182,10 +180,9 @@ class WholeSession(Session):
         if whole.error is not None and not isinstance(whole.error, RetryLater):
             raise whole.error
         if whole.ending is _PREPARE:
-            self.prepare(branch.xid)
-        else:
-            self.commit(branch.xid, Flag.NOFLAGS if whole.ending is None else Flag.ONEPHASE)
-        return whole.answers
+            return self.prepare(branch.xid)
+        self.commit(branch.xid, Flag.NOFLAGS if whole.ending is None else Flag.ONEPHASE)
+        return None
 
     # What is plain
 

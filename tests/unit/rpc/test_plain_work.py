@@ -12,7 +12,7 @@ from typing import NamedTuple, NoReturn
 import pytest
 
 from support.bare_space import BareSpace, bare_space
-from support.whole import try_work, whole_commit, whole_work
+from support.whole import finished, try_work, whole_commit, whole_work
 from xaqueue.batch import ONE_SPACE, Batch
 from xaqueue.core.engine import journal_log
 from xaqueue.core.model import layout
@@ -185,7 +185,7 @@ def test_several_sessions_share_a_round(bare: BareSpace) -> None:
     assert bare.space.log.rounds == rounds + 1
     assert second.waiter is not None
     assert second.waiter.acquire(timeout=0), "it was woken"
-    assert (one.finish(first), two.finish(second)) == ([put(1).message_id], [put(2).message_id])
+    assert (finished(one, first), finished(two, second)) == ([put(1).message_id], [put(2).message_id])
     assert bare.take("orders") == [b"22222"]
     assert bare.in_doubt() == [xid("1")]
 
@@ -199,7 +199,7 @@ def test_a_branch_on_its_way_is_busy(bare: BareSpace) -> None:
     assert one.try_commit(xid("1")) is None
     assert try_work(one, xid("1"), [put(2)], Ending.PREPARE) is None
     round_of(one, whole)
-    one.finish(whole)
+    finished(one, whole)
     assert not bare.space.branches[xid("1")].busy
     one.commit(xid("1"))
     assert one.outcome(xid("1")) is Outcome.COMMITTED
@@ -304,9 +304,9 @@ def test_without_room_in_the_journal_the_verbs_say_so(bare: BareSpace) -> None:
     faults["write_at", "journal"] = errno.ENOSPC
     round_of(session, prepared, committed)
     with pytest.raises(DiskFull):
-        session.finish(prepared)
+        finished(session, prepared)
     faults.clear()
-    assert session.finish(committed) == [put(2).message_id], "there is room again"
+    assert finished(session, committed) == [put(2).message_id], "there is room again"
     assert bare.take("orders") == [b"22222"]
     assert session.outcome(xid("prepared")) is Outcome.ROLLED_BACK
 
@@ -321,7 +321,7 @@ def test_a_fence_is_told_to_those_of_the_round_and_to_those_behind_it(bare: Bare
     assert first.waiter is not None
     assert first.waiter.acquire(timeout=0), "it was woken"
     with pytest.raises(ResourceFailed, match="fenced"):
-        session.finish(first)
+        finished(session, first)
     assert try_work(session, xid("2"), [put(2)], Ending.PREPARE) is None
     with pytest.raises(ResourceFailed, match="fenced"):
         bare.space.log.gather(Whole(bare.space.branches[xid("1")], None))

@@ -22,7 +22,6 @@ from xaqueue.rpc.plain import Ending, Whole
 from xaqueue.rpc.server.peer import Caller
 from xaqueue.rpc.server.scheduler import Awaiting, Scheduler
 from xaqueue.rpc.wire import RESPONSE
-from xaqueue.xa import Vote
 
 METHODS = {
     method.name: method
@@ -128,14 +127,9 @@ class PlainCalls(Awaiting):
                 self.answered(self.scheduler.pack((RESPONSE, number, None, answer)))
         elif whole.done or self.log.failure is not None:
             self._number = None
-            self.carry_out(number, partial(self._finish, whole))
+            self.carry_out(number, partial(self.session.again, whole))
         elif whole.round is not None and whole.waiter is not None:
             self.scheduler.lead(self)
-
-    def _finish(self, whole: Whole) -> Any:
-        """One whose round has failed is done again."""
-        self.session.finish(whole)
-        return Vote.OK if whole.ending is _PREPARE else None
 
     def answered(self, frame: bytes) -> None:
         """The call that was begun last is answered so."""

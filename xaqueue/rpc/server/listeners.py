@@ -154,14 +154,11 @@ class Listeners:
 
     def _tls(self, context: ssl.SSLContext) -> asyncio.Protocol:
         """TLS first; in so many handshakes at a time as there may be sessions."""
-        made = TlsLayer(context, self._session, self._is_over, self._limits.login_s)
+        made = TlsLayer(context, self._session, lambda one: self._handshakes.pop(one, None), self._limits.login_s)
         if len(self._handshakes) >= self._limits.sessions:
             next(iter(self._handshakes)).give_way()
         self._handshakes[made] = None
         return made
-
-    def _is_over(self, layer: TlsLayer) -> None:
-        self._handshakes.pop(layer, None)
 
 
 def with_default(listen: ListenConfig, directory: Path) -> ListenConfig:

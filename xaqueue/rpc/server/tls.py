@@ -29,7 +29,7 @@ class TlsLayer(asyncio.Protocol, asyncio.Transport):
         self,
         context: ssl.SSLContext,
         session: Callable[[], asyncio.Protocol],
-        over: Callable[[TlsLayer], None],
+        over: Callable[[TlsLayer], object],
         timeout_s: float,
     ) -> None:
         """over: called when the handshake has ended, well or not. timeout_s: how long that may take."""
