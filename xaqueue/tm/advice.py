@@ -14,9 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from xaqueue.tm.gtrid import Gtrid
-from xaqueue.xa import Outcome
-
 Names = tuple[str, ...]
 
 
@@ -36,37 +33,6 @@ class LogStatus(Enum):
     OTHER = "another product's transaction manager has begun it, and its log has the decision"
     OLDER = "the transaction is of a later boot: the log is an old copy"
     UNREAD = "the log cannot be read"
-
-
-def log_status(
-    gtrid: Gtrid,
-    *,
-    node: str,
-    epoch: int,
-    in_use: bool,
-    decision: Outcome | None,
-    may_be_elsewhere: bool = False,
-    is_elsewhere: bool = False,
-) -> LogStatus:
-    """What a log says, from what ``view_log`` saw of it.
-
-    in_use: before it was read; so where it was not, nobody who was at work then can decide any more.
-    may_be_elsewhere: whether it names databases in which the decision may stand.
-    is_elsewhere: whether it was opened last by another host, or in another directory, which may be in use.
-    """
-    if gtrid.node != node:
-        return LogStatus.FOREIGN
-    if decision is not None:
-        return _OF_DECISION[decision]
-    if gtrid.epoch > epoch:
-        return LogStatus.OLDER
-    if may_be_elsewhere:
-        return LogStatus.LAST
-    if gtrid.epoch < epoch:
-        return LogStatus.NONE
-    if in_use:
-        return LogStatus.LIVE
-    return LogStatus.ELSEWHERE if is_elsewhere else LogStatus.NONE
 
 
 class ParticipantStatus(Enum):
@@ -106,12 +72,6 @@ class Advice:
     in_doubt: Names = ()
 
 
-_OF_DECISION = {
-    Outcome.COMMITTED: LogStatus.COMMIT,
-    Outcome.ROLLED_BACK: LogStatus.ROLLBACK,
-    Outcome.IN_DOUBT: LogStatus.LAST,
-    Outcome.UNKNOWN: LogStatus.UNREAD,
-}
 _COMMITTED = (ParticipantStatus.COMMITTED, ParticipantStatus.BY_HAND_COMMITTED)
 _ROLLED_BACK = (ParticipantStatus.ROLLED_BACK, ParticipantStatus.BY_HAND_ROLLED_BACK)
 _DECIDED = {

@@ -35,10 +35,11 @@ from xaqueue.core.storage.modes import BY_UMASK, PRIVATE, Modes
 from xaqueue.core.storage.owner_file import LOCK, NEW_OWNER, OWNER, OwnerFile, boot_id, is_owned, read_owner_file
 from xaqueue.endpoint import is_url
 from xaqueue.errors import DecisionLogDamaged, DecisionLogError, DecisionLogInUse, InvalidArgument
-from xaqueue.tm.advice import LogStatus, log_status
+from xaqueue.tm.advice import LogStatus
 from xaqueue.tm.gtrid import Gtrid
 from xaqueue.tm.log import JOURNAL, DecisionLog, LogContent, read
 from xaqueue.tm.records import NEW_NODE, NODE, Heuristic, InDoubtTransaction, in_doubt_transactions
+from xaqueue.xa import Outcome
 
 PARTICIPANTS = "participants.toml"
 OPERATOR_LOG = "operators.log"
@@ -217,16 +218,22 @@ class LogView(LogContent):
         return "opened elsewhere" if self.is_elsewhere else "not in use"
 
     def status(self, gtrid: Gtrid) -> LogStatus:
-        """What it says of this transaction."""
-        return log_status(
-            gtrid,
-            node=self.node,
-            epoch=self.epoch,
-            in_use=self.in_use,
-            decision=self.table.decision_on(bytes(gtrid)),
-            may_be_elsewhere=bool(self.table.lasts_of(bytes(gtrid))),
-            is_elsewhere=bool(self.is_elsewhere),
-        )
+        """What it says of this transaction. Whether it was in use was asked before it was read: so where it was not,
+        nobody who was at work then can decide any more."""
+        if gtrid.node != self.node:
+            return LogStatus.FOREIGN
+        decision = self.table.decision_on(bytes(gtrid))
+        if decision is not None:
+            return LogStatus.COMMIT if decision is Outcome.COMMITTED else LogStatus.ROLLBACK
+        if gtrid.epoch > self.epoch:
+            return LogStatus.OLDER
+        if self.table.lasts_of(bytes(gtrid)):
+            return LogStatus.LAST
+        if gtrid.epoch < self.epoch:
+            return LogStatus.NONE
+        if self.in_use:
+            return LogStatus.LIVE
+        return LogStatus.ELSEWHERE if self.is_elsewhere else LogStatus.NONE
 
 
 def view_log(log_dir: str | os.PathLike[str]) -> LogView:

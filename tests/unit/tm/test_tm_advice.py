@@ -9,14 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from xaqueue.tm.advice import Advised, advise, log_status
+from xaqueue.tm.advice import Advised, advise
 from xaqueue.tm.advice import LogStatus as Log
 from xaqueue.tm.advice import ParticipantStatus as Says
 from xaqueue.tm.gtrid import Gtrid
+from xaqueue.tm.log_directory import LogView
+from xaqueue.tm.records import DecisionTable, Heuristic, OpenDecision
+from xaqueue.tm.voting import ParticipantOutcome
 from xaqueue.xa import Outcome
 
 NAMES = ("a", "b", "c")
@@ -193,6 +197,22 @@ def test_where_no_database_has_a_row(lasts: tuple[str, ...], queue: Says, ledger
 NODE, OTHER = "0123456789abcdef", "f" * 16
 
 
+def said(
+    gtrid: Gtrid,
+    in_use: bool,
+    decision: Outcome | None = None,
+    lasts: dict[str, tuple[int, int]] | None = None,
+    is_elsewhere: bool = False,
+) -> Log:
+    """By a log of its fifth boot."""
+    table, key = DecisionTable(lasts=lasts or {}), bytes(gtrid)
+    if decision is Outcome.COMMITTED:
+        table.add(OpenDecision(key, ("a",), 0))
+    elif decision is not None:
+        table.note(Heuristic(key, "a", decision, ParticipantOutcome.HEUR_COMMITTED, 0))
+    return LogView(NODE, 5, table, Path(), in_use, [], is_elsewhere).status(gtrid)
+
+
 @pytest.mark.parametrize(
     ("epoch", "in_use", "decision", "says"),
     [
@@ -208,9 +228,8 @@ NODE, OTHER = "0123456789abcdef", "f" * 16
     ],
 )
 def test_what_a_log_of_its_fifth_boot_says(epoch: int, in_use: bool, decision: Outcome | None, says: Log) -> None:
-    told = log_status(Gtrid(NODE, epoch, 7), node=NODE, epoch=5, in_use=in_use, decision=decision)
-    assert told is says
-    assert log_status(Gtrid(OTHER, epoch, 7), node=NODE, epoch=5, in_use=in_use, decision=decision) is Log.FOREIGN
+    assert said(Gtrid(NODE, epoch, 7), in_use, decision) is says
+    assert said(Gtrid(OTHER, epoch, 7), in_use, decision) is Log.FOREIGN
 
 
 @pytest.mark.parametrize(
@@ -220,9 +239,8 @@ def test_what_a_log_of_its_fifth_boot_says(epoch: int, in_use: bool, decision: O
 def test_what_a_copy_says(epoch: int, in_use: bool, says: Log) -> None:
     """Of the boot in which it was made: a later one of the log ended those before it."""
     gtrid = Gtrid(NODE, epoch, 7)
-    assert log_status(gtrid, node=NODE, epoch=5, in_use=in_use, decision=None, is_elsewhere=True) is says
-    decided = log_status(gtrid, node=NODE, epoch=5, in_use=in_use, decision=Outcome.COMMITTED, is_elsewhere=True)
-    assert decided is Log.COMMIT
+    assert said(gtrid, in_use, is_elsewhere=True) is says
+    assert said(gtrid, in_use, Outcome.COMMITTED, is_elsewhere=True) is Log.COMMIT
 
 
 @pytest.mark.parametrize(
@@ -230,4 +248,4 @@ def test_what_a_copy_says(epoch: int, in_use: bool, says: Log) -> None:
 )
 def test_what_a_log_says_of_a_decision_that_it_does_not_have(epoch: int, in_use: bool, says: Log) -> None:
     gtrid = Gtrid(NODE, epoch, 7)
-    assert log_status(gtrid, node=NODE, epoch=5, in_use=in_use, decision=None, may_be_elsewhere=True) is says
+    assert said(gtrid, in_use, lasts={"a": (4, 6)}) is says
