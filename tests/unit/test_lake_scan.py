@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ import pytest
 
 import xaqueue
 from support.archive_space import Space
-from support.patience import eventually
+from support.patience import PATIENCE_S, eventually
 from support.served import serving
 from support.spark_space import FabricatedSpace, body, message_id
+from xaqueue.core.owner import threads
 from xaqueue.errors import InvalidArgument, NotSupportedError, SpaceError
 from xaqueue.features.opening import create
 
@@ -57,6 +59,38 @@ def test_it_has_each_message_with_its_columns(space: FabricatedSpace, monkeypatc
     named = lake.scan(space.root, "orders", ["group", "seq"]).read_all()
     assert named.column_names == ["group", "seq"]
     assert named["group"].to_pylist() == [None] * 20 + ["g"]
+
+
+@pytest.mark.parametrize("by", ["files", "url"])
+def test_what_was_committed_before_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    """Though the files come behind the journal; where nobody brings them, that is said."""
+    monkeypatch.setattr(threads, "LAG_S", 0.3)
+    root = tmp_path / "space"
+    create(root)
+    (root / "queues.toml").write_text("[default]\n")
+    with serving(root) as server:
+        place = root if by == "files" else server.url
+        with xaqueue.connect(server.url) as connection:
+            for number in range(1, 4):
+                connection.enqueue("orders", b"")
+                connection.commit()
+                assert seqs(place) == list(range(1, number + 1))
+
+
+def test_where_nobody_brings_what_the_files_lack_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As behind a kill, which a copy stands for here."""
+    monkeypatch.setattr(threads, "LAG_S", 2 * PATIENCE_S)
+    root, left = tmp_path / "space", tmp_path / "left"
+    create(root)
+    (root / "queues.toml").write_text("[default]\n")
+    with xaqueue.connect(root) as connection:
+        connection.enqueue("orders", b"")
+        connection.commit()
+        shutil.copytree(root, left)
+    with pytest.raises(SpaceError, match="nobody has it open: open it once"):
+        seqs(left)
+    xaqueue.connect(left).close()
+    assert seqs(left) == [1]
 
 
 def test_large_bodies_stand_between_small_ones_and_are_not_copied(space: FabricatedSpace) -> None:

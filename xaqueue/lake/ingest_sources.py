@@ -113,6 +113,8 @@ class Sources:
             if owner.space_id != space_id:
                 raise InvalidArgument(f"the server {self._server} serves another space than {path}: mend --server")
         place.check()
+        if known is None:  # one run may be all there is, and what was committed before it is its
+            place.settle()
         self._spaces[path] = _Space(space_id, place, owner)
         return self._spaces[path]
 

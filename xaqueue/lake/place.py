@@ -19,6 +19,7 @@ from xaqueue.core.model.layout import COMMITTED, watermark_path
 from xaqueue.core.owner.definitions_file import usable_definitions
 from xaqueue.errors import AccessDenied, ConnectionLost, ResourceFailed, SpaceError
 from xaqueue.offline.reader import queues
+from xaqueue.offline.redo_view import wait_followed
 from xaqueue.offline.spans import Found, Position, QueueFiles
 
 if TYPE_CHECKING:
@@ -74,6 +75,10 @@ class Directory:
     def check(self) -> None:
         check_recovered(self._path)
 
+    def settle(self) -> None:
+        """What was committed before it is called is in the files. Raises SpaceError where it does not come."""
+        wait_followed(self._path)
+
     def names(self) -> Iterable[str]:
         """Of the queues that had a message."""
         return queues(self._path)
@@ -120,6 +125,9 @@ class Served:
 
     def check(self) -> None:
         pass
+
+    def settle(self) -> None:
+        pass  # it sees to that where it is asked for positions
 
     def names(self) -> Iterable[str]:
         return [one["queue"] for one in self.ask("positions", [])]

@@ -52,6 +52,7 @@ def scan(
     try:
         place.id()
         place.check()
+        place.settle()
         reader = place.queue(check_queue_name(queue))
         found = reader.position()
         times = _ms(between[0]), _ms(between[1])

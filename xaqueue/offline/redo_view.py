@@ -34,6 +34,7 @@ from xaqueue.core.storage.layers import ReadOnlyFileSystem
 from xaqueue.core.storage.regular import NO_FILE
 from xaqueue.errors import JournalDamaged, SpaceError
 from xaqueue.offline.journal_remains import read_readable
+from xaqueue.offline.reader import watermark_in
 
 TRIES = 40
 PAUSE_S = 0.005
@@ -41,6 +42,9 @@ PAUSE_S = 0.005
 
 WRITING_S = 0.02
 """How long an owner may take to write a small file that is seen to be short."""
+
+FOLLOW_S = 10.0
+"""For how long an owner's directories may be behind its journal: else it hangs."""
 
 log = logging.getLogger("xaqueue")
 
@@ -237,6 +241,24 @@ class SpaceView:
         if self.owned:
             time.sleep(WRITING_S)
         return _look_into(self.path).fs
+
+
+def wait_followed(path: str | os.PathLike[str]) -> None:
+    """Returns once the directories have each message that the journal has now: whoever committed it was told so.
+
+    Raises SpaceError where they do not get it.
+    """
+    numbers = highest_numbers(_look_into(path).journal.records)
+    fs, give_up = DirectoryFileSystem(Path(path), keep_unsynced=False), time.monotonic() + FOLLOW_S
+    while True:
+        owned = is_owned(path)
+        late = [queue for queue, number in numbers.items() if (watermark_in(fs, queue) or 0) < number]
+        if not late:
+            return
+        if not owned or time.monotonic() > give_up:
+            why = "its owner does not follow: see its log" if owned else "nobody has it open: open it once"
+            raise SpaceError(f"queue {late[0]} of {path} has messages in the journal alone, and {why}")
+        time.sleep(PAUSE_S)
 
 
 def look_into(path: str | os.PathLike[str]) -> SpaceView:

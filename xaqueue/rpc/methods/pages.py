@@ -6,12 +6,13 @@ files by a process of its own: outside of the space's lock, and beside the loop.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from xaqueue.access import BROWSE
-from xaqueue.errors import AccessDenied, InvalidArgument, NotSupportedError
+from xaqueue.errors import AccessDenied, Error, InvalidArgument, NotSupportedError
 from xaqueue.features.streams.streams import check_number
 from xaqueue.message import check_queue_name
 from xaqueue.offline.reader import queues
@@ -26,6 +27,8 @@ def positions(caller: Caller, named: Any = None) -> Packed:
     """Of these queues, in their order; without names of all that the caller may browse."""
     if named is not None and not (isinstance(named, list) and {*map(type, named)} <= {str}):
         raise InvalidArgument(f"positions of {str(named)[:60]!r} are refused: a list of queues is wanted")
+    with suppress(Error):  # a full disk, or a space that is only read: then it is as far as it is
+        caller.session.space.settle()
     wanted = named or filter(partial(_may_browse, caller), queues(caller.host.root))
     return _ask(caller, "positions", [check_queue_name(queue) for queue in wanted])
 
