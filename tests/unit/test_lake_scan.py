@@ -16,7 +16,7 @@ from support.patience import PATIENCE_S, eventually
 from support.served import serving
 from support.spark_space import FabricatedSpace, body, message_id
 from xaqueue.core.owner import threads
-from xaqueue.errors import InvalidArgument, NotSupportedError, SpaceError
+from xaqueue.errors import InvalidArgument, NotSupportedError, SpaceError, UnknownQueue
 from xaqueue.features.opening import create
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
@@ -91,6 +91,18 @@ def test_where_nobody_brings_what_the_files_lack_that_is_said(tmp_path: Path, mo
         seqs(left)
     xaqueue.connect(left).close()
     assert seqs(left) == [1]
+
+
+@pytest.mark.parametrize("by", ["files", "url"])
+def test_a_slip_of_the_pen_is_no_empty_table(tmp_path: Path, by: str) -> None:
+    root = tmp_path / "space"
+    create(root)
+    (root / "queues.toml").write_text("[default]\n[queues.orders]\n")
+    with serving(root) as server:
+        place = root if by == "files" else server.url
+        assert seqs(place) == [], "it is defined, and had none yet"
+        with pytest.raises(UnknownQueue, match=r"has no queue odrers: did you mean 'orders'\?; it has orders\. "):
+            lake.scan(str(place), "odrers")
 
 
 def test_large_bodies_stand_between_small_ones_and_are_not_copied(space: FabricatedSpace) -> None:

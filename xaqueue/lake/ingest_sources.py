@@ -7,10 +7,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from xaqueue.core.model.options import suggestion
 from xaqueue.endpoint import is_url
-from xaqueue.errors import InvalidArgument, SpaceError, UnknownQueue
-from xaqueue.lake.place import Place, QueueScan, place_at
+from xaqueue.errors import InvalidArgument, SpaceError
+from xaqueue.lake.place import Place, QueueScan, check_known, place_at
 from xaqueue.message import check_queue_name
 from xaqueue.offline.spans import Position
 from xaqueue.offline.verify import spaces_of
@@ -63,14 +62,10 @@ class Sources:
         self._consumes, self._server = True, server or ""
 
     def check(self) -> None:
-        """Raises UnknownQueue for a name that no space defines and none has had a message of: a slip of the pen."""
+        """Raises UnknownQueue for a name that no space defines and none has had a message of."""
         known = {name for path in self._paths() for name in self._reached(path).place.known().names}
         for name in self._named:
-            if name not in known:
-                raise UnknownQueue(
-                    f"{self._space} has no queue {name}{suggestion(name, known)}; it has "
-                    f"{', '.join(sorted(known)) or 'none yet'}. `xaqueue define {name}` makes it, {name}* waits for it"
-                )
+            check_known(self._space, name, known, f", {name}* waits for it")
 
     def look(self) -> list[Source]:
         """All there are now. Raises SpaceError for a space that is gone, or another one now."""

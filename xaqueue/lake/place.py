@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from xaqueue.core.model.format import check_recovered, read_format, why_behind
 from xaqueue.core.model.layout import COMMITTED, watermark_path
+from xaqueue.core.model.options import suggestion
 from xaqueue.core.owner.definitions_file import usable_definitions
-from xaqueue.errors import AccessDenied, ConnectionLost, ResourceFailed, SpaceError
+from xaqueue.errors import AccessDenied, ConnectionLost, ResourceFailed, SpaceError, UnknownQueue
 from xaqueue.offline.reader import queues
 from xaqueue.offline.redo_view import wait_followed
 from xaqueue.offline.spans import Found, Position, QueueFiles
@@ -241,6 +242,15 @@ class ServedQueue:
 
 
 Place = Directory | Served
+
+
+def check_known(space: str, name: str, known: Collection[str], more: str = "") -> None:
+    """Raises UnknownQueue for a name that nothing defines and that has had no message: a slip of the pen."""
+    if name not in known:
+        raise UnknownQueue(
+            f"{space} has no queue {name}{suggestion(name, known)}; it has {', '.join(sorted(known)) or 'none yet'}. "
+            f"`xaqueue define {name}` makes it{more}"
+        )
 
 
 def place_at(path: str, url: str = "", space_id: str = "") -> Place:

@@ -16,7 +16,7 @@ from xaqueue.errors import InvalidArgument
 from xaqueue.lake import columns as house
 from xaqueue.lake.columns import Columns
 from xaqueue.lake.history import history, live
-from xaqueue.lake.place import Place, QueueScan, place_at
+from xaqueue.lake.place import Place, QueueScan, check_known, place_at
 from xaqueue.message import check_queue_name
 
 _MS = pa.timestamp("ms", tz="UTC")
@@ -55,6 +55,8 @@ def scan(
         place.settle()
         reader = place.queue(check_queue_name(queue))
         found = reader.position()
+        if not found.seen:
+            check_known(path, queue, place.known().names)
         times = _ms(between[0]), _ms(between[1])
         span = after, found.seen
         if not archived:
