@@ -304,6 +304,16 @@ def read_owner_file(root: str | os.PathLike[str]) -> bytes:
         os.close(fd)
 
 
+def beat(root: Path, content: bytes, mode: int) -> None:
+    """Overwrites ``heartbeat``: no sync, and closed, so that a network file system sends it. Raises OSError."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    fd = os.open(root / HEARTBEAT, flags, mode)
+    try:
+        os.pwrite(fd, content, 0)
+    finally:
+        os.close(fd)
+
+
 def _look(path: str) -> _Seen:
     return _seen(os.lstat(path))
 

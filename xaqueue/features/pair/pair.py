@@ -6,7 +6,6 @@ owner that is in no pair comes by here as well, and is as it would be without: n
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,7 @@ from xaqueue.core.storage.fs import FileSystem
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.core.storage.modes import Modes
-from xaqueue.core.storage.owner_file import OwnerFile
+from xaqueue.core.storage.owner_file import OwnerFile, beat
 from xaqueue.errors import InvalidArgument, ResourceFailed
 from xaqueue.features.pair.pair_fs import PairFileSystem, retire
 from xaqueue.features.retries.register import TRIES
@@ -109,13 +108,3 @@ class Pair(Guard):
 def is_in_place(path: str) -> bool:
     """Segments are named by the epoch of who began them; entries of tries that are torn are only not counted."""
     return path.startswith(f"{layout.JOURNAL}/") or path == TRIES
-
-
-def beat(root: Path, content: bytes, mode: int) -> None:
-    """Overwrites ``heartbeat``: no sync, and closed, so that a network file system sends it. Raises OSError."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    fd = os.open(root / layout.HEARTBEAT, flags, mode)
-    try:
-        os.pwrite(fd, content, 0)
-    finally:
-        os.close(fd)
