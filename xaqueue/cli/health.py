@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from time import monotonic, sleep
+from typing import Annotated, Any
 
 import typer
 
 from xaqueue.cli import output
 from xaqueue.cli.glance import ANSWER_S
-from xaqueue.cli.location import JsonOption, Location, SpaceOption, location_of, remote, served_at
+from xaqueue.cli.location import JsonOption, SpaceOption, location_of, remote, served_at
 from xaqueue.cli.replacing import replacing
 from xaqueue.core.owner.record import RECOVERING
 from xaqueue.errors import ConnectionLost, Error
 from xaqueue.offline.health import IN_DOUBT_S, KINDS, LAG_S, NOTE, HealthFinding, findings
-
-if TYPE_CHECKING:
-    from xaqueue.rpc.client.manager import RemoteManager
 
 HEALTH_CODES = {kind: 10 + number for number, kind in enumerate(KINDS) if kind != NOTE}
 """Of ``health``, by its worst finding."""
@@ -36,7 +33,8 @@ def health(
         float, typer.Option("--replica-lag", metavar="SECONDS", min=0, help="A replica may be silent for so long.")
     ] = LAG_S,
     wait: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="Wait for so long until it is well, as behind `serve &`.")
+        float,
+        typer.Option(metavar="SECONDS", min=0, help="Wait for so long until it is served, and well: behind `serve &`."),
     ] = 0.0,
     json: JsonOption = False,
     space: SpaceOption = None,
@@ -48,18 +46,19 @@ def health(
     for long, 17 it recovers, 18 it is drained; 3 its server does not answer; 0 else, also where there are notes.
     """
     location = location_of(space)
-    limits, until = {"in_doubt_s": in_doubt_age, "lag_s": replica_lag}, time.monotonic() + wait
+    limits, until = {"in_doubt_s": in_doubt_age, "lag_s": replica_lag}, monotonic() + wait
     while True:
+        url, is_last = served_at(location), monotonic() >= until
         try:
-            found = _findings(location, limits)
+            found = _of_server(url, limits) if url else _of_files(location.directory, limits)
         except ConnectionLost:
-            if time.monotonic() > until:
+            if is_last:
                 raise
         else:
             kind = found[0].kind if found else NOTE
-            if kind == NOTE or time.monotonic() > until:
+            if is_last or (url and kind == NOTE):  # without a URL its server may be about to listen
                 break
-        time.sleep(LOOK_S)
+        sleep(LOOK_S)
     if json:
         output.as_json({"ready": kind == NOTE, "findings": [asdict(one) for one in found]})
     else:
@@ -71,20 +70,14 @@ def health(
         raise typer.Exit(HEALTH_CODES[kind])
 
 
-def _findings(location: Location, limits: dict[str, float]) -> list[HealthFinding]:
-    if url := served_at(location):
-        with remote(url, answer_s=ANSWER_S) as manager:
-            return _of_server(manager, limits)
-    return _of_files(location.directory, limits)
-
-
-def _of_server(manager: RemoteManager, limits: dict[str, float]) -> list[HealthFinding]:
+def _of_server(url: str, limits: dict[str, float]) -> list[HealthFinding]:
     from xaqueue.rpc.methods.service import status_of
 
-    answer: dict[str, Any] = manager.call("metrics")
-    if answer["state"] == RECOVERING:
-        return [HealthFinding(RECOVERING, "messages are being loaded: wait")]
-    status = manager.status()
+    with remote(url, answer_s=ANSWER_S) as manager:
+        answer: dict[str, Any] = manager.call("metrics")
+        if answer["state"] == RECOVERING:
+            return [HealthFinding(RECOVERING, "messages are being loaded: wait")]
+        status = manager.status()
     age_s = status["in_doubt_age"] / 1_000_000
     return findings(status_of(status), draining=status["draining"], in_doubt_age_s=age_s, **limits)
 

@@ -91,6 +91,21 @@ def test_by_directory(tmp_path: Path) -> None:
         assert [one["kind"] for one in json.loads(said)["findings"]] == ["in doubt"]
 
 
+class LookedAgain(Exception):
+    pass
+
+
+def test_it_waits_while_another_program_has_the_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which a server is as well, before it listens."""
+
+    def look_again(_: float) -> None:
+        raise LookedAgain
+
+    monkeypatch.setattr("xaqueue.cli.health.sleep", look_again)
+    with xaqueue.connect(tmp_path / "s", create=True), pytest.raises(LookedAgain):
+        CliRunner().invoke(app, ["health", "--wait", "60", "--space", str(tmp_path / "s")], catch_exceptions=False)
+
+
 def test_it_waits_for_a_server_that_comes_up(tmp_path: Path) -> None:
     place, said = tmp_path / "s", list[tuple[int, str]]()
     xaqueue.connect(place, create=True).close()
