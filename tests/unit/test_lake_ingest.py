@@ -130,6 +130,15 @@ def numbers(rows: list[dict[str, Any]]) -> list[int]:
     return [row["seq"] for row in rows]
 
 
+def test_a_delta_table_that_was_not_made_to_its_end_is_made(space: FabricatedSpace, lake: Path) -> None:
+    """By one that was killed."""
+    (lake / "delta-flights/_delta_log").mkdir(parents=True)
+    (lake / "delta-flights/_delta_log/_commit_1.json.tmp").write_text("{")
+    put(space, GOOD)
+    run(job(space, lake, "delta"))
+    assert numbers(read(lake, "delta")) == [1]
+
+
 @pytest.mark.parametrize("to", FORMATS)
 class TestEachFormat:
     def test_rows_and_dead_letters(self, space: FabricatedSpace, lake: Path, to: str) -> None:

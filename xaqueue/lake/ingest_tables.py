@@ -229,7 +229,7 @@ class DeltaLake:
 
         try:
             if "://" not in self.name:
-                _check_empty(Path(self.name), lambda _: False)
+                _check_empty(Path(self.name), "_delta_log".__eq__)  # which a kill before the first version leaves
             DeltaTable.create(self.name, Schema.from_arrow(schema), mode="error")
         except (InvalidArgument, DeltaError):  # somebody else may have been quicker, before either
             if not DeltaTable.is_deltatable(self.name):
