@@ -57,10 +57,6 @@ class DecidingDatabases:
         self.rows: dict[bytes, CarriedRow] = {}
         """By gtrid, those that were committed, or may have been, and are not removed."""
 
-    def name(self, database: str) -> str:
-        """As the space knows it."""
-        return self._log.carrier(database)
-
     def is_ready(self, queue: str, database: str, wake: Callable[[list[str]], object] = lambda _: None) -> bool:
         """Whether that database may carry; where not, it is wanted from here on, and who arranges that for the queue is
         woken."""
@@ -104,7 +100,7 @@ class DecidingDatabases:
         with self._mutex:
             for database in databases:
                 deciding, life = self._of(queue, database), carriers.life
-                noted = carriers.get(self.name(database))
+                noted = carriers.get(self._log.carrier(database))
                 if deciding.ready not in (None, life):
                     deciding.ready = None
                 is_known = deciding.ready is not None or (deciding.found is not None and deciding.found[0] == life)
@@ -125,7 +121,7 @@ class DecidingDatabases:
                 continue
             life, changes, pruned = found
             try:
-                is_done = connection.deliver(self.name(database), life.secret, list(changes), pruned)
+                is_done = connection.deliver(self._log.carrier(database), life.secret, list(changes), pruned)
             except OperationalError as error:
                 troubles.append(str(error))
                 continue
@@ -156,7 +152,7 @@ class DecidingDatabases:
             found: tuple[Life, Sequence[bytes], Pruned] | None = None
             trouble = ""
             try:
-                of_space, rows = (self._log.node, life.space, self.name(database)), self._log.rows
+                of_space, rows = (self._log.node, life.space, self._log.carrier(database)), self._log.rows
                 changes, pruned = rows.read_carried(connection, *of_space)
                 if not _is_older(noted, changes, pruned):  # or the right space would be taken for the older one
                     rows.begin_life(connection, life)

@@ -155,11 +155,7 @@ def is_shared(connection: Any) -> bool:
 
     sqlite3 claims threadsafety 3, and its connections are their thread's by default.
     """
-    return _is_shared(kind_of(connection))
-
-
-@lru_cache(maxsize=256)
-def _is_shared(kind: type) -> bool:
+    kind = kind_of(connection)
     if kind.__module__ in _OURS:
         return True  # it wants one thread at a time, and does not mind which
     packages = _packages(kind)

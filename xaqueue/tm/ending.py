@@ -162,7 +162,7 @@ class Ending:
         if self.branches[last].can.may_carry and getattr(queue.connection, "can_carry", False) is True:
             deciding = self._coordinator.deciding
             if deciding.is_ready(queue.name, last, self._coordinator.wake):
-                queue.carrier = deciding.name(last)
+                queue.carrier = self._coordinator.log.carrier(last)
 
     def _run(self, vote: Voting, said: Iterable[Replies] = ()) -> TransactionResult:
         return voting.run(vote, self._perform if self._coordinator.tracing is None else self._traced, said)

@@ -1,16 +1,7 @@
 """What the files of a decision log hold: the NODE file, and the journal's records, in MessagePack.
 
-    NODE         one line: xaqueue-tm 1 <node id> <boot epoch>
-
-    1 DECISION   [gtrid, when_us, [participant or [participant, id of its space], ...], [gtrid that is done, ...]]
-    2 DONE       [gtrid, ...]
-    3 HEURISTIC  [gtrid, participant, decision, outcome, when_us, detail]
-    4 FORGET     [gtrid]
-    5 CARRIED    [[DECISION without its fourth part, ...], [HEURISTIC, ...]]
-    6 LAST       [participant, first epoch, last epoch]
-
-LAST: a decision of a transaction that was begun in these epochs may stand in that participant's database, as a row,
-and nowhere else. CARRIED repeats what dangled at a checkpoint; it is never newer than what the other kinds say.
+Their forms are in ``man/xaqueue.5``. CARRIED repeats what dangled at a checkpoint; it is never newer than what the
+other kinds say.
 """
 
 from __future__ import annotations

@@ -340,7 +340,7 @@ class RecoveryThread:
         if not coordinator.log.carries_as:
             return
         others = [source for source in coordinator.sources.values() if source.name != self._name]
-        databases = [one.name for one in others if one.may_decide or carriers.get(deciding.name(one.name))]
+        databases = [one.name for one in others if one.may_decide or carriers.get(coordinator.log.carrier(one.name))]
         if coordinator.log.gives_signs:  # which has one carrier, whatever it is asked for
             databases = [one for one in databases if one == coordinator.log.decides]
         coordinator.wake(deciding.ask(self._name, carriers, databases))

@@ -178,8 +178,9 @@ def test_rows_that_are_found_are_remembered() -> None:
 
 def test_any_name_of_a_participant_makes_a_carrier(database: sqlite3.Connection, queue: Queue) -> None:
     """Also one that could be no name of a file."""
-    deciding = DecidingDatabases(Log())
+    log = Log()
+    deciding = DecidingDatabases(log)
     for name in ("pg/main", "..", "%2F", "x" * 64, "/" * 64):
-        assert decode_carrier(deciding.name(name)) == name
-        deciding.want(CarriedRow("queue", deciding.name(name), SPACE, 1))
+        assert decode_carrier(log.carrier(name)) == name
+        deciding.want(CarriedRow("queue", log.carrier(name), SPACE, 1))
         assert deciding.ask("queue", of(FIRST), [name]) == [name]

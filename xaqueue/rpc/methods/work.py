@@ -1,9 +1,5 @@
 """The calls of a whole transaction in one frame, ``work``: a start, what it adds or takes, and how it ends.
 
-    begins    whether its start is one of them
-    works     [queue, body, message id or options] of an enqueue; [queue] of a dequeue, which is the last of all
-    ending    "prepare" or "commit" (in one phase), with an end before it; nil: it stays open
-
 They are the calls of the same names, one behind the other: what refuses one of them refuses this one with its ``ride``.
 """
 
