@@ -146,7 +146,7 @@ def main(words: Sequence[str] | None = None) -> int:
             sys.stderr.write(told(seed, failure, kinds=kinds) + "\n")
             return 1
         if time.monotonic() >= end:
-            sys.stdout.write(f"{count} seeds, the last is {seed}\n")
+            sys.stdout.write(f"{count} seed{'s' * (count > 1)}, the last is {seed}\n")
             return 0
         seed += 1
     raise AssertionError

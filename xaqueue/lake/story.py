@@ -62,16 +62,20 @@ def _events(space: str, row: dict[str, Any], origin: dict[str, Any]) -> Iterator
     yield Event(_us(row["enqueued_at"]), "added", former or queue, 0, "")
     if tries := origin.get("tries", 0):
         why = origin.get("detail", "")
-        yield Event(origin.get("last_failure", 0), "failed", former, 0, f"{tries} times{why and f': {why}'}")
+        yield Event(origin.get("last_failure", 0), "failed", former, 0, f"{_times(tries)}{why and f': {why}'}")
     reason = f"{origin.get('reason', '')}, from {former}" if former else ""
     yield Event(came, "moved" if former else "committed", queue, seq, reason)
     if row["tries"]:
-        yield Event(came, "failed", queue, seq, f"{row['tries']} times since")
+        yield Event(came, "failed", queue, seq, f"{_times(row['tries'])} since")
     if row["taken_at"] is not None:
         by = row["taken_by"] or ""
         yield Event(_us(row["taken_at"]), "taken" if by else "expired", queue, seq, by)
-    elif any(seq in batch["seq"].to_pylist() for batch in scan(space, queue, ["seq"], after=seq - 1)):
+    elif next((batch["seq"][0].as_py() for batch in scan(space, queue, ["seq"], after=seq - 1)), 0) == seq:
         yield Event(time.time_ns() // 1000, "is there", queue, seq, "")
+
+
+def _times(tries: int) -> str:
+    return "once" if tries == 1 else f"{tries} times"
 
 
 def _us(when: datetime) -> int:

@@ -333,6 +333,10 @@ def test_what_became_of_a_message(at: Path | str) -> None:
         assert connection.dequeue("kept") is not None
         connection.commit()
         connection.move("orders", moved, "kept")
+        failed = connection.enqueue("kept", b"")
+        connection.commit()
+        assert connection.dequeue("kept", message_id=failed) is not None
+        connection.rollback()
 
     def told(one: bytes) -> list[str]:
         events = json.loads(run("show", "kept", one.hex(), "--history", "--json", "--space", at))
@@ -342,6 +346,8 @@ def test_what_became_of_a_message(at: Path | str) -> None:
     eventually(lambda: told(taken) == ["added", "committed", "taken"])  # the directories are behind the journal
     eventually(lambda: told(moved) == ["added", "moved", "is there"])
     assert "moved, from orders" in run("show", "kept", moved.hex()[:12], "--history", "--space", at)
+    eventually(lambda: told(failed) == ["added", "committed", "failed", "is there"])
+    assert "once since" in run("show", "kept", failed.hex(), "--history", "--space", at)
     wrong = fails("show", "kept", "f" * 32, "--history", "--space", at, code=ExitCode.NOTHING)
     assert "has it an archive?" in wrong
 
