@@ -51,9 +51,10 @@ WHOLE_ONLY = (
     "tests/spark/test_spark_ingest.py::test_rows_are_what_sparks_own_parser_makes_of_the_bodies",
     "tests/spark/test_spark_formats.py::test_a_stream_of_then_goes_on",
     "tests/interop/test_java.py::test_rows_are_messages_whoever_is_killed",
+    "tests/process/test_formats.py::test_a_decision_in_tables_of_then",
 )
 """In no sample: they take a minute or two, and test_spark_far, the unit tests of the lake's ingest and test_formats are
-in it; Java's wants packages that few have."""
+in it; Java's wants packages that few have; a decision in SQLite's tables is in it."""
 SAMPLE = "XAQUEUE_TESTS_SAMPLE"
 """1: a sample also where there is a path, as before each commit. 0: none."""
 TRIES, LATE = 3, "Python worker failed to connect back"

@@ -2,8 +2,9 @@
 
     cd tests && python -m support.writing VERSION
 
-writes ``support/written/VERSION.tar.gz``, with what each queue exported then, and what a client and a server said. A
-release adds its own and changes none: test_formats holds every later version against all of them.
+writes ``support/written/VERSION.tar.gz``, with what each queue exported then, and what a client and a server said; and
+``support/written/also/VERSION.tar.gz``, with a replica, and decisions in tables of PostgreSQL and MariaDB. A release
+adds its own and changes none: test_formats holds every later version against all of them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import sys
 import tarfile
 import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,14 +30,18 @@ from typing import TYPE_CHECKING, Any
 from typer.testing import CliRunner
 
 import xaqueue
+from support.replicas import ReplicaThread, made
 from support.served import ServerThread
 from xaqueue.cli.main import app
 from xaqueue.core.owner.record import read_owner
+from xaqueue.tm.driver import Dialect
+from xaqueue.tm.node_schema import statements
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 WRITTEN = Path(__file__).with_name("written")
+ALSO = WRITTEN / "also"
 LEVELS = {"journal": "JOURNAL", "synced": "FSYNC;DSYNC"}
 QUEUES = (
     *("plain", "lifo", "urgent", "alone", "grouped", "once", "kept", "tried", "failed", "one", "other"),
@@ -72,6 +79,8 @@ match = {{kind = "paid"}}
 HELD = xaqueue.Xid(7, b"transfer-7", b"space")
 OF_MANAGERS = {"log": 2, "carried": 1, "node": 1}
 """Messages that a manager has decided to commit, by where its decision lies."""
+DATABASES = {"postgresql": Dialect.POSTGRESQL, "mysql": Dialect.MYSQL}
+TABLES = ("xaqueue_decisions", "xaqueue_id", "xaqueue_nodes", "xaqueue_signs", "xaqueue_heuristics", "xaqueue_ended")
 
 
 def write(name: str, sync: str) -> None:
@@ -134,6 +143,76 @@ def parties(kind: str) -> tuple[Any, ...]:
     spaces = {space: f"{kind}-{space}" for space in (("from", "to") if kind == "log" else ("to",))}
     database: dict[str, Any] = {"db": lambda: sqlite3.connect(f"{kind}.db")} if kind != "log" else {}
     return ({**database, **spaces},) if kind == "node" else (f"{kind}-decisions", {**database, **spaces})
+
+
+def decide_in(kind: str, address: str) -> None:
+    """The same, of a node whose database is a server's."""
+
+    def on_step(step: str, gtrid: bytes, participant: str) -> None:
+        if step == "committed-last":
+            _die()
+
+    xaqueue.connect(f"{kind}-to", create=True).close()
+    with closing(opened(kind, address)) as connection, closing(connection.cursor()) as cursor:
+        cursor.execute("create table orders (id int)")
+        connection.commit()
+    with xaqueue.TransactionManager(parties_in(kind, address), on_step=on_step) as manager, manager.transaction() as tx:
+        tx["db"].cursor().execute("insert into orders values (42)")
+        tx["to"].enqueue("orders", b"42")
+
+
+def parties_in(kind: str, address: str) -> dict[str, Any]:
+    return {"db": lambda: opened(kind, address), "to": f"{kind}-to"}
+
+
+def opened(kind: str, address: str) -> Any:
+    if kind == "mysql":
+        import pymysql
+
+        socket, _, name = address.partition(" ")
+        return pymysql.connect(unix_socket=socket, user="root", database=name)
+    import psycopg
+
+    return psycopg.connect(address)
+
+
+@contextmanager
+def databases() -> Iterator[dict[str, str]]:
+    """Their addresses, by kind."""
+    from support import mariadb, postgres
+
+    with ExitStack() as stack:
+        dsn = stack.enter_context(postgres.database(stack.enter_context(postgres.started())))
+        socket = stack.enter_context(mariadb.started())
+        yield {"postgresql": dsn, "mysql": f"{socket} {stack.enter_context(mariadb.database(socket))}"}
+
+
+def tables(kind: str, address: str) -> dict[str, Any]:
+    """What makes those of the decisions, and their rows."""
+    rows = {}
+    with closing(opened(kind, address)) as connection, closing(connection.cursor()) as cursor:
+        for table in TABLES:
+            cursor.execute(f"select * from {table}")
+            found = [[one.hex() if isinstance(one, bytes) else one for one in row] for row in cursor.fetchall()]
+            rows[table] = {"columns": [column[0] for column in cursor.description], "rows": found}
+    return {"made": statements(DATABASES[kind]), "tables": rows}
+
+
+def replicate() -> None:
+    """A space and its replica, which has what was there before it began, and what came since. Both are killed."""
+    source = ServerThread(made(Path("source")), Path.cwd() / "socket")
+    with xaqueue.connect(source.url) as connection:
+        connection.enqueue_many("orders", [b"%d" % number for number in range(10)])
+        connection.commit()
+        replica = ReplicaThread(Path("replica"), source.url)
+        connection.enqueue_many("orders", [b"%d" % number for number in range(10, 20)])
+        connection.dequeue_many("orders", 3)
+        connection.commit()
+        connection.tpc_begin(HELD)
+        connection.enqueue("orders", b"in doubt")
+        connection.tpc_prepare()
+        replica.wait_for(source)
+        _die()
 
 
 def stream() -> None:
@@ -229,25 +308,48 @@ def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def run(place: str, call: str) -> None:
+    """In a process that is killed at its end."""
+    script = f"from support.writing import decide, decide_in, replicate, stream, write; {call}"
+    tests = WRITTEN.parent.parent
+    path = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (tests, tests.parent)))}
+    done = subprocess.run([sys.executable, "-c", script], cwd=place, env=path, check=False)
+    assert done.returncode == -signal.SIGKILL, call
+
+
+def archive(place: str, made: Path) -> None:
+    for kept in Path(place).glob("*/reserve/*"):
+        kept.write_bytes(bytes(kept.stat().st_size))  # it is random, and only takes room
+    with tarfile.open(made, "x:gz") as packed:
+        packed.add(place, ".")
+
+
 def main(version: str) -> None:
     with tempfile.TemporaryDirectory() as place:
         calls = [f"write({name!r}, {sync!r})" for name, sync in LEVELS.items()]
         calls += [*(f"decide({kind!r})" for kind in OF_MANAGERS), "stream()"]
         for call in calls:
-            script = f"from support.writing import decide, stream, write; {call}"
-            path = os.environ | {"PYTHONPATH": str(WRITTEN.parent.parent)}
-            done = subprocess.run([sys.executable, "-c", script], cwd=place, env=path, check=False)
-            assert done.returncode == -signal.SIGKILL, call
+            run(place, call)
         for name in LEVELS:
             Path(place, f"{name}.exported").mkdir()
             for queue in QUEUES:
                 Path(place, f"{name}.exported", queue).write_text(exported(f"{place}/{name}", queue))
         Path(place, "talk.json").write_text(json.dumps(record(Path(place))))
         shutil.rmtree(f"{place}/talked")
-        for kept in Path(place).glob("*/reserve/*"):
-            kept.write_bytes(bytes(kept.stat().st_size))  # it is random, and only takes room
-        with tarfile.open(WRITTEN / f"{version}.tar.gz", "x:gz") as archive:
-            archive.add(place, ".")
+        archive(place, WRITTEN / f"{version}.tar.gz")
+    write_also(version)
+
+
+def write_also(version: str) -> None:
+    with tempfile.TemporaryDirectory() as place, databases() as addresses:
+        run(place, "replicate()")
+        for kind, address in addresses.items():
+            run(place, f"decide_in({kind!r}, {address!r})")
+            Path(place, f"{kind}.json").write_text(json.dumps(tables(kind, address)))
+        for served in Path(place).glob("**/socket"):
+            served.unlink()
+        ALSO.mkdir(exist_ok=True)
+        archive(place, ALSO / f"{version}.tar.gz")
 
 
 if __name__ == "__main__":
