@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import zlib
 from collections import defaultdict
@@ -90,6 +91,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # workers do as the first process does
         is_bare = config.args_source is pytest.Config.ArgsSource.TESTPATHS
         os.environ.setdefault(SAMPLE, str(int(is_bare and is_sample)))
+    gc.disable()  # what is collected stays: to look at it again and again is a fifth of the work
 
 
 @pytest.hookimpl(trylast=True)
@@ -134,6 +136,21 @@ def sample_of(items: list[pytest.Item]) -> set[pytest.Item]:
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes() -> None:
+    """In a fresh clone nothing is compiled. The workers, who collect at the same time, would each compile all of it."""
+    if sys.dont_write_bytecode or any(TESTS.glob("unit/*/__pycache__")):
+        return
+    collect = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-n", "0", "-p", "no:cacheprovider"]
+    halves = ["unit"], [ring for ring in RINGS if ring != "unit"]
+    started = [
+        subprocess.Popen([*collect, *(str(TESTS / ring) for ring in half)], stdout=subprocess.DEVNULL)
+        for half in halves
+    ]
+    for one in started:
+        one.wait()  # what is wrong with a test is said by the workers
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     """pytest-xdist looks, after each test, at all that its worker was ever given: that takes as long as a test does."""
     if config.getvalue("dist") != "loadgroup":
@@ -153,6 +170,7 @@ def pytest_collection_finish() -> None:
     """The collector of garbage looks no more at what all the tests are made of, which stays until the end."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture
