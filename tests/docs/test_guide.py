@@ -64,7 +64,7 @@ class Shell:
         (work / "examples").symlink_to(ROOT / "examples")
         self.work = work
         environment = {name: value for name, value in os.environ.items() if not name.startswith("XAQUEUE_")}
-        environment |= {"PATH": f"{directory}/bin:{os.environ['PATH']}", "COLUMNS": "120", "PYTHONUNBUFFERED": "1"}
+        environment |= {"PATH": f"{directory}/bin:{os.environ['PATH']}", "COLUMNS": "120"}
         self.process = subprocess.Popen(
             ["bash", "--norc"],
             cwd=work,
@@ -75,7 +75,8 @@ class Shell:
             text=True,
             start_new_session=True,
         )
-        self.printed = ""
+        self.printed: list[str] = []
+        self.looked_at = 0
         self.reader = threading.Thread(target=self.read, daemon=True)
         self.reader.start()
 
@@ -83,7 +84,7 @@ class Shell:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if not NOISE.search(line):
-                self.printed += line
+                self.printed.append(line)
 
     def paste(self, session: list[tuple[str, str]]) -> None:
         """All commands at once, as a reader does; what runs on in the background may print what it should later."""
@@ -91,10 +92,13 @@ class Shell:
         typed = "".join(f"{command}\necho; echo {DONE}\n" for command, _ in session)
         print(typed, end="", file=self.process.stdin, flush=True)
         until = time.monotonic() + PATIENCE_S
-        while wrong := wrong_of(session, self.printed.split(f"\n{DONE}\n")):
+        wrong = "nothing yet"
+        while wrong:
             assert time.monotonic() < until, wrong
             time.sleep(0.01)
-        self.printed = ""
+            upto = len(self.printed)
+            wrong = wrong_of(session, "".join(self.printed[self.looked_at : upto]).split(f"\n{DONE}\n"))
+        self.looked_at = upto
 
     def close(self) -> None:
         assert self.process.stdin is not None
