@@ -11,14 +11,7 @@ import time
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model import branch as states
 from xaqueue.core.model.branch import Begun, Branch, Call, State, call_of
-from xaqueue.errors import (
-    Error,
-    InterfaceError,
-    OutsideTransaction,
-    ProtocolError,
-    RetryLater,
-    RolledBack,
-)
+from xaqueue.errors import Error, InterfaceError, OutsideTransaction, ProtocolError, RetryLater, RolledBack
 from xaqueue.xa import Code, Flag
 from xaqueue.xid import LOCAL_FORMAT_ID, Xid
 
@@ -128,9 +121,7 @@ class Association:
     @staticmethod
     def _end_rollback_only_locked(branch: Branch, after: State) -> None:
         if branch.active or branch.suspended:  # it is rolled back once they have left it, too
-            branch.rollback_reason = branch.rollback_reason or RolledBack(
-                f"branch {branch.xid} was failed by a session in it"
-            )
+            branch.doom("was failed by a session in it")
         else:
             branch.become(State.ROLLBACK_ONLY)
         if branch.rollback_reason is not None and after is not State.ROLLBACK_ONLY:
@@ -142,9 +133,7 @@ class Association:
         branch = self._current
         if branch is not None:
             with self.space.lock:
-                branch.rollback_reason = branch.rollback_reason or RolledBack(
-                    f"branch {branch.xid} is rolled back: {error}", Code.XA_RBOTHER
-                )
+                branch.doom(f"is rolled back: {error}", Code.XA_RBOTHER)
                 self._current = None
                 branch.leave(self.number)
                 if not (branch.active or branch.suspended):
@@ -239,4 +228,4 @@ class Association:
         if branch.deadline is None or branch.rollback_reason or branch.base is not State.ACTIVE:
             return
         if time.monotonic() > branch.deadline:
-            branch.rollback_reason = RolledBack(f"branch {branch.xid} took longer than its timeout", Code.XA_RBTIMEOUT)
+            branch.doom("took longer than its timeout", Code.XA_RBTIMEOUT)

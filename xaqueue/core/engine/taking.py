@@ -21,7 +21,7 @@ from xaqueue.core.model.message_name import correlation_hash
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage.fs import discard, is_damage
 from xaqueue.core.storage.regular import DAMAGE
-from xaqueue.errors import DamagedBlock, RetryLater, RolledBack
+from xaqueue.errors import DamagedBlock, RetryLater
 from xaqueue.message import Message, MessageId, check_message_id, correlation_id_of, stored_message
 from xaqueue.xa import Code
 
@@ -368,9 +368,7 @@ def return_taken(space: Space, branch: Branch, *taken: Written) -> None:
 def keeps(branch: Branch, error: BaseException) -> None:
     """Something of what nobody got was not given back, and is not to be consumed by a commit."""
     why = f"what it took was not given back: {str(error) or type(error).__name__}"
-    branch.rollback_reason = branch.rollback_reason or RolledBack(
-        f"branch {branch.xid} is rolled back: {why}", Code.XA_RBOTHER
-    )
+    branch.doom(f"is rolled back: {why}", Code.XA_RBOTHER)
 
 
 def _set_aside(space: Space, queue: Queue, entry: Entry, reason: str) -> None:

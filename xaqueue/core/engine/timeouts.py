@@ -20,7 +20,7 @@ from typing import NamedTuple
 from xaqueue.core.engine import commit
 from xaqueue.core.engine.state import Busy, Space, log
 from xaqueue.core.model.branch import Branch, State
-from xaqueue.errors import RetryLater, RolledBack
+from xaqueue.errors import RetryLater
 from xaqueue.xa import Code, Outcome
 
 LEFT_S = 180.0
@@ -124,9 +124,7 @@ def _roll_back(space: Space, branch: Branch, limit: _Limit) -> bool:
             why = f"did nothing for {limit.idle_s:g} s"
             if _is_overdue(branch, limit.now):
                 why = next(filter(None, (one.overdue for one in branch.riders)), "took longer than its timeout")
-            branch.rollback_reason = branch.rollback_reason or RolledBack(
-                f"branch {branch.xid} {why}", Code.XA_RBTIMEOUT
-            )
+            branch.doom(why, Code.XA_RBTIMEOUT)
         if branch.working:
             return False
         branch.busy = True

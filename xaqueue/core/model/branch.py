@@ -387,6 +387,12 @@ class Branch:
         self.suspended.add(session)
         self.migrates = migrates
 
+    def doom(self, why: str, code: Code | None = None) -> RolledBack:
+        """It can only be rolled back, for this reason, or for the one that there was before. Returns that."""
+        if self.rollback_reason is None:
+            self.rollback_reason = RolledBack(f"branch {self.xid} {why}", code)
+        return self.rollback_reason
+
     def become(self, base: State) -> None:
         """Leaves the active life: no session is associated any more."""
         self.base = base

@@ -16,7 +16,7 @@ from xaqueue.core.engine.state import Space
 from xaqueue.core.model.branch import Branch, State
 from xaqueue.core.model.change import DROP, Change, Op
 from xaqueue.core.model.entry import MessageBlock
-from xaqueue.errors import RetryLater, RolledBack
+from xaqueue.errors import RetryLater
 from xaqueue.features.batches import record
 from xaqueue.features.batches.record import BatchStep
 from xaqueue.xa import Outcome
@@ -55,9 +55,7 @@ def decide(space: Space, decision: BatchDecision, branches: Sequence[Branch]) ->
         record.batches_of(space).last[batch.key] = batch.number
         for branch in of_batch(space, batch.gtrid):
             if branch.base is State.ACTIVE:
-                branch.rollback_reason = branch.rollback_reason or RolledBack(
-                    f"branch {branch.xid} comes too late: {batch} is decided"
-                )
+                branch.doom(f"comes too late: {batch} is decided")
         for branch in branches:
             branch.become(State.COMMITTING)
 

@@ -21,7 +21,7 @@ from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.block import ADDS, Kind
 from xaqueue.core.model.branch import Branch, Written
-from xaqueue.errors import InvalidArgument, RolledBack
+from xaqueue.errors import InvalidArgument
 from xaqueue.rpc.verb import verb
 from xaqueue.xa import Code
 
@@ -53,23 +53,16 @@ def cut(self: Session, mark: int) -> None:
         try:
             _cut(self.space, branch, mark, self.number)
         except BaseException as error:  # or interrupted
-            branch.rollback_reason = branch.rollback_reason or RolledBack(
-                f"branch {branch.xid} is rolled back: it was not brought back to a savepoint as a whole: "
-                f"{str(error) or type(error).__name__}",
-                Code.XA_RBOTHER,
-            )
+            why = f"it was not brought back to a savepoint as a whole: {str(error) or type(error).__name__}"
+            branch.doom(f"is rolled back: {why}", Code.XA_RBOTHER)
             raise
 
 
 def _cut(space: Space, branch: Branch, mark: int, session: int) -> None:
     with space.lock:
         if branch.working != {session}:
-            branch.rollback_reason = branch.rollback_reason or RolledBack(
-                f"branch {branch.xid} is rolled back: another session was at work in it while it was to be brought "
-                "back to a savepoint",
-                Code.XA_RBOTHER,
-            )
-            raise branch.rollback_reason
+            why = "another session was at work in it while it was to be brought back to a savepoint"
+            raise branch.doom(f"is rolled back: {why}", Code.XA_RBOTHER)
         gone = [written for written in branch.blocks if written.number > mark]
     space.discard([written.path for written in gone if written.path])
     space.log.return_untried(*(one for one in gone if one.kind is Kind.DEQUEUE))  # before somebody else takes them

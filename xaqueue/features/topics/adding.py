@@ -29,7 +29,7 @@ from xaqueue.core.model.entry import Entry
 from xaqueue.core.model.message_name import tags_in, tags_of
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage.ids import fresh_id, fresh_ids
-from xaqueue.errors import InvalidArgument, RolledBack
+from xaqueue.errors import InvalidArgument
 from xaqueue.features.topics import blocks
 from xaqueue.message import (
     EnqueueOptions,
@@ -232,9 +232,6 @@ def _add_one(
 
 
 def _fail_in_part(branch: Branch, done: int, wanted: int, error: BaseException) -> None:
-    if done and branch.rollback_reason is None:
-        branch.rollback_reason = RolledBack(
-            f"branch {branch.xid} is rolled back: {done} of {wanted} messages were added: "
-            f"{str(error) or type(error).__name__}",
-            Code.XA_RBOTHER,
-        )
+    if done:
+        why = f"{done} of {wanted} messages were added: {str(error) or type(error).__name__}"
+        branch.doom(f"is rolled back: {why}", Code.XA_RBOTHER)
