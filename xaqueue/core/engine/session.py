@@ -17,15 +17,7 @@ from xaqueue.core.engine import commit, heuristics, messages, taking
 from xaqueue.core.engine.association import Association
 from xaqueue.core.engine.state import Busy, Space, leave
 from xaqueue.core.model import branch as states
-from xaqueue.core.model.branch import (
-    ALLOWED_ALONE,
-    Branch,
-    Call,
-    Explained,
-    State,
-    call_of,
-    check_flags,
-)
+from xaqueue.core.model.branch import ALLOWED_ALONE, Branch, Call, Explained, State, call_of, check_flags
 from xaqueue.errors import Error, InvalidArgument, ResourceFailed, RolledBack
 from xaqueue.message import EnqueueOptions, Message, MessageId, check_queue_name, checked_reason, id_of
 from xaqueue.times import check_seconds

@@ -17,31 +17,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from xaqueue.batch import (
-    MANY_SPACES,
-    ONE_SPACE,
-    Batch,
-    BatchDecision,
-    Plan,
-    home_of,
-    is_of_a_batch,
-    key_of,
-)
+from xaqueue.batch import MANY_SPACES, ONE_SPACE, Batch, BatchDecision, Plan, home_of, is_of_a_batch, key_of
 from xaqueue.core.engine import heuristics, quarantine
 from xaqueue.core.engine.state import Space
 from xaqueue.core.model.block import ADDS
 from xaqueue.core.model.branch import HEURISTICS, Branch, State
 from xaqueue.core.model.layout import QUARANTINE
 from xaqueue.core.storage.fs import NO_ROOM
-from xaqueue.errors import (
-    DamagedBlock,
-    Error,
-    HeuristicOutcome,
-    InvalidArgument,
-    ResourceError,
-    RetryLater,
-    UnknownXid,
-)
+from xaqueue.errors import DamagedBlock, Error, HeuristicOutcome, InvalidArgument, ResourceError, RetryLater, UnknownXid
 from xaqueue.features.batches import batch_steps, record
 from xaqueue.features.batches.batch_steps import of_batch
 from xaqueue.xa import Code

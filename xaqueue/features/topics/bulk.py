@@ -13,11 +13,7 @@ from xaqueue.access import CONSUME, PRODUCE
 from xaqueue.core.engine import taking
 from xaqueue.core.engine.session import Session
 from xaqueue.core.engine.state import Space
-from xaqueue.core.model.block import (
-    pack_properties,
-    property_map,
-    repacked,
-)
+from xaqueue.core.model.block import pack_properties, property_map, repacked
 from xaqueue.core.model.branch import Branch, Written
 from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import ConnectionLost, Error, InvalidArgument
