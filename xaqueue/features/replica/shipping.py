@@ -71,7 +71,7 @@ def shipping_of(space: Space) -> Shipping | None:
 
 
 class Shipping:
-    """Of one space. Safe for threads and tasks."""
+    """Of one space; see ``log.Ships``. Safe for threads and tasks."""
 
     def __init__(self, fs: FileSystem, journal: Journal, waiting: Threads, policy: Callable[[], Replication]) -> None:
         self.policy = policy
@@ -89,11 +89,9 @@ class Shipping:
         self.looked_at = float("-inf")
         """When a replica was last told what queues.toml says."""
         self.is_whole = threading.Event()
-        """All messages of the space are in their places; it may wait for a replica yet."""
         self.copying = False
-        """A replica copies a snapshot: nothing is removed of what is kept of the journal."""
         self.refusal = WAITS if policy().waits else ""
-        """Why nothing is shown now; empty as long as it is. Until then nobody is told of a step, and none waits."""
+        """Until it is empty nobody is told of a step, and none waits."""
 
     @property
     def end(self) -> tuple[int, int]:
@@ -109,12 +107,10 @@ class Shipping:
         return ReplicationStatus(SOURCE, "", self.policy().waits, is_heard, lacking, silent_s)
 
     def changed(self) -> None:
-        """Who waits looks again."""
         with self._lock:
             self._changed.notify_all()
 
     def check_shown(self) -> None:
-        """ResourceFailed where nothing is shown before a replica is there."""
         if self.refusal:
             raise ResourceFailed(self.refusal)
 
@@ -124,13 +120,11 @@ class Shipping:
         self.changed()
 
     def close(self) -> None:
-        """Of what is recorded from here on nobody is told."""
         self.refusal = "the space is being closed"
 
     # Whoever leads a round
 
     def written(self, lsn: int) -> None:
-        """A round is written, up to this LSN, and about to be synced."""
         if self.policy().waits:
             with self._lock:
                 self._written = lsn
@@ -138,7 +132,6 @@ class Shipping:
             self._waiting.let_others()
 
     def hardened(self, lsn: int, shows: bool) -> None:
-        """Raises Unacknowledged. shows: whether anything is shown behind it."""
         with self._lock:
             self._changed.notify_all()
         policy = self.policy()
@@ -151,8 +144,6 @@ class Shipping:
             )
 
     def await_others(self) -> None:
-        """Returns once a replica has all that was recorded before this open, or nobody waits for one. Raises
-        ResourceFailed where it is stopped before that."""
         if self.policy().waits and not self._await(self._journal.position, float("inf")):
             raise ResourceFailed("the space was stopped while it waited for its replica")
         self.refusal = ""
