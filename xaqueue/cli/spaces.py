@@ -211,7 +211,7 @@ def define(
     """
     from xaqueue.features.defining import queues_file
 
-    location, given = location_of(space), definitions.options_of(settings or ())
+    location, given = location_of(space), edits.options_of(settings or ())
     table = TOPICS.name if topic else "queues"
     options = {"order": order.value if order else None, "description": description}
     given |= {key: value for key, value in options.items() if value is not None}

@@ -228,23 +228,6 @@ def targets() -> list[Key[str]]:
     return [key for key in options.everything().queue if key.is_target]
 
 
-def options_of(words: Iterable[str]) -> dict[str, object]:
-    """What KEY=VALUE words say, a value as in TOML or plain text; None takes a key away. Raises InvalidArgument."""
-    found: dict[str, object] = {}
-    known = [one.name for one in options.everything().queue]
-    for word in words:
-        key, is_given, value = word.partition("=")
-        if key not in known:
-            raise InvalidArgument(f"queues have no {key!r}{suggestion(key, known) or '.'} They take {', '.join(known)}")
-        if not is_given:
-            raise InvalidArgument(f"{word!r}: KEY=VALUE is wanted, or {key}= to take it away")
-        try:
-            found[key] = tomllib.loads(f"value = {value}")["value"] if value else None
-        except tomllib.TOMLDecodeError:
-            found[key] = value
-    return found
-
-
 def _access(access: Mapping[str, Any]) -> tuple[Policy, str]:
     only(access, "[access]", ("group", "roles"))
     readers = access.get("group", "")

@@ -1,9 +1,9 @@
-"""Edits of a queues.toml, which leave its comments as they are."""
+"""Edits of a queues.toml, which leave its comments as they are, and how they are said in words."""
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -59,6 +59,23 @@ def _cuttings(text: str, name: str) -> Iterator[str]:
 def with_default(text: str, order: str) -> str:
     """The same queues.toml, with a [default] table of this order. Raises as ``parse`` does."""
     return _with(text, ("default",), {"order": order})
+
+
+def options_of(words: Iterable[str]) -> dict[str, object]:
+    """What KEY=VALUE words say, a value as in TOML or plain text; None takes a key away. Raises InvalidArgument."""
+    found: dict[str, object] = {}
+    known = [one.name for one in options.everything().queue]
+    for word in words:
+        key, is_given, value = word.partition("=")
+        if key not in known:
+            raise InvalidArgument(f"queues have no {key!r}{suggestion(key, known) or '.'} They take {', '.join(known)}")
+        if not is_given:
+            raise InvalidArgument(f"{word!r}: KEY=VALUE is wanted, or {key}= to take it away")
+        try:
+            found[key] = tomllib.loads(f"value = {value}")["value"] if value else None
+        except tomllib.TOMLDecodeError:
+            found[key] = value
+    return found
 
 
 def _with(text: str, path: Sequence[str], settings: Mapping[str, object]) -> str:

@@ -12,7 +12,6 @@ from xaqueue.core.model.definitions import (
     BLOCKS,
     Definitions,
     QueueDefinition,
-    options_of,
     parse,
 )
 from xaqueue.core.model.options import suggestion
@@ -20,7 +19,7 @@ from xaqueue.core.model.order import Order
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.errors import InvalidArgument, UnknownQueue
 from xaqueue.features.dedup.options import WINDOW_S
-from xaqueue.features.defining.edits import with_queue, without_queue
+from xaqueue.features.defining.edits import options_of, with_queue, without_queue
 from xaqueue.features.limits.limits import QueueLimits
 from xaqueue.features.limits.options import limits_of
 from xaqueue.features.retries.options import EXPIRY_QUEUE, FAILURE_QUEUE, policy_of

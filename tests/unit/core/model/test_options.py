@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from xaqueue.core.model import options
-from xaqueue.core.model.definitions import Definitions, QueueDefinition, options_of, parse
+from xaqueue.core.model.definitions import Definitions, QueueDefinition, parse
 from xaqueue.core.model.options import Key, Table, choice, name_of_another, number, switch, text, values
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage.scheduling import THREADS
 from xaqueue.errors import InvalidArgument
-from xaqueue.features.defining.edits import with_queue, without_queue
+from xaqueue.features.defining.edits import options_of, with_queue, without_queue
 
 SIZE = number("size", 7, "a number of feet", 1, 9)
 LENGTH = number("length_s", 0.5, "seconds", 0)
