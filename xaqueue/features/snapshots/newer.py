@@ -18,6 +18,7 @@ from xaqueue.core.model.block_files import listed, ranges_in
 from xaqueue.core.model.message_block import decode_table, encode_gone
 from xaqueue.core.model.message_name import Named, parse_any
 from xaqueue.core.model.record_kinds import RecordKinds
+from xaqueue.core.recovery import prepared
 from xaqueue.core.recovery.load import read_head
 from xaqueue.core.storage.fs import NO_LINK, FileSystem, discard
 from xaqueue.errors import DamagedBlock
@@ -210,9 +211,4 @@ def link_or_copy(fs: FileSystem, source: str, target: str) -> None:
 
 def branches_in(fs: FileSystem, directory: str) -> dict[Xid, list[str]]:
     """The paths of the blocks there, by branch. Raises OSError."""
-    found: dict[Xid, list[str]] = {}
-    for name in listed(fs, directory):
-        block = layout.parse_block(name)
-        if block is not None:
-            found.setdefault(block[0], []).append(f"{directory}/{name}")
-    return found
+    return {xid: [*files.values()] for xid, files in prepared.branches(fs, directory)[0].items()}

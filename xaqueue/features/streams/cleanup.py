@@ -4,8 +4,7 @@ waits for it.
 A crash in between loses nothing: the record in ``streams/`` says what is consumed, and the next owner goes on. Files
 are removed in the order of their names, which is that of their making, and range directories with the last of them.
 What is to be kept is renamed into ``archive/`` instead, under the same names, and behind its bitmap where it is a block
-of many. What has expired and comes back by a
-crash has expired still.
+of many. What has expired and comes back by a crash has expired still.
 """
 
 from __future__ import annotations
