@@ -36,7 +36,7 @@ def whole_commit(session: Session, name: Xid) -> list[Answer]:
 def finished(session: Session, whole: Whole) -> list[Answer]:
     """Its answers, behind its round."""
     if not whole.done or whole.error is not None:
-        session.again(whole)
+        session.once_more(whole)
     return whole.answers
 
 

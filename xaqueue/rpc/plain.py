@@ -82,7 +82,7 @@ Answer = MessageId | Taken | None
 
 
 class Whole(Step):
-    """A transaction before its round, or one that needs none: then it is ``done``. ``again`` does what has failed."""
+    """A transaction before its round, or one that needs none: then it is ``done``. ``once_more`` does a failed one."""
 
     def __init__(self, branch: Branch, ending: Ending | None) -> None:
         """ending: None for the second phase."""
@@ -171,7 +171,7 @@ class WholeSession(Session):
         whole.plan_commit(space, CoreStep.COMMIT)
         return whole
 
-    def again(self, whole: Whole) -> Vote | None:
+    def once_more(self, whole: Whole) -> Vote | None:
         """Of one whose round has failed: the verbs do it, which may wait, and say why."""
         space, branch = self.space, whole.branch
         if whole.ending is not _PREPARE and space.failure is None:

@@ -127,7 +127,7 @@ class PlainCalls(Awaiting):
                 self.answered(self.scheduler.pack((RESPONSE, number, None, answer)))
         elif whole.done or self.log.failure is not None:
             self._number = None
-            self.carry_out(number, partial(self.session.again, whole))
+            self.carry_out(number, partial(self.session.once_more, whole))
         elif whole.round is not None and whole.waiter is not None:
             self.scheduler.lead(self)
 
