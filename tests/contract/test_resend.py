@@ -249,6 +249,40 @@ def test_what_is_lost_again_comes_once(
     connection.close()
 
 
+@pytest.mark.parametrize("cut", LOST, ids=str)
+def test_a_server_that_is_away_for_long_tells_when_it_is_back(
+    ground: Ground, cut: Cut, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is asked of it before the same commit is called again."""
+    xid, is_away, connects = xaqueue.Xid(7, b"between", b""), True, ResendingManager._connect
+
+    def ends() -> None:
+        with xaqueue.connect(ground.server.url) as other:
+            other.tpc_begin(xid)
+            other.enqueue("other", b"between")
+            other.tpc_prepare()
+        ground.start_anew()
+        monkeypatch.setattr(ResendingManager, "_connect", connect)
+
+    def connect(self: ResendingManager) -> None:
+        if is_away:
+            raise ConnectionLost("away")
+        connects(self)
+
+    before_it_asks(monkeypatch, ends)
+    monkeypatch.setattr(ResendingManager, "_tries", lambda _: iter([None]))
+    connection = ground.connect(cut)
+    add(connection, "plain")
+    for _ in range(5):
+        with pytest.raises(OutcomeUnknown):
+            connection.commit()
+    is_away = False
+    connection.tpc_commit(xid)
+    connection.commit()
+    assert (ground.taken("plain"), ground.taken("other")) == (BODIES, [b"between"])
+    connection.close()
+
+
 def test_who_takes_as_well_is_told(ground: Ground) -> None:
     with xaqueue.connect(ground.server.url) as other:
         other.enqueue("plain", b"0")

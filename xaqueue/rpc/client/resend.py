@@ -69,7 +69,7 @@ class ResendingManager(RemoteManager, half="ask"):
                 self._renew()
         super().start(xid, flags, timeout_s)
         self._of = self.space_id
-        self._kept, self._left = [] if xid.is_local else None, TRIES
+        self._kept = [] if xid.is_local else None
 
     def enqueue(self, queue: str, body: bytes, **options: Unpack[EnqueueOptions]) -> MessageId:
         message_id = super().enqueue(queue, body, **options)
@@ -105,8 +105,9 @@ class ResendingManager(RemoteManager, half="ask"):
         super().end(xid, flags)
 
     def commit(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
+        is_own = xid == self._branch.xid
         super().commit(xid, flags)
-        if self._next is not None:
+        if is_own and self._next is not None:
             self._hold(self._next)
 
     def close(self, left: Xid | None = None) -> None:
@@ -121,11 +122,13 @@ class ResendingManager(RemoteManager, half="ask"):
 
     def again(self, transaction: Transaction, lost: Error) -> bool:
         """Whether a transaction whose commit was lost is committed now, by this or by the first time."""
-        self._is_again = True
+        is_within, self._is_again = self._is_again, True
+        if not is_within:
+            self._left = TRIES
         try:
             return self._again(transaction, lost)
         finally:
-            self._is_again = False
+            self._is_again = is_within
 
     def _again(self, transaction: Transaction, lost: Error) -> bool:
         kept, xid, before = self._kept, transaction.xid, (self._branch, transaction.phase, transaction.xid)
