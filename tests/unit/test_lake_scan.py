@@ -26,6 +26,7 @@ import pyarrow as pa
 from xaqueue import lake
 from xaqueue.lake import batches
 from xaqueue.lake.archive import archive
+from xaqueue.offline import redo_view
 
 
 @pytest.fixture
@@ -87,6 +88,7 @@ def test_where_nobody_brings_what_the_files_lack_that_is_said(tmp_path: Path, mo
         connection.enqueue("orders", b"")
         connection.commit()
         shutil.copytree(root, left)
+    monkeypatch.setitem(redo_view.FOLLOW_S, False, 0.05)
     with pytest.raises(SpaceError, match="nobody has it open: open it once"):
         seqs(left)
     xaqueue.connect(left).close()

@@ -43,8 +43,9 @@ PAUSE_S = 0.005
 WRITING_S = 0.02
 """How long an owner may take to write a small file that is seen to be short."""
 
-FOLLOW_S = 10.0
-"""For how long an owner's directories may be behind its journal: else it hangs."""
+FOLLOW_S = {True: 10.0, False: 1.0}
+"""For how long directories may be behind the journal that an owner is at work on, by its lock, which another machine
+may not see; else it hangs, or there is none."""
 
 log = logging.getLogger("xaqueue")
 
@@ -249,13 +250,13 @@ def wait_followed(path: str | os.PathLike[str]) -> None:
     Raises SpaceError where they do not get it.
     """
     numbers = highest_numbers(_look_into(path).journal.records)
-    fs, give_up = DirectoryFileSystem(Path(path), keep_unsynced=False), time.monotonic() + FOLLOW_S
+    fs, begun = DirectoryFileSystem(Path(path), keep_unsynced=False), time.monotonic()
     while True:
         owned = is_owned(path)
         late = [queue for queue, number in numbers.items() if (watermark_in(fs, queue) or 0) < number]
         if not late:
             return
-        if not owned or time.monotonic() > give_up:
+        if time.monotonic() - begun > FOLLOW_S[owned]:
             why = "its owner does not follow: see its log" if owned else "nobody has it open: open it once"
             raise SpaceError(f"queue {late[0]} of {path} has messages in the journal alone, and {why}")
         time.sleep(PAUSE_S)

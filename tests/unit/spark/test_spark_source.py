@@ -13,11 +13,14 @@ from uuid import UUID
 
 import pytest
 
+import xaqueue
 from support.spark_space import ENQUEUED_AT, FabricatedSpace, body, message_id
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import Block, Kind, decode, decode_message, encode
 from xaqueue.core.model.layout import RANGE_SIZE
+from xaqueue.core.owner import threads
 from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError, UnknownQueue
+from xaqueue.features import opening
 from xaqueue.message import Properties
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
@@ -229,6 +232,20 @@ def test_a_machine_that_sees_an_older_space_is_no_silent_gap(
         read_rows(reader, partitions)
     assert len(read_rows(stream(space, failOnDataLoss="false"), partitions)) == 10
     assert "messages may be missing" in caplog.text
+
+
+def test_a_batch_has_what_was_committed_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the files come behind the journal."""
+    monkeypatch.setattr(threads, "LAG_S", 0.3)
+    root = tmp_path / "space"
+    opening.create(root)
+    (root / "queues.toml").write_text("[queues.orders]\n")
+    with xaqueue.connect(root) as connection:
+        for number in range(1, 4):
+            connection.enqueue("orders", b"")
+            connection.commit()
+            reader = QueueSource({"path": str(root), "queue": "orders"}).reader(SCHEMA)
+            assert seqs(reader, reader.partitions()) == list(range(1, number + 1))
 
 
 def test_messages_consumed_after_planning_are_absent(space: FabricatedSpace) -> None:

@@ -66,6 +66,9 @@ class ReadTask(InputPartition):
 class Reader:
     """What batch and stream have in common: planned by numbers, and read by whoever gets a task."""
 
+    is_only_look = False
+    """Whether all that it is to read is there now."""
+
     def __init__(
         self, options: SourceOptions, schema: StructType, opened: Callable[[str], object] | None = None
     ) -> None:
@@ -74,7 +77,7 @@ class Reader:
         """
         self._options = options
         self._columns = Columns(schema, kafka=options.kafka)
-        self._spaces = Spaces(options, opened)
+        self._spaces = Spaces(options, opened, is_only_look=self.is_only_look)
         self._is_logged = False
         snapshot = self._spaces.look()
         if snapshot.missing and not snapshot.spaces:

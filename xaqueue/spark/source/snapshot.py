@@ -127,9 +127,13 @@ class Spaces:
     is consumed there is known again when something comes, or a batch with messages of it is planned.
     """
 
-    def __init__(self, options: SourceOptions, opened: Callable[[str], object] | None = None) -> None:
-        """opened: sees to it that somebody has the space open, where its files alone cannot be believed."""
+    def __init__(
+        self, options: SourceOptions, opened: Callable[[str], object] | None = None, *, is_only_look: bool = False
+    ) -> None:
+        """opened: sees to it that somebody has the space open, where its files alone cannot be believed. is_only_look:
+        there is none later that would find what the files have not yet."""
         self._options = options
+        self._is_only_look = is_only_look
         self._opened = opened
         self._stuck: dict[str, Future[Any]] = {}
         self._places: dict[str, Place] = {}
@@ -262,6 +266,8 @@ class Spaces:
         if self._opened is not None and place.is_behind():
             self._opened(path)
         place.check()
+        if self._is_only_look and last is None:
+            place.settle()
         names = set(known)
         if not only_known:
             names.update(self._options.names_in(path))

@@ -305,6 +305,8 @@ class StreamReader(Reader, spark.DataSourceStreamReader, streaming.SupportsTrigg
 class BatchReader(Reader, spark.DataSourceReader):
     """One look at the queues: what lies between start and end when the query is planned."""
 
+    is_only_look = True
+
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         super().__init__(options, schema)
         if options.consume != KEEP:
