@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from inspect import signature
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, assert_type
 import pytest
 
 import xaqueue
+from support import ROOT
 from support.served import ServerThread
 from xaqueue.access import CONSUME, Identity
 from xaqueue.core.engine.session import Session as CoreSession
@@ -20,6 +22,7 @@ from xaqueue.errors import AccessDenied, InvalidArgument
 from xaqueue.features.opening import create
 from xaqueue.features.session import VERBS, Session, Verbs, attach
 from xaqueue.rpc.client.manager import RemoteManager, remote_manager
+from xaqueue.rpc.client.resend import ResendingManager
 from xaqueue.rpc.server.calls import METHODS
 from xaqueue.rpc.server.listeners import ListenConfig
 from xaqueue.rpc.verb import verb
@@ -166,3 +169,14 @@ def test_as_many_parameters_as_a_client_may_send_are_taken(name: str) -> None:
 def test_a_class_that_is_neither_says_so() -> None:
     with pytest.raises(TypeError, match="half"):
         type("Neither", (Verbs,), {})
+
+
+def test_a_manager_has_no_hook_by_chance() -> None:
+    """A connection looks for some in whatever it is over by their names: no other method may be called so."""
+    sources = [(ROOT / "xaqueue" / name).read_text() for name in ("connection.py", "transaction.py")]
+    hooks = {hook for source in sources for hook in re.findall(r'getattr\((?:self\._)?manager, "(\w+)"', source)}
+    kinds: tuple[type, ...] = (Session, RemoteManager, ResendingManager)
+    carries, resends = {"can_carry", "carry", "leaves"}, {"again"}
+    found = {kind.__name__: {hook for hook in hooks if hasattr(kind, hook)} for kind in kinds}
+    assert hooks == carries | resends
+    assert found == {"Session": carries, "RemoteManager": set(), "ResendingManager": resends}
