@@ -22,7 +22,7 @@ from xaqueue.core.model.format import read_format
 from xaqueue.core.owner.definitions_file import hardening_of, usable_definitions
 from xaqueue.core.owner.record import read_owner
 from xaqueue.core.storage.owner_file import OwnerFile, read_owner_file
-from xaqueue.core.storage.regular import READ
+from xaqueue.core.storage.regular import read_at_most
 from xaqueue.errors import InvalidArgument, SpaceError
 from xaqueue.features.pair.pair import check_level
 
@@ -73,7 +73,8 @@ class _Silence:
         now = time.monotonic()
         try:
             self.locked = lock.locked
-            seen = self.locked, read_owner_file(self._root), _read(self._root / layout.HEARTBEAT)
+            beat = read_at_most(str(self._root / layout.HEARTBEAT), 64)  # an open asks the server of a network disk
+            seen = self.locked, read_owner_file(self._root), beat
         except OSError:  # what cannot be read now cannot be taken over either
             self._seen = None
             return 0.0
@@ -81,12 +82,3 @@ class _Silence:
             self._seen, self._since = seen, now
         owner = read_owner(self._root)
         return now - self._since if owner is not None and owner.beats else 0.0
-
-
-def _read(path: Path) -> bytes:
-    """By an open, which asks the server of a network file system."""
-    fd = os.open(path, READ)
-    try:
-        return os.read(fd, 64)
-    finally:
-        os.close(fd)

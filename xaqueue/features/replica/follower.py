@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -78,11 +78,8 @@ def owned(root: Path) -> Iterator[tuple[FileSystem, OwnerFile]]:
     try:
         if not lock.hold():
             raise in_use(root, read_owner(root))
-        fs = DirectoryFileSystem(root, keep_unsynced=False)
-        try:
+        with closing(DirectoryFileSystem(root, keep_unsynced=False)) as fs:
             yield fs, lock
-        finally:
-            fs.close()
     finally:
         lock.release()
 

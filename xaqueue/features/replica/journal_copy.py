@@ -301,9 +301,8 @@ class JournalCopy:
 
     def _watermark(self, queue: str) -> Watermark:
         with suppress(OSError):
-            found = layout.parse_watermark(self._fs.read(layout.watermark_path(queue), layout.WATERMARK_BYTES))
-            if found is not None:
-                return found
+            data = self._fs.read(layout.watermark_path(queue), layout.WATERMARK_BYTES)
+            return layout.parse_watermark(data) or Watermark(0, 0)
         return Watermark(0, 0)
 
     def _remove_consumed(self, queue: str | None) -> None:

@@ -172,8 +172,7 @@ def tell_former(root: Path, url: str, stopped: threading.Event) -> None:
 
     url: where this one is served.
     """
-    fs = DirectoryFileSystem(root, keep_unsynced=False)
-    with closing(fs):
+    with closing(DirectoryFileSystem(root, keep_unsynced=False)) as fs:
         found = replicated.read(fs)
         if found is None or found.role != PROMOTED or found.is_done:
             return

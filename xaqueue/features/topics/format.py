@@ -14,6 +14,7 @@ from dataclasses import replace
 from xaqueue.core.engine.state import Space, log
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import FORMAT_VERSION, Kind
+from xaqueue.core.model.block_files import listed
 from xaqueue.core.model.definitions import MANY
 from xaqueue.core.model.format import WITH_BLOCKS, parse
 from xaqueue.core.model.message_name import parse_any
@@ -80,10 +81,7 @@ def _has_blocks(space: Space) -> bool:
 
 
 def _has_archived(fs: FileSystem) -> bool:
-    def names(path: str) -> list[str]:
-        return fs.list(path) if fs.is_dir(path) else []
-
-    queues = [f"{layout.ARCHIVE}/{queue}" for queue in names(layout.ARCHIVE)]
-    ranges = [f"{queue}/{one}" for queue in queues for one in names(queue)]
-    files = [parse_any(name) for one in ranges for name in names(one)]
+    queues = [f"{layout.ARCHIVE}/{queue}" for queue in listed(fs, layout.ARCHIVE)]
+    ranges = [f"{queue}/{one}" for queue in queues for one in listed(fs, queue)]
+    files = [parse_any(name) for one in ranges for name in listed(fs, one)]
     return any(named is not None and named.is_block for named in files)
