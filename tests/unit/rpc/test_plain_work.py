@@ -353,7 +353,7 @@ def test_a_branch_that_has_files_is_not_plain(bare: BareSpace) -> None:
     session = Session(bare.space)
     session.start(xid("1"))
     session.enqueue("orders", b"a")
-    bare.space.log.spill(bare.space.branches[xid("1")])
+    bare.space.log.write_early(bare.space.branches[xid("1")])
     assert try_work(session, xid("1"), [put(1)], Ending.PREPARE) is None
 
 

@@ -94,7 +94,7 @@ class DirectoryLog(Log):
         self._marks: dict[str, Queue] = {}
         self.changed_queues: dict[str, Queue] = {}
         self._pool: ThreadPoolExecutor | None = None
-        self._spilling = threading.Lock()
+        self._writing_early = threading.Lock()
 
     # Blocks of active branches
 

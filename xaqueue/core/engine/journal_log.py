@@ -91,7 +91,7 @@ class JournalLog(DeferringCommit, Keeping):
         """The LSN behind the last change that was published."""
         self.followed = journal.position
         """Every change below this LSN is done in the directories."""
-        self._following, self._spilling = threading.Lock(), threading.Lock()
+        self._following, self._writing_early = threading.Lock(), threading.Lock()
         self._covered = journal.position
         self._covered_at = time.monotonic()
         """Where the journal ended behind the last checkpoint, and when that was."""
@@ -128,7 +128,7 @@ class JournalLog(DeferringCommit, Keeping):
                 return
         self._end_earlier(branch)
         if original is not None and not original.path:  # with those that have a place, so that there is one file
-            self._spill(branch, [one for one in branch.blocks if one.shared is original])
+            self._write_early(branch, [one for one in branch.blocks if one.shared is original])
         self._write(branch, written, head, body)
 
     def _end_earlier(self, branch: Branch) -> None:
@@ -151,9 +151,9 @@ class JournalLog(DeferringCommit, Keeping):
         branch.to_harden = True
         written.path, written.content = path, None
 
-    def spill(self, branch: Branch) -> None:
+    def write_early(self, branch: Branch) -> None:
         self._end_earlier(branch)
-        self._waiting.run(partial(self._spill, branch, list(branch.blocks)))
+        self._waiting.run(partial(self._write_early, branch, list(branch.blocks)))
 
     def take(self, branch: Branch | None, taken: Sequence[Written], epoch: int, *, returned: bool = False) -> None:
         if self.register is not None:

@@ -129,7 +129,7 @@ class Keeping:
     _owner: Owner
     _kept_left = 0
     """What all may keep before it is counted again."""
-    _spilling: threading.Lock
+    _writing_early: threading.Lock
     """Held while a block goes to active/: two sessions may find at once that it has to."""
 
     def _has_left(self, size: int) -> bool:
@@ -137,10 +137,10 @@ class Keeping:
         self._kept_left = ALL_KEPT_BYTES - self._owner.kept()[0] - size
         return self._kept_left >= 0
 
-    def _spill(self, branch: Branch, blocks: Sequence[Written]) -> None:
+    def _write_early(self, branch: Branch, blocks: Sequence[Written]) -> None:
         with suppress_room():
             for written in blocks:
-                with self._spilling:
+                with self._writing_early:
                     if written.content is not None and not written.path:
                         head, body = written.content
                         self._write(branch, written, head, body)
@@ -208,7 +208,7 @@ class Log(GroupCommit):
     def remember_takes(self, begin: Callable[[], Register]) -> None:
         """From here on takes are remembered there, where no block says so. Raises what begin raises."""
 
-    def spill(self, branch: Branch) -> None:
+    def write_early(self, branch: Branch) -> None:
         """Writes to active/ what it keeps of the branch in memory, as far as there is room. Raises OSError."""
 
     def discard(self, paths: Iterable[str]) -> None:

@@ -167,7 +167,7 @@ def check_room(space: Space, branch: Branch, size_bytes: int) -> None:
         try:
             space.room.check(space.definitions, space.log, branch, size_bytes)
         except DiskLow:
-            if not spill(space, branch):
+            if not write_early(space, branch):
                 raise
             space.room.check(space.definitions, space.log, branch, size_bytes)  # by what the disk says now
 
@@ -197,13 +197,13 @@ def without_room(space: Space, branch: Branch, size_bytes: int, error: OSError) 
     return branch.rollback_reason
 
 
-def spill(space: Space, branch: Branch) -> bool:
+def write_early(space: Space, branch: Branch) -> bool:
     """What this branch and all that are idle keep in memory is written while there is room: somebody else may take the
     rest, and what is under way is to find what it needs. Returns whether there was something. Called by a session that
     is at work in this branch. Raises OSError, ResourceFailed.
     """
     before = space.kept()
-    space.log.spill(branch)
+    space.log.write_early(branch)
     with space.lock:
         others = [one for one in space.branches.values() if _is_kept(one)]
     for other in others:
@@ -212,7 +212,7 @@ def spill(space: Space, branch: Branch) -> bool:
                 continue
             other.busy = True
         with Busy(space, other):
-            space.log.spill(other)
+            space.log.write_early(other)
     return space.kept() < before
 
 

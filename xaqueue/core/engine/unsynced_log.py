@@ -35,8 +35,8 @@ class UnsyncedLog(DirectoryLog, Keeping):
                 return
         branch.kept, written.content, branch.to_harden = (kept, count + 1), (head, body), True
 
-    def spill(self, branch: Branch) -> None:
-        self._spill(branch, list(branch.blocks))
+    def write_early(self, branch: Branch) -> None:
+        self._write_early(branch, list(branch.blocks))
 
     def harden(self, branch: Branch) -> None:
         try:

@@ -111,7 +111,7 @@ class Load:
         """
         left = sum(len(ranges) for _, ranges in self._found)
         read = done = 0
-        twins: list[tuple[Queue, Entry]] = []
+        doubled: list[tuple[Queue, Entry]] = []
         for queue, ranges in self._found:
             loading = self._begun.pop(queue.name, None) or self._load(queue)
             for number in ranges:
@@ -119,10 +119,10 @@ class Load:
                 read, left = read + 1, left - 1
                 if progress is not None:
                     progress(done, done + left * done // read)
-            twins += [(queue, entry) for entry in loading.twins]
+            doubled += [(queue, entry) for entry in loading.doubled]
         if self._space.read_only is None:
             self.harden_bitmaps()
-            self._set_aside_twins(twins)
+            self._set_aside_doubled(doubled)
             for queue, _ in self._found:
                 for seq, message_id in self._retries[queue.name]:  # of messages that are gone
                     discard(self._space.fs, layout.retry_path(queue.name, seq, message_id))
@@ -135,10 +135,10 @@ class Load:
             self._harden(self._bitmaps)
         self._bitmaps.clear()
 
-    def _set_aside_twins(self, twins: Sequence[tuple[Queue, Entry]]) -> None:
+    def _set_aside_doubled(self, doubled: Sequence[tuple[Queue, Entry]]) -> None:
         """Each leaves its block, which stays; without room the next open does it. Not where a stream has consumed some
         of that: its bitmap would say so, and what is consumed may be kept."""
-        for queue, entry in twins:
+        for queue, entry in doubled:
             block = queue.block_of(entry.seq)
             if block is None or (queue.keeper is not None and block.named.first <= queue.consumed_through):
                 continue
@@ -201,7 +201,7 @@ class _Loading:
         """Numbers above that of this name are of messages that are committed while the others are loaded."""
         self._marked: frozenset[str] | None = None
         """The names of bitmaps, once a block was found: what others take since is of blocks that are here."""
-        self.twins: list[Entry] = []
+        self.doubled: list[Entry] = []
         """Messages in a block whose ids earlier ones of the queue have: nobody gets them, and they are set aside once
         all is loaded. Until then they are there, and no bitmap says otherwise."""
 
@@ -287,7 +287,7 @@ class _Loading:
         there = ids if len(left) == len(ids) else [ids[index] for index in left]
         known = 0 if there is ids else (1 << named.count) - 1 - sum(1 << index for index in left)
         if len(set(there)) < len(there) or queue.index.has_any(there):
-            left = self._without_twins(table, named, left)
+            left = self._without_doubled(table, named, left)
         if gone:
             self._bitmaps.append(bitmap)
         with self._lock:
@@ -304,13 +304,13 @@ class _Loading:
                 queue.index.add(Entry(seq, ids[index], table.tags_of(index), retry))
         return True
 
-    def _without_twins(self, table: Table, named: Named, left: Sequence[int]) -> list[int]:
+    def _without_doubled(self, table: Table, named: Named, left: Sequence[int]) -> list[int]:
         """Those of which no earlier message of the queue, or of the block, has the id; notes the others."""
         seen, kept = set[MessageId](), list[int]()
         for index in left:
             message_id = table.message_id(index)
             if message_id in seen or message_id in self._queue.index:
-                self.twins.append(Entry(named.first + index, message_id, table.tags_of(index)))
+                self.doubled.append(Entry(named.first + index, message_id, table.tags_of(index)))
             else:
                 seen.add(message_id)
                 kept.append(index)

@@ -186,7 +186,7 @@ def test_an_interrupt_behind_the_making_of_a_file_leaves_none(tmp_path: Path, sy
     bare.crash()
 
 
-@pytest.mark.parametrize("name", ["put", "spill"])
+@pytest.mark.parametrize("name", ["put", "write_early"])
 def test_a_file_that_an_interrupt_has_left_is_in_nobodys_way(bare: BareSpace, name: str) -> None:
     """Nor is a block that an earlier branch of its name, which is committed, has there still."""
     session, log, create = Session(bare.space), bare.space.log, bare.space.fs.create
@@ -200,7 +200,7 @@ def test_a_file_that_an_interrupt_has_left_is_in_nobodys_way(bare: BareSpace, na
             session.enqueue("q", body * (KEPT_BYTES + 1))
         else:
             session.enqueue("q", body)
-            log.spill(bare.space.branches[X])
+            log.write_early(bare.space.branches[X])
 
     kept = []
     for body in (b"1", b"2", b"3"):

@@ -92,12 +92,12 @@ def test_who_adds_little_needs_no_file_where_others_have_it_all(bare: BareSpace)
             assert in_files(bare) == files
 
 
-def test_what_was_spilled_is_kept_no_more(bare: BareSpace) -> None:
+def test_what_was_written_early_is_kept_no_more(bare: BareSpace) -> None:
     """Its branch may keep as much again."""
     with ExitStack() as stack:
         (connection,) = begun(bare, stack, 1)
         (branch,) = bare.space.branches.values()
-        messages.spill(bare.space, branch)
+        messages.write_early(bare.space, branch)
         assert in_files(bare) == BEYOND
         assert bare.space.kept() == (0, 0)
         connection.enqueue_many("q", [BODY] * BEYOND)
@@ -106,12 +106,12 @@ def test_what_was_spilled_is_kept_no_more(bare: BareSpace) -> None:
 
 
 def test_of_a_shared_body_only_one_block_counts(bare: BareSpace) -> None:
-    """What is added to several queues is spilled as one file, and all its names."""
+    """What is added to several queues is written early as one file, and all its names."""
     with closing(bare.connect()) as connection:
         connection.enqueue_to(["a", "b", "c"], bytes(HELD_BYTES))
         assert HELD_BYTES < bare.space.kept()[0] < HELD_BYTES * 3 / 2
         (branch,) = bare.space.branches.values()
-        messages.spill(bare.space, branch)
+        messages.write_early(bare.space, branch)
         assert bare.space.kept() == (0, 0)
 
 

@@ -251,7 +251,7 @@ def test_what_is_in_active_stays_a_file(bare: BareSpace) -> None:
     connection = bare.connect()
     wanted = add(connection)
     branch = connection._manager._current  # type: ignore[attr-defined]
-    bare.space.log.spill(branch)
+    bare.space.log.write_early(branch)
     wanted += add(connection, begin=COUNT)
     connection.commit()
     assert files(bare) == [*[1] * COUNT, COUNT]
