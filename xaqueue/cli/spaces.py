@@ -259,39 +259,27 @@ def release(
     asked. Give that up only where it is lost for good: messages that its last transactions added are lost then, and
     those that they took are there again. Should it come back, what it has is taken as far as that is still possible.
     """
-    if carrier is not None and queue is None:
-        _release_carrier(carrier, space, json=json)
-        return
-    if carrier is not None or queue is None:
+    if (carrier is None) is (queue is None):
         raise InvalidArgument("release takes a QUEUE, or --carrier NAME")
-    check_queue_name(queue)
+    if queue is not None:
+        check_queue_name(queue)
+    ended: CarrierStatus | Reservation | None
     with reached(location_of(space)) as manager:
-        for one in manager.reservations() if through is not None else ():
+        for one in manager.reservations() if through is not None and queue is not None else ():
             if one.queue == queue and through is not None:
                 manager.consume(queue, one.stream, through, one.archive)
-        ended = manager.release(queue)
+        ended = manager.release(queue) if queue is not None else manager.release_carrier(carrier or "")
     if json:
         output.as_json(asdict(ended) if ended is not None else None)
-    elif ended is None:
-        typer.echo(f"queue {queue} is not reserved for a stream")
-    else:
+    elif isinstance(ended, Reservation):
         _print_ended(ended)
-    if ended is None:
-        raise typer.Exit(ExitCode.NOTHING)
-
-
-def _release_carrier(name: str, space: str | None, *, json: bool) -> None:
-    with reached(location_of(space)) as manager:
-        released = manager.release_carrier(name)
-    if json:
-        output.as_json(asdict(released) if released is not None else None)
-    elif released is None:
-        typer.echo(f"carrier {name} is not waited for")
+    elif ended is not None:
+        queues = ", ".join(ended.queues) or "all queues"
+        typer.echo(f"carrier {ended.carrier} is released: {queues} wait for it no more")
+        typer.echo(f"applied up to change {ended.applied:,}; what its database committed after that is lost here")
     else:
-        queues = ", ".join(released.queues) or "all queues"
-        typer.echo(f"carrier {name} is released: {queues} wait for it no more")
-        typer.echo(f"applied up to change {released.applied:,}; what its database committed after that is lost here")
-    if released is None:
+        typer.echo(f"queue {queue} is not reserved for a stream" if queue else f"carrier {carrier} is not waited for")
+    if ended is None:
         raise typer.Exit(ExitCode.NOTHING)
 
 
