@@ -50,18 +50,28 @@ def imports_in(tree: ast.Module) -> Iterator[Import]:
                 yield Import(inner if inner in NAMES else node.module or "", node.lineno)
         elif isinstance(node, ast.Call) and called(node) in ("import_module", "__import__"):
             name = node.args[0]
-            if isinstance(name, ast.JoinedStr):
+            if isinstance(name, ast.JoinedStr | ast.Subscript):
                 yield from (Import(module, node.lineno) for module in _from_a_table(tree, name))
                 continue
             assert isinstance(name, ast.Constant), f"line {node.lineno}: nobody can tell what is imported"
             yield Import(str(name.value), node.lineno)
 
 
-def _from_a_table(tree: ast.Module, name: ast.JoinedStr) -> list[str]:
-    """``f"package.{module}"``: the modules of that package that texts of the same module name."""
-    package = name.values[0]
-    assert isinstance(package, ast.Constant), f"line {name.lineno}: nobody can tell what is imported"
-    texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+def _from_a_table(tree: ast.Module, name: ast.JoinedStr | ast.Subscript) -> list[str]:
+    """``f"package.{module}"``: the modules of that package that texts of the same module name. ``TABLE[name]``: those
+    that the table of the module does."""
+    place: ast.AST = tree
+    package = ast.Constant("")
+    if isinstance(name, ast.Subscript):
+        [place] = (
+            node.value
+            for node in tree.body
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == ast.unparse(name.value)
+        )
+    else:
+        assert isinstance(name.values[0], ast.Constant), f"line {name.lineno}: nobody can tell what is imported"
+        package = name.values[0]
+    texts = {node.value for node in ast.walk(place) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     found = {f"{package.value!s}{text}" for text in texts}
     return sorted(found & NAMES.keys())
 
