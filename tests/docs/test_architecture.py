@@ -10,6 +10,8 @@ import pytest
 
 from support.package_source import NAMES, ROOT, called, defined_in, imports_of, is_in, tree_of
 
+pytestmark = pytest.mark.xdist_group("source")  # which is read once
+
 PROJECT = Path(__file__).parents[2]
 PAGE = (PROJECT / "ARCHITECTURE.md").read_text()
 TABLE = PAGE.partition("## The rooms")[2].partition("\n## ")[0]

@@ -18,6 +18,8 @@ import pytest
 
 from support.package_source import NAMES, imports_of, is_in, tree_of
 
+pytestmark = pytest.mark.xdist_group("source")  # which is read once
+
 TODAY = tomllib.loads(Path(__file__).with_name("core_today.toml").read_text())
 CORE = sorted(module for module in NAMES if is_in(module, "xaqueue.core"))
 VOCABULARY = {

@@ -14,6 +14,8 @@ import pytest
 import xaqueue
 from support.package_source import NAMES, imports_in, imports_of, is_in, tree_of
 
+pytestmark = pytest.mark.xdist_group("source")  # which is read once
+
 LAYERS: tuple[tuple[str, ...], ...] = (
     (
         *("xaqueue.errors", "xaqueue.xid", "xaqueue.xa", "xaqueue.message", "xaqueue.batch", "xaqueue.reservation"),

@@ -5,28 +5,33 @@ from __future__ import annotations
 import ast
 import re
 import tomllib
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 TESTS = Path(__file__).parent.parent
 NOT_RINGS = {"support", "bench"}
+READ_ONCE = pytest.mark.xdist_group("source")
 PROCESSES = {"subprocess", "multiprocessing", "psycopg", "pyspark.sql.SparkSession", "support.postgres"}
 
 
-def imported(module: Path) -> Iterator[str]:
+@cache
+def imported(module: Path) -> set[str]:
     """The names of all modules that it imports, wherever in it."""
+    found = set()
     for node in ast.walk(ast.parse(module.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{module}: a relative import"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
 
 
+@READ_ONCE
 def test_no_module_imports_a_test_module() -> None:
-    modules = {module: set(imported(module)) for module in TESTS.rglob("*.py")}
+    modules = {module: imported(module) for module in TESTS.rglob("*.py")}
     tests = {module.stem for module in modules if module.name.startswith("test_")}
     assert len(tests) > 100
     wrong = {
@@ -46,6 +51,7 @@ def test_every_ring_is_a_marker_and_has_its_row() -> None:
     assert not rings & NOT_RINGS
 
 
+@READ_ONCE
 def test_the_unit_ring_starts_no_process() -> None:
     wrong = {
         f"{module.relative_to(TESTS)}: {name}"
