@@ -24,10 +24,14 @@ MESSAGES, MOST = (25_000, 1_500) if FULL else (500, 100)
 FAILS = "fails for good"
 KILLS = ("planning", "reading", "writing", "written", "decided", "half", FAILS, "committed", "consuming", "consumed")
 KILLS_OF_TWO = ("writing", "written", "half of the spaces", "committed")
-SOME_OF_TWO = ("half of the spaces", "consuming")
+SOME_OF_TWO = ("half of the spaces",), ("consuming",)
 
 
-CAMPAIGNS = [(1, KILLS, "fails once"), (2, KILLS_OF_TWO, "worker")] if FULL else [(2, SOME_OF_TWO, "worker")]
+CAMPAIGNS = (
+    [(1, KILLS, "fails once"), (2, KILLS_OF_TWO, "worker")]
+    if FULL
+    else [(2, points, "worker") for points in SOME_OF_TWO]
+)
 """Far spaces, where each run dies, and what the run survives that comes to the end."""
 
 
