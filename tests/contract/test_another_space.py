@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 import xaqueue
+from support.cutting_proxy import Cut, CuttingProxy
 from support.served import ServerThread
 from xaqueue.core.owner.definitions_file import write_definitions
-from xaqueue.errors import ConnectionLost
+from xaqueue.errors import ConnectionLost, OutcomeUnknown
 from xaqueue.features.opening import create
 from xaqueue.rpc.client import link, server_launcher
 from xaqueue.tm.coordinator import TraceStep
@@ -82,6 +83,25 @@ def test_a_prepared_branch_ends_where_it_is(
         address.serve("first")
         ends(connection)
         assert address.look("r") == found
+
+
+def test_nor_is_it_taken_for_rolled_back_where_its_vote_was_lost(address: Address, tmp_path: Path) -> None:
+    proxy = CuttingProxy(tmp_path / "proxy", tmp_path / "socket")
+    proxy.arm(Cut("answer", 2, "before"))
+    with xaqueue.connect(proxy.url) as connection:
+        connection.tpc_begin(X)
+        connection.enqueue("r", b"mine")
+        with pytest.raises(OutcomeUnknown):
+            connection.tpc_prepare()
+        address.serve("other")
+        for call in (connection.tpc_prepare, connection.tpc_rollback):
+            with pytest.raises(ConnectionLost, match="another space answers"):
+                call()
+        address.serve("first")
+        connection.tpc_prepare()
+        connection.tpc_commit()
+        assert address.look("r") == [b"mine"]
+    proxy.close()
 
 
 def test_what_is_reserved_is_consumed_there_alone(address: Address) -> None:

@@ -99,9 +99,9 @@ def end(self: Link, xid: Xid, flags: Flag = Flag.SUCCESS) -> None:
 @verb_of(TRANSACT, Session.prepare)
 def prepare(self: Link, xid: Xid, flags: Flag = Flag.NOFLAGS) -> Vote:
     """From its answer on the branch does not depend on this session, which asks no other space for it."""
-    vote = (_decide if xid == self._branch.xid else _ask_once)(self, BranchCall.PREPARE, xid, flags)
     if not self.only_space:
         self.hold()
+    vote = (_decide if xid == self._branch.xid else _ask_once)(self, BranchCall.PREPARE, xid, flags)
     return Vote.OK if vote == "ok" else Vote(vote)
 
 
