@@ -21,7 +21,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from xaqueue.errors import DuplicateXid, Error, InvalidArgument, NoReply
@@ -350,9 +349,7 @@ class Connection(MessageCalls):
         self._transaction.check_open()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Commits the local transaction, or rolls it back on an exception; then closes.
 
         A two-phase transaction that is prepared stays in doubt. One that is not is rolled back, and without an

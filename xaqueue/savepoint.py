@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
 from functools import partial
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from xaqueue.errors import ConnectionLost, ProtocolError, ResourceFailed, RolledBack
@@ -74,9 +73,7 @@ class Savepoint:
         self.is_block = True
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if kind is None:
             if not self._is_released:
                 self.release()
@@ -93,9 +90,7 @@ class _Synchronous(Protocol):
     def is_over(self) -> bool: ...
     def rollback(self) -> None: ...
     def release(self) -> None: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None: ...
 
 
 class AsyncSavepoint:
@@ -129,7 +124,5 @@ class AsyncSavepoint:
         self._savepoint.is_block = True
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         await self._carry(partial(self._savepoint.__exit__, kind, error, trace))

@@ -26,8 +26,6 @@ from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from opentelemetry.context import Context
     from opentelemetry.trace import Span, SpanContext, SpanKind
 
@@ -348,9 +346,7 @@ class TracedConnection(Connection):
             raise
         self._end("commit", lambda: block.__exit__(None, None, None))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         how = "commit" if kind is None else "rollback"
         self._end(how, partial(super().__exit__, kind, error, trace))
 

@@ -28,7 +28,6 @@ import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from functools import partial, wraps
-from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 from xaqueue.awaited import awaited, carried
@@ -225,9 +224,7 @@ class AsyncConnection:
         self._connection.__enter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """As ``Connection.__exit__``."""
         await self._end(lambda connection: connection.__exit__(kind, error, trace))
 
