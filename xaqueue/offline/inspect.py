@@ -7,7 +7,6 @@ have moved on and are left out.
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,15 +21,12 @@ from xaqueue.core.model import layout, message_name, records
 from xaqueue.core.model.block_files import listed
 from xaqueue.core.model.definitions import Definitions, QueueDefinition
 from xaqueue.core.model.format import Format, read_format
-from xaqueue.core.model.layout import JOURNAL
 from xaqueue.core.model.order import Order
 from xaqueue.core.owner.definitions_file import hardening_of, usable_definitions
 from xaqueue.core.owner.record import Owner
 from xaqueue.core.recovery import prepared
 from xaqueue.core.recovery.prepared import Verdict
 from xaqueue.core.storage.fs import FileSystem
-from xaqueue.core.storage.journal_format import parse_name
-from xaqueue.core.storage.regular import NO_FILE
 from xaqueue.errors import DamagedBlock, InvalidArgument
 from xaqueue.features.ages.options import ends_at
 from xaqueue.features.carry import carrier_note
@@ -48,7 +44,7 @@ from xaqueue.offline.aside import Aside
 from xaqueue.offline.inspect_branches import InDoubt, in_doubt_in
 from xaqueue.offline.queue_files import QueueFiles, share
 from xaqueue.offline.reader import queues_in, watermark_in
-from xaqueue.offline.redo_view import JournalRead, look_into
+from xaqueue.offline.redo_view import JournalRead, look_into, of_those_there, segments_in
 
 Place = tuple[tuple[int, MessageId, str], str]
 """Number, id and tags of a message, and its name."""
@@ -327,14 +323,7 @@ def journal_status(fs: FileSystem, seen: JournalRead) -> JournalStatus | None:
 
 def _files(fs: FileSystem) -> tuple[int, int]:
     """How many segments there are, and their bytes."""
-    sizes = []
-    for name in fs.list(JOURNAL) if fs.is_dir(JOURNAL) else ():
-        if parse_name(name) is not None:
-            try:
-                sizes.append(fs.size(f"{JOURNAL}/{name}"))
-            except OSError as error:
-                if error.errno not in (errno.ENOENT, *NO_FILE):
-                    raise
+    sizes = list(of_those_there(fs.size, segments_in(fs)))
     return len(sizes), sum(sizes)
 
 

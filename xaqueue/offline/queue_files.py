@@ -5,16 +5,15 @@ No message's file is opened. Where there are very many, the sizes of some stand 
 
 from __future__ import annotations
 
-import errno
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from xaqueue.core.model import message_name, records
 from xaqueue.core.model.entry import Retry
 from xaqueue.core.model.message_name import ID_DIGITS, PLAIN_NAME
 from xaqueue.core.storage.fs import FileSystem
-from xaqueue.core.storage.regular import NO_FILE
 from xaqueue.features.streams.message_files import QueueMessages
+from xaqueue.offline.redo_view import of_those_there
 
 MEASURED = 4096
 """So many files are measured in one look, at most about; each queue has its share of that, and at least so many:"""
@@ -70,8 +69,8 @@ class QueueFiles:
                 ready.append(name)
         files = sorted(messages.files)
         some = files[:: -(-len(files) // self._most) or 1]
-        sizes = list(self._each(self._fs.size, map(messages.path, some)))
-        times = list(self._each(self._fs.modified_ns, map(messages.path, ready[:1])))
+        sizes = list(of_those_there(self._fs.size, map(messages.path, some)))
+        times = list(of_those_there(self._fs.modified_ns, map(messages.path, ready[:1])))
         since = times[0] // 1000 if times else None
         counts = len(ready), delayed, len(holders), sum(holders), exhausted
         return Glance(*counts, since, sum_of(sizes, len(files)), len(some) < len(files))
@@ -79,14 +78,3 @@ class QueueFiles:
     def _is_delayed(self, tags: str, retry: Retry | None) -> bool:
         until = max((retry.not_before if retry is not None else 0) or 0, message_name.read_tags(tags).not_before or 0)
         return until > self._now_us
-
-    @staticmethod
-    def _each(ask: Callable[[str], int], paths: Iterable[str | None]) -> Iterator[int]:
-        """Of those that are there; others have moved on, or are foreign."""
-        for path in paths:
-            if path is not None:
-                try:
-                    yield ask(path)
-                except OSError as error:
-                    if error.errno not in (errno.ENOENT, *NO_FILE):
-                        raise

@@ -14,13 +14,14 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from xaqueue.core.engine import redo
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import decode_head
+from xaqueue.core.model.block_files import listed
 from xaqueue.core.model.change import Content, Moved, final_states, highest_numbers, is_valid, ops_of
 from xaqueue.core.model.format import read_format
 from xaqueue.core.model.layout import JOURNAL, Watermark
@@ -184,14 +185,7 @@ class RedoView(ReadOnlyFileSystem):
 
     def _journal_ns(self) -> int:
         """When the journal was last written to: about the time of what is in no directory yet."""
-        times = []
-        for name in self._fs.list(JOURNAL):
-            if parse_name(name) is not None:
-                try:
-                    times.append(self._fs.modified_ns(f"{JOURNAL}/{name}"))
-                except FileNotFoundError:
-                    continue
-        return max(times, default=time.time_ns())
+        return max(of_those_there(self._fs.modified_ns, segments_in(self._fs)), default=time.time_ns())
 
     def _list(self, path: str) -> list[str]:
         children = self._children.get(path, {})
@@ -225,6 +219,21 @@ class RedoView(ReadOnlyFileSystem):
             return data
         published, reserved = watermark or (0, 0)
         return layout.format_watermark(Watermark(max(published, seq), max(reserved, seq)))
+
+
+def of_those_there(ask: Callable[[str], int], paths: Iterable[str | None]) -> Iterator[int]:
+    """What is asked of each of these files; others have moved on, or are foreign."""
+    for path in filter(None, paths):
+        try:
+            yield ask(path)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, *NO_FILE):
+                raise
+
+
+def segments_in(fs: FileSystem) -> list[str]:
+    """The paths of all segments."""
+    return [f"{JOURNAL}/{name}" for name in listed(fs, JOURNAL) if parse_name(name) is not None]
 
 
 @dataclass(frozen=True, slots=True)
