@@ -24,6 +24,7 @@ from support.patience import eventually
 from support.served import ServerThread, serving
 from support.spark_space import FabricatedSpace, keep
 from xaqueue.cli.main import app
+from xaqueue.core.owner import threads
 from xaqueue.errors import DamagedBlock, InvalidArgument, OperationalError, QueueReserved, SpaceError, UnknownQueue
 from xaqueue.features.opening import create
 
@@ -43,6 +44,7 @@ from xaqueue.lake import iceberg, ingest_bodies
 from xaqueue.lake.catalog import catalog_named
 from xaqueue.lake.ingest import IngestProgress, TableJob, run
 from xaqueue.lake.ingest_tables import DeltaLake, IcebergTable
+from xaqueue.offline import redo_view
 
 FORMATS = ("parquet", "delta", "iceberg")
 SCHEMA = "carrier STRING, delay INT, day INT, legs ARRAY<STRUCT<to: STRING, miles: INT>>"
@@ -128,6 +130,23 @@ def once() -> Callable[[], bool]:
 
 def numbers(rows: list[dict[str, Any]]) -> list[int]:
     return [row["seq"] for row in rows]
+
+
+def test_once_has_what_was_committed_before(tmp_path: Path, lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the files come behind the journal; one that goes on has it with a later look, whoever has the space."""
+    monkeypatch.setattr(threads, "LAG_S", 0.3)
+    monkeypatch.setitem(redo_view.FOLLOW_S, False, 0.05)
+    root, left = tmp_path / "space", tmp_path / "left"
+    create(root)
+    (root / "queues.toml").write_text("[queues.flights]\n")
+    with xaqueue.connect(root) as connection:
+        connection.enqueue("flights", json.dumps(GOOD).encode())
+        connection.commit()
+        shutil.copytree(root, left)
+        assert run(job(root, lake, "parquet")).rows == 1
+    with pytest.raises(SpaceError, match="open it once"):
+        run(job(left, lake, "parquet", "left"))
+    assert run(job(left, lake, "parquet", "left", once=False), stopping=lambda: True).rows == 0
 
 
 def test_a_delta_table_that_was_not_made_to_its_end_is_made(space: FabricatedSpace, lake: Path) -> None:

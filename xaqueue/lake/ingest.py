@@ -109,7 +109,7 @@ def run(
     Raises InvalidArgument for a table or schema that do not fit, UnknownQueue, SpaceError, OperationalError.
     """
     with ExitStack() as held:
-        sources = Sources(job.space, job.queue, held)
+        sources = Sources(job.space, job.queue, held, is_only_look=job.once)
         sources.check()
         try:
             table = open_table(job.to, job.target, job.catalog, held)

@@ -46,9 +46,9 @@ class _Space:
 class Sources:
     """``space`` and ``queue``: one, several (a,b), or a pattern; a space may be the URL of its server."""
 
-    def __init__(self, space: str, queue: str, held: ExitStack) -> None:
-        """held: what is open until the end."""
-        self._space, self._held = space, held
+    def __init__(self, space: str, queue: str, held: ExitStack, *, is_only_look: bool = False) -> None:
+        """held: what is open until the end. is_only_look: none comes later that would find what files lack."""
+        self._space, self._held, self._is_only_look = space, held, is_only_look
         self._parts = [part.strip() for part in queue.split(",")]
         self._named = [check_queue_name(part) for part in self._parts if not _is_pattern(part)]
         self._spaces: dict[str, _Space] = {}
@@ -108,7 +108,7 @@ class Sources:
             if owner.space_id != space_id:
                 raise InvalidArgument(f"the server {self._server} serves another space than {path}: mend --server")
         place.check()
-        if known is None:  # one run may be all there is, and what was committed before it is its
+        if known is None and self._is_only_look:
             place.settle()
         self._spaces[path] = _Space(space_id, place, owner)
         return self._spaces[path]
