@@ -130,6 +130,7 @@ class Properties:
     traceparent: str | None = None
     origin: str | None = None
     possible_duplicate: bool = False
+    persistent: bool = True
     unknown: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -164,6 +165,8 @@ class EnqueueOptions(TypedDict, total=False):
     not_before, expires_at: hidden before the one, never delivered after the other. A datetime with its time zone, a
     timedelta from now on, or int microseconds UTC. delay, ttl: the same from now on, as timedelta or seconds.
     headers: str to str. content_type, traceparent, group, reply_queue, failure_queue: str. dedup_key: bytes.
+    persistent: False where it need not outlive the owner of the space: nobody waits for a sync on its account, and the
+    next owner removes it.
     message_id: 16 bytes or 32 hex digits, where the caller wants to choose it. origin: for who hands on what was moved.
 
     A resource manager takes them plain, as ``options_of`` makes them.
@@ -183,6 +186,7 @@ class EnqueueOptions(TypedDict, total=False):
     headers: Mapping[str, str] | None
     traceparent: str | None
     origin: str | None
+    persistent: bool
     message_id: bytes | str | None
 
 
@@ -263,6 +267,11 @@ class Message:
     def possible_duplicate(self) -> bool:
         """It came back by a restore of a snapshot: it may have been delivered, and handled, before."""
         return self.properties.possible_duplicate
+
+    @property
+    def persistent(self) -> bool:
+        """Not so where it goes when the space has another owner: who enqueued it said so. See also its queue."""
+        return self.properties.persistent
 
     @property
     def origin(self) -> Origin | None:
@@ -368,6 +377,8 @@ def stored_options(options: Mapping[str, Any]) -> dict[str, Any]:
     given = _given(options)
     if given.get("priority") == DEFAULT_PRIORITY:
         del given["priority"]
+    if given.get("persistent"):
+        del given["persistent"]
     if "headers" in given:
         given["headers"] = dict(given["headers"])
         if not given["headers"]:
@@ -415,6 +426,8 @@ def _checked(name: str, value: Any) -> Any:
     elif name == "priority":
         is_int = isinstance(value, int) and not isinstance(value, bool)
         wanted, right = f"int 0 to {HIGHEST_PRIORITY}", is_int and 0 <= value <= HIGHEST_PRIORITY
+    elif name == "persistent":
+        wanted, right = "True or False", isinstance(value, bool)
     elif name == "headers":
         wanted = "a mapping of str to str"
         right = isinstance(value, Mapping) and all(map(is_text, chain.from_iterable(value.items())))

@@ -84,6 +84,7 @@ def test_every_option_becomes_its_property() -> None:
         "headers": {"a": "ü"},
         "traceparent": "00-1-1-01",
         "origin": "{}",
+        "persistent": False,
         "message_id": b"x" * 16,
     }
     assert set(options) == set(PLAIN_OPTIONS)

@@ -71,6 +71,9 @@ def put(
         str | None, typer.Option(help=f"Hidden for so long from now on, {parameters.SPAN_HELP}.", metavar="SPAN")
     ] = None,
     ttl: Annotated[str | None, typer.Option(help="Never delivered after so long from now on.", metavar="SPAN")] = None,
+    not_persistent: Annotated[
+        bool, typer.Option("--not-persistent", help="Gone when the space has another owner; waits for no disk.")
+    ] = False,
     topic: Annotated[bool, typer.Option("--topic", help="QUEUE is a topic: to all that subscribe to it.")] = False,
     space: SpaceOption = None,
 ) -> None:
@@ -98,6 +101,8 @@ def put(
     }
     if priority is not None:
         options["priority"] = priority
+    if not_persistent:
+        options["persistent"] = False
     location = location_of(space)
     if lines:
         with _or_topic(topic), opened(file, "rb") as source, connected(location, watch=True) as connection:

@@ -6,6 +6,7 @@ Whoever opens a space, or looks into one, hands them over. Their names are found
 from __future__ import annotations
 
 from xaqueue.core.model.record_kinds import RecordKind
+from xaqueue.features.ages.volatile import VolatileKind
 from xaqueue.features.batches.kind import BatchKind
 from xaqueue.features.carry.carrier_note import CarrierKind
 from xaqueue.features.counters.kind import CounterKind
@@ -30,4 +31,5 @@ KINDS: tuple[RecordKind, ...] = (
     ScrubKind(),
     ReplicaKind(),
     FormatKind(),
+    VolatileKind(),
 )

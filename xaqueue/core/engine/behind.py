@@ -23,9 +23,9 @@ from xaqueue.core.model import layout
 from xaqueue.core.model.block import Kind
 from xaqueue.core.model.branch import Branch
 from xaqueue.core.model.change import DROP, MOVE, PUT, Change, Moved, Op, final_states
+from xaqueue.core.model.entry import is_volatile
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage.group_commit import JournalCommit
-from xaqueue.core.storage.hardening import NOTHING
 from xaqueue.errors import RetryLater
 
 _BLOCKS = layout.PREPARED, layout.COMMITTED
@@ -185,13 +185,16 @@ class DeferringCommit(JournalCommit, Log):
         return self._owner.serving and (late or (of is not None and not self._waits(of)))
 
     def _waits(self, branch: Branch) -> bool:
-        """Whether its steps wait for their syncs: not where all its queues say so. What has a rule for its xid does,
-        since others rely on that; and what is too much to be in memory only until the next sync.
+        """Whether its steps wait for their syncs: not where all its queues or messages say so. What has a rule for its
+        xid does, since others rely on that; and what is too much to be in memory only until the next sync.
         """
         if branch.kept[0] > HELD_BYTES or branch.to_harden or branch.xid[0] in self._owner.features.rules:
             return True
-        definitions = [self._owner.definitions.of(written.queue) for written in branch.blocks]
-        return any(one is None or one.sync != NOTHING for one in definitions)
+        for written in branch.blocks:
+            definition = self._owner.definitions.of(written.queue)
+            if (definition is None or definition.waits) and not is_volatile(written.entry):
+                return True
+        return False
 
     def _is_amid(self, of: Branch | None) -> bool:
         """Not where another step takes from a block that this takes from: what it says is gone may be back."""

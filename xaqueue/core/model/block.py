@@ -103,7 +103,7 @@ class Head:
 
 
 _KNOWN = tuple(f.name for f in fields(Properties) if f.name != "unknown")
-_WITH_DEFAULTS = ("queue", "priority", "enqueued_at", "tries", "possible_duplicate")
+_WITH_DEFAULTS = ("queue", "priority", "enqueued_at", "tries", "possible_duplicate", "persistent")
 _OPTIONAL = tuple(name for name in _KNOWN if name not in _WITH_DEFAULTS)
 _optional = attrgetter(*_OPTIONAL)
 _ABSENT = _optional(Properties(""))
@@ -120,6 +120,8 @@ def property_map(properties: Properties) -> dict[str, Any]:
         stored["tries"] = properties.tries
     if properties.possible_duplicate:
         stored["possible_duplicate"] = True
+    if not properties.persistent:
+        stored["persistent"] = False
     optional = _optional(properties)
     if optional != _ABSENT:
         for name, value in zip(_OPTIONAL, optional, strict=True):

@@ -11,6 +11,7 @@ order = "fifo"
 order = "priority"                 # fifo, lifo or priority
 description = "what the shop sends"
 sync = "NONE"                      # in a space with JOURNAL: no transaction waits for a sync on its account
+persistent = false                 # nor here, and the next owner of the space removes what it has
 
 [access]
 group = "readers"                  # who may read the files, besides their owner
@@ -60,8 +61,15 @@ class QueueDefinition:
     """MANY: messages of one branch come in one file, where they are enough."""
     sync: Hardening | None = None
     """NONE in a space with JOURNAL: who commits waits for no sync. None: as the space."""
+    persistent: bool = True
+    """Else its messages need not outlive the owner of the space."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """What it says to features, by key; see ``Key.of``."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether who commits to it waits for a sync, where the space has such."""
+        return self.persistent and self.sync != NOTHING
 
 
 UNDEFINED = QueueDefinition(description="has messages, and no definition")
@@ -105,7 +113,7 @@ class Definitions:
 
     def __post_init__(self) -> None:
         queues = (*self.queues.values(), *([self.default] if self.default is not None else []))
-        object.__setattr__(self, "has_unsynced", any(queue.sync == NOTHING for queue in queues))
+        object.__setattr__(self, "has_unsynced", not all(queue.waits for queue in queues))
 
     def listed(self) -> list[tuple[str, QueueDefinition]]:
         """All that define a queue, and the template, each with the table in which it stands."""
@@ -198,6 +206,7 @@ OF_QUEUE: tuple[Key[Any], ...] = (
     choice("order", *(order.value for order in Order)),
     text("description"),
     SYNC,
+    switch("persistent", default=True),
     choice("blocks", ONE, MANY),
 )
 """Likewise of a queue: fields of ``QueueDefinition``."""

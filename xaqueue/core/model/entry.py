@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from xaqueue.core.model.message_block import Table
-from xaqueue.core.model.message_name import Named, Tags, read_tags
+from xaqueue.core.model.message_name import VOLATILE, Named, Tags, read_tags
 from xaqueue.message import MessageId
 
 
@@ -69,6 +69,13 @@ class Run(Entry):
         self.ids = ids
         self.entries = entries
         """Of those that are added, where some have tags; of those that are taken, once somebody has asked for one."""
+
+
+def is_volatile(entry: Entry | None) -> bool:
+    """Whether it, or each of a run, says that it need not outlive the owner of the space."""
+    if isinstance(entry, Run):
+        return bool(entry.entries) and all(VOLATILE in one.tags for one in entry.entries)
+    return entry is not None and VOLATILE in entry.tags
 
 
 class MessageBlock:

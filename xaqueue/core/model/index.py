@@ -17,6 +17,9 @@ from xaqueue.core.model.message_name import read_tags
 from xaqueue.core.model.order import SKIPPED, SPARE_KEYS, DeliveryOrder, Order
 from xaqueue.message import MessageId
 
+LOST = 1
+"""When a message expired that has outlived its owner and need not: before all others."""
+
 
 class Clock(Protocol):
     """Says that messages of one queue expire sooner than they themselves say."""
@@ -152,10 +155,19 @@ class QueueIndex(DeliveryOrder):
     def expire_as_named(self) -> None:
         """All expire as they themselves say from here on; those that were to leave are looked at again."""
         for entry in self._entries.values():
-            entry.expires_at = read_tags(entry.tags).expires_at
+            if entry.expires_at != LOST:
+                entry.expires_at = read_tags(entry.tags).expires_at
         found, self.expired = self.expired, []
         for entry in found:
             self.release(entry)
+
+    def lose(self, *, tagged: str) -> None:
+        """What has this among its tags expires now, whatever else is said; of an empty one all."""
+        if not tagged:
+            for seq, _ in [*self._packed.rows()]:
+                self.numbered(seq)
+        for entry in [one for one in self._entries.values() if tagged in one.tags]:
+            self.expire_at(entry, LOST)
 
     @property
     def has_to_leave(self) -> bool:

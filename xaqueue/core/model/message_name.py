@@ -7,6 +7,7 @@
     g  hash of the group, likewise
     p  priority, one digit, where it is not the default
     t  tries that it had before it came here, in hex likewise, where it had any
+    v  0 where it need not outlive the owner of the space
 
 A plain message has no tag. There is one canonical form: lower case, tags in the order of their letters, each at most
 once, and none that says the default; anything else is a foreign file. A letter that is not known here is a later
@@ -84,8 +85,11 @@ TAGS = {
         lambda value: f"{_checked(value, HIGHEST_PRIORITY):d}",
     ),
     "t": Tag("tries", 0, re.compile(r"[1-9a-f][0-9a-f]{0,6}"), lambda value: f"{_checked(value, MOST_TRIES):x}"),
+    "v": Tag("persistent", True, re.compile("0"), lambda value: f"{_checked(value, 0):d}"),
 }
 """By letter, in the order in which they stand."""
+VOLATILE = ".v0"
+"""Stands among the tags of a message that is not persistent, and at the end of no other value."""
 _values = attrgetter(*(tag.name for tag in TAGS.values()))
 _DEFAULTS = tuple(tag.default for tag in TAGS.values())
 _TEXTS = tuple(tag.text for tag in TAGS.values())

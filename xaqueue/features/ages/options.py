@@ -22,16 +22,16 @@ def max_age_us(queue: QueueDefinition) -> int:
 
 
 def stand_in(found: Definitions) -> tuple[Definitions, str]:
-    """Nothing is removed by a copy's limits: the edit that is refused may have been to take them away."""
-    if not any(max_age_us(queue) for _, queue in found.listed()):
+    """Nothing is removed by what a copy says: the edit that is refused may have been to take that away."""
+    if not any(max_age_us(queue) or not queue.persistent for _, queue in found.listed()):
         return found, ""
 
     def kept(queue: QueueDefinition) -> QueueDefinition:
-        return replace(queue, options={**queue.options, MAX_AGE_S.name: 0})
+        return replace(queue, options={**queue.options, MAX_AGE_S.name: 0}, persistent=True)
 
     default = kept(found.default) if found.default is not None else None
     cut = replace(found, queues={name: kept(queue) for name, queue in found.queues.items()}, default=default)
-    return cut, f", but for {MAX_AGE_S.name}: nothing is removed by that until then"
+    return cut, f", but for {MAX_AGE_S.name} and persistent: nothing is removed by these until then"
 
 
 def ends_at(fs: FileSystem, path: str, message: Message, queue: QueueDefinition) -> float:

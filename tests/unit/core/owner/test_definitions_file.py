@@ -97,7 +97,7 @@ def test_by_a_copy_that_stands_in_nothing_is_too_old(
     a_wrong_value(root / layout.QUEUES)
     with caplog.at_level(logging.WARNING, "xaqueue"):
         assert bodies(root) == [b"first"]
-    assert "but for max_age_s: nothing is removed" in caplog.text
+    assert "but for max_age_s and persistent: nothing is removed" in caplog.text
     definitions_file.write_definitions(root, text)
     assert bodies(root) == []
 
