@@ -19,4 +19,3 @@ class VolatileKind(RecordKind):
         with space.lock:
             for queue in space.queues.values() if space.read_only is None else ():
                 queue.index.lose(tagged=VOLATILE if queue.definition.persistent else "")
-            space.has_consumed()

@@ -1,4 +1,7 @@
-"""What need not outlive the owner of its space goes with that; all beside it stays, whatever crashes."""
+"""What need not outlive the owner of its space goes with that; all beside it stays, whatever crashes.
+
+EMS-21.
+"""
 
 from __future__ import annotations
 
