@@ -375,7 +375,7 @@ def properties_of(queue: str, enqueued_at: int, options: Mapping[str, Any]) -> P
 def stored_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """What the map of a command block says of these options: no default. Raises as ``properties_of``."""
     given = _given(options)
-    if given.get("priority") == DEFAULT_PRIORITY:
+    if "priority" in given and given["priority"] == DEFAULT_PRIORITY:
         del given["priority"]
     if "persistent" in given and given["persistent"]:
         del given["persistent"]
