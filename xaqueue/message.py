@@ -377,7 +377,7 @@ def stored_options(options: Mapping[str, Any]) -> dict[str, Any]:
     given = _given(options)
     if "priority" in given and given["priority"] == DEFAULT_PRIORITY:
         del given["priority"]
-    if "persistent" in given and given["persistent"]:
+    if given.get("persistent"):
         del given["persistent"]
     if "headers" in given:
         given["headers"] = dict(given["headers"])
