@@ -181,11 +181,11 @@ def test_only_who_has_something_persistent_waits_for_a_sync(
         for queue, persistent in work:
             connection.enqueue(queue, b"", persistent=persistent)
         connection.commit()
-        assert bool(bare.space.log.deferred) is not waits  # type: ignore[attr-defined]
+        assert bool(bare.space.log.deferred) is not waits
         for queue, _ in work:
             assert connection.dequeue(queue) is not None
         connection.commit()
-        assert bool(bare.space.log.deferred) is not waits  # type: ignore[attr-defined]
+        assert bool(bare.space.log.deferred) is not waits
 
 
 def work(space: MemorySpace) -> int:
