@@ -49,7 +49,8 @@ from xaqueue.features.streams.taken import decode_taken, meets, parse_taken, tak
 from xaqueue.lake.archive_files import KeptFile, KeptFiles, KeptRange, queues_kept
 from xaqueue.lake.archive_tables import TableFile, Tables, merged, queue_directory, table_name
 from xaqueue.lake.batches import record_batches
-from xaqueue.lake.columns import HOUSE, MORE, TAKEN, Columns, Rows
+from xaqueue.lake.columns import HOUSE, MORE, TAKEN, Rows
+from xaqueue.lake.scan import chosen
 from xaqueue.offline.spans import Found
 
 FILE_ROWS, FILE_BYTES = 1_000_000, 256 * 1024 * 1024
@@ -61,11 +62,7 @@ SMALL_BYTES, MOST_SMALL = 64 * 1024 * 1024, 8
 SETTLED_S = 600.0
 """A record of who took messages that are nowhere goes when it is so old: they may be on their way."""
 LOCK = f"{ARCHIVE}/.lock"
-ALL = {**HOUSE, **MORE, **TAKEN}
-COLUMNS = Columns(
-    pa.schema([pa.field(name, column.kind, nullable=column.nullable) for name, column in ALL.items()]),
-    list(ALL.values()),
-)
+COLUMNS = chosen([*HOUSE, *MORE, *TAKEN], archived=True)
 
 log = logging.getLogger("xaqueue")
 
