@@ -5,18 +5,21 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
-from support import ROOT
+import pytest
+
 from support.manual import page
+from support.package_source import NAMES, tree_of
+
+pytestmark = pytest.mark.xdist_group("source")  # which is read once
 
 CALLS = frozenset({"debug", "info", "warning", "error", "critical", "exception", "log"})
 LOGGERS = frozenset({"log", "_log", "logger", "_logger", "LOG", "logging"})
 
 
-def formats(module: Path) -> Iterator[tuple[str, str]]:
+def formats(module: str) -> Iterator[tuple[str, str]]:
     """Where something is logged, and its format: a literal, or a name that the function gives one."""
-    tree = ast.parse(module.read_text("utf-8"))
+    tree = tree_of(module)
     names = {
         node.targets[0].id: node.value.value
         for node in ast.walk(tree)
@@ -31,7 +34,7 @@ def formats(module: Path) -> Iterator[tuple[str, str]]:
             continue
         text = node.args[1 if node.func.attr == "log" else 0]
         found = names.get(text.id) if isinstance(text, ast.Name) else getattr(text, "value", None)
-        yield f"{module.relative_to(ROOT)}:{node.lineno}", found if isinstance(found, str) else ""
+        yield f"{module}:{node.lineno}", found if isinstance(found, str) else ""
 
 
 def listed() -> list[str]:
@@ -40,7 +43,7 @@ def listed() -> list[str]:
 
 
 def test_codes_and_their_list_agree() -> None:
-    logged = [one for module in sorted((ROOT / "xaqueue").rglob("*.py")) for one in formats(module)]
+    logged = [one for module in NAMES for one in formats(module)]
     assert len(logged) > 50
     found = {place: re.match(r"\[([a-z-]+)\] ", text) for place, text in logged}
     assert [place for place, code in found.items() if code is None] == []
@@ -49,6 +52,6 @@ def test_codes_and_their_list_agree() -> None:
 
 def test_every_logger_is_seen_here() -> None:
     """A logger under another name would log what the list does not know."""
-    for module in (ROOT / "xaqueue").rglob("*.py"):
-        for name in re.findall(r"^(\w+) = logging\.getLogger\(", module.read_text("utf-8"), re.MULTILINE):
+    for module, path in NAMES.items():
+        for name in re.findall(r"^(\w+) = logging\.getLogger\(", path.read_text("utf-8"), re.MULTILINE):
             assert name in LOGGERS, f"{module}: {name}"
