@@ -87,7 +87,7 @@ class Tracing:
     def of_process() -> Tracing | None:
         """None where it is off, or where nobody has set a provider of tracers up: then there is no cost at all.
 
-        Looked up anew for each connection, worker and transaction manager.
+        Looked up for each connection, worker and transaction manager.
         """
         if os.environ.get(OFF_VARIABLE) or "opentelemetry.trace" not in sys.modules:
             return None

@@ -254,7 +254,7 @@ class CommittedCheck:
         elif self.prober.live:
             return  # its owner is at the queue's first commit
         elif used:
-            yield leftover(path, "is missing or empty: the queue's first commit was on its way; made anew")
+            yield leftover(path, "is missing or empty: the queue's first commit was on its way; made again")
         else:
             yield note(path, "is missing or empty: the queue's first message never came; its next one makes it")
 

@@ -245,7 +245,7 @@ def follow(
             before, upto = upto, reader.watermark()
             if read_format(path, is_expected=True).id != reader.id or 0 < upto < before:
                 raise SpaceError(
-                    f"{path} became another space, or an older copy, while it was followed: follow it anew"
+                    f"{path} became another space, or an older copy, while it was followed: follow it again"
                 )
             for followed in reader.read(after, upto):
                 if stopped.is_set():

@@ -14,7 +14,7 @@ THIN = 3
 
 
 class History:
-    """Made anew with each point, so that whoever reads it meanwhile sees one of the two."""
+    """Made again with each point, so that whoever reads it meanwhile sees one of the two."""
 
     def __init__(self) -> None:
         self._kept: tuple[array[float], dict[str, tuple[array[int], array[int]]]] = array("d"), {}

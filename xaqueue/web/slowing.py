@@ -14,7 +14,7 @@ FREE = 10
 """Wrong tokens of an address that cost nothing; each further one waits twice as long as the one before."""
 FIRST_S, LONGEST_S = 0.1, 2.0
 FORGET_S = 60.0
-"""After so long without a wrong one an address begins anew."""
+"""After so long without a wrong one an address begins again."""
 WAITING = 8
 ADDRESSES = 1024
 """That are remembered; the one whose last failure is oldest is forgotten."""

@@ -95,7 +95,7 @@ class Keeping(NamedTuple):
     """What is to be done with a journal, beside recording steps in it."""
 
     is_shared: bool = False
-    """Somebody else may have its records before they are shown here; see ``Journal.start``."""
+    """Somebody else may have its records before they are published here; see ``Journal.start``."""
     kept_in: str = ""
     """The directory, in one at the top, for segments that a checkpoint covers; empty: they are used again."""
     is_timed: bool = False

@@ -228,7 +228,7 @@ class JournalLog(DeferringCommit, Keeping):
                     ops = planned.ops
                     if planned.point or planned.rest:
                         ops = [*planned.point, *ops, *planned.rest]
-                    if not step.done:  # else it was shown when it was deferred
+                    if not step.done:  # else it was published when it was deferred
                         behind.show(ops)
                     is_first = not behind.changes
                     behind.changes.append(ops)

@@ -83,10 +83,10 @@ class Register(Protocol):
 
 
 class Ships(Shipping, Protocol):
-    """Somebody else follows the journal of a space, and what is not there yet may be shown nowhere."""
+    """Somebody else follows the journal of a space, and what is not there yet may be published nowhere."""
 
     refusal: str
-    """Why nothing is shown now; empty as long as it is."""
+    """Why nothing is published now; empty as long as it is."""
     is_whole: threading.Event
     """All messages of the space are in their places; it may wait for others yet."""
 
@@ -97,7 +97,7 @@ class Ships(Shipping, Protocol):
         """The definitions: who waits looks again."""
 
     def check_shown(self) -> None:
-        """ResourceFailed where nothing is shown yet."""
+        """ResourceFailed where nothing is published yet."""
 
     def await_others(self) -> None:
         """Returns once they have all that was recorded before this open, where they are waited for. Raises
@@ -245,7 +245,7 @@ class Log(GroupCommit):
         self.perform(plan)
 
     def unhardened(self) -> dict[str, int]:
-        """By queue the lowest number of a message that is shown and not durable yet. Called with the lock held."""
+        """By queue the lowest number of a message that is published and not durable yet. Called with the lock held."""
         return {}
 
     def harden_late(self) -> None:
@@ -277,8 +277,8 @@ class Log(GroupCommit):
         return data if len(data) < at_once else self.fs.read(path, size_in_head(data) + 1)
 
     def modified_us(self, path: str) -> int:
-        """When the message of this file was committed, int microseconds UTC, as of all that was shown. Called with the
-        lock held. Raises OSError."""
+        """When the message of this file was committed, int microseconds UTC, as of all that was published. Called with
+        the lock held. Raises OSError."""
         return self.fs.modified_ns(path) // 1000
 
     def follow(self) -> None:

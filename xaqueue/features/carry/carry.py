@@ -1,14 +1,14 @@
 """Changes that a database carries: its commit hardens them together with its own work, the record of the space later.
 
     vote       a branch promises in memory to commit; what it adds and takes goes into a row of the database
-    commit     the row is committed: shown at once, recorded with the next round. Its record has the carrier's note,
+    commit     the row is committed: published at once, recorded with the next round. Its record has the carrier's note,
                which says that this number is applied
     open       a note of an earlier life is found: its queues hand nothing out until what its database has is delivered
     deliver    what is not applied is done in the order of the numbers, and hardened; then the queues are open again
 
-A message that somebody takes was shown before, so its number is lower than that of the change that takes it: in their
-order all changes find what they take. Where queues of several carriers hang together, nothing is applied before all of
-them have delivered. Before a number is known to be void, its row must be impossible.
+A message that somebody takes was published before, so its number is lower than that of the change that takes it: in
+their order all changes find what they take. Where queues of several carriers hang together, nothing is applied before
+all of them have delivered. Before a number is known to be void, its row must be impossible.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The journal is shipped: a replica asks for what follows an LSN, and so says that it has all below it on disk.
 
-Where [replication] acknowledge = "replica", a round shows nothing before a replica has it: whoever leads it waits.
+Where [replication] acknowledge = "replica", a round publishes nothing before a replica has it: whoever leads it waits.
 Without one for acknowledge_timeout_s the space is fenced, and what was being done is unknown: its records are on this
-disk, so an open shows it, once a replica has it or an operator says "local". It is never given up by itself.
+disk, so an open publishes it, once a replica has it or an operator says "local". It is never given up by itself.
 
 A replica reads what is in the files of the journal. Where a round waits for it, that is sent before the round is synced
 here, so that both disks work at once; a replica is told what is hardened here, and its directories follow that alone: a
