@@ -33,8 +33,8 @@ async function ask(path, action, token = sessionStorage.getItem(TOKEN)) {
     const late = error.name === "TimeoutError", told = action ? "whether it was done is not known: look before you do it again." : "is it stopped, or its disk?";
     throw Object.assign(new Error(late ? `the server has not answered for ${(action ? ACT_MS : LOOK_MS) / 1000} s: ${told}` : "the server does not answer: is it running?"), { status: 0 });
   }
-  const found = await answer.json().catch(() => ({ error: `the server answered ${answer.status}` }));
-  if (!answer.ok) throw Object.assign(new Error(found.error || `the server answered ${answer.status}`), { status: answer.status });
+  const unclear = `the server answered ${answer.status}: its log says why.`, found = await answer.json().catch(() => ({ error: unclear }));
+  if (!answer.ok) throw Object.assign(new Error(found.error || unclear), { status: answer.status });
   return found;
 }
 
