@@ -487,6 +487,13 @@ def test_a_server_that_hangs_is_told_and_what_is_shown_is_old(page: Page) -> Non
     expect(page.locator("body")).not_to_have_class(re.compile("old"), timeout=60_000)
 
 
+def test_an_answer_that_is_no_document_says_where_to_look(page: Page) -> None:
+    page.route("**/api/overview", lambda route: route.fulfill(status=500, body="Internal Server Error"))
+    ask(page)
+    expect(page.locator("#state")).to_contain_text("the server answered 500: its log says why")
+    page.unroute("**/api/overview")
+
+
 def test_nothing_that_is_not_there_has_a_name(page: Page, console: Console) -> None:
     queue = {
         "watermark": None,
