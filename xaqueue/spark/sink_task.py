@@ -90,6 +90,7 @@ _OF_TYPE = {
     t.BinaryType: ColumnKind("binary or a string", (t.BinaryType, t.StringType), _bytes),
     t.StringType: ColumnKind("a string", (t.StringType,), pa.Array.to_pylist),
     t.IntegerType: ColumnKind("a whole number", _NUMBERS, pa.Array.to_pylist),
+    t.BooleanType: ColumnKind("a boolean", (t.BooleanType,), pa.Array.to_pylist),
     t.TimestampType: ColumnKind("a timestamp", (t.TimestampType,), lambda column: column.cast(pa.int64()).to_pylist()),
     t.MapType: ColumnKind(
         "map<string,string>, or array<struct<key:string,value:binary>> as Kafka's",

@@ -121,6 +121,7 @@ def test_more_columns_come_where_they_are_named(space: FabricatedSpace) -> None:
     first, second = batch(space, picked(*columns.MORE))
     epoch = datetime.fromtimestamp(0, UTC)
     assert first == {
+        "persistent": True,
         "group": "g",
         "not_before": epoch.replace(second=1),
         "expires_at": epoch.replace(second=2),
@@ -130,7 +131,7 @@ def test_more_columns_come_where_they_are_named(space: FabricatedSpace) -> None:
         "traceparent": "t",
         "origin": "o",
     }
-    assert set(second.values()) == {None}
+    assert second == {**dict.fromkeys(columns.MORE), "persistent": True}
 
 
 def test_what_is_not_asked_for_is_not_built(space: FabricatedSpace, monkeypatch: pytest.MonkeyPatch) -> None:

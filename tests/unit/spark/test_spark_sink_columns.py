@@ -165,6 +165,7 @@ COPIED: dict[str, Any] = {
     "content_type": "text/plain",
     "headers": {"k": "v", "ü": ""},
     "traceparent": "t",
+    "persistent": False,
 }
 MADE_ANEW = {"enqueued_at", "tries", "origin", "possible_duplicate", "unknown"}
 """Of a copy, as of any message that is enqueued; nobody can say what is in the last."""
@@ -185,7 +186,7 @@ def test_a_copy_loses_no_property(way: dict[str, str], tmp_path: Path) -> None:
     assert [name for name in columns.MORE if name not in schema.names] == []
     first, second = made(sink, read)
     assert (first.body, {"queue": first.queue, **first.options}) == (b"\xffbody", COPIED)
-    assert {name: value for name, value in second.options.items() if value} == {"priority": 4}
+    assert {name: value for name, value in second.options.items() if value} == {"priority": 4, "persistent": True}
 
 
 def test_all_columns_that_the_source_knows_are_known_here() -> None:

@@ -79,7 +79,7 @@ def _spark(columns: Mapping[str, arrow.Column]) -> dict[str, Column]:
 HOUSE = _spark(arrow.HOUSE)
 """What comes without ``.schema(...)``."""
 
-MORE = _spark(arrow.MORE)
+MORE = _spark({**arrow.MORE, "persistent": arrow.stored_column("persistent", pa.bool_(), True)})
 """What ``.schema(...)`` may name beside, and ``includeAll`` brings."""
 
 
