@@ -33,6 +33,7 @@ from xaqueue.core.model.block import ADDS, HEAD_READ_BYTES, size_in_head, split_
 from xaqueue.core.model.block_files import make_shared, read_block
 from xaqueue.core.model.branch import Branch, Written
 from xaqueue.core.model.change import DROP, MOVE, PUT, Change, Moved, Op, entry_of, final_states
+from xaqueue.core.model.entry import is_volatile
 from xaqueue.core.model.layout import ACTIVE, block_path, numbered
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage.fs import NO_ROOM, FileSystem, discard, suppress_room, synced
@@ -115,6 +116,8 @@ class JournalLog(DeferringCommit, Keeping):
     def add(self, branch: Branch, written: Written, head: bytes, body: bytes, *, may_wait: bool = True) -> None:
         if may_wait and written.kind in ADDS and self.adds_late:
             self.settle()  # whoever adds waits for the directories, and needs room in them; what ends a branch does not
+        if is_volatile(written.entry):
+            self.defers = True
         original = written.shared
         if original is written:
             original = None

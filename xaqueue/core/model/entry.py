@@ -73,7 +73,7 @@ class Run(Entry):
 
 def is_volatile(entry: Entry | None) -> bool:
     """Whether it, or each of a run, says that it need not outlive the owner of the space."""
-    if isinstance(entry, Run):
+    if type(entry) is Run:
         return bool(entry.entries) and all(VOLATILE in one.tags for one in entry.entries)
     return entry is not None and VOLATILE in entry.tags
 

@@ -188,6 +188,17 @@ def test_only_who_has_something_persistent_waits_for_a_sync(
         assert bool(bare.space.log.deferred) is not waits
 
 
+@pytest.mark.parametrize("add", [in_kept, many], ids=["one", "many"])
+def test_no_queue_has_to_say_so_beside(tmp_path: Path, add: Callable[[Connection], None]) -> None:
+    with bare_space(tmp_path / "s", "JOURNAL") as bare, bare.connect() as connection:
+        add(connection)
+        connection.commit()
+        assert bare.space.log.deferred
+        connection.enqueue("kept", b"")
+        connection.commit()
+        assert not bare.space.log.deferred
+
+
 def work(space: MemorySpace) -> int:
     """How many were acknowledged."""
     done = 0
