@@ -258,7 +258,7 @@ def test_an_async_function_is_refused_and_so_is_what_returns_one(space: Path) ->
 
 
 def test_a_worker_of_a_transaction_manager(space: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    logging.getLogger("xaqueue").setLevel(logging.INFO)
+    caplog.set_level(logging.INFO, "xaqueue")  # until its end
     other = tmp_path / "other"
     with xaqueue.connect(other, create=True, sync="NONE"):
         fill(space, b"1", b"poison", b"2")
