@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from xaqueue.cli.command import main
+try:
+    from xaqueue_command import main  # where it is installed
+except ImportError:
+    from xaqueue.cli.command import main
 
 if __name__ == "__main__":
     main()
