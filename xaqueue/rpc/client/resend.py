@@ -100,8 +100,8 @@ class ResendingManager(RemoteManager, half="ask"):
         if self._kept and self._token is not None and xid == branch.xid and branch.why is None:
             self._next = self._next or fresh_id()
             with suppress(ConnectionLost):  # which the branch says as well
+                super()._pipeline("remove", TOKENS, self._token)  # first, which makes room for the other one
                 self._leave(self._next)
-                super()._pipeline("remove", TOKENS, self._token)
         super().end(xid, flags)
 
     def commit(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
@@ -209,9 +209,9 @@ class ResendingManager(RemoteManager, half="ask"):
         xid = Xid.local(fresh_id())
         try:
             super().start(xid)
+            self._takes(old)
             if new is not None:
                 self._leave(new)
-            self._takes(old)
             super().end(xid)
             super().commit(xid, Flag.ONEPHASE)
         except BaseException:  # or interrupted
