@@ -98,16 +98,21 @@ def end(self: Link, xid: Xid, flags: Flag = Flag.SUCCESS) -> None:
 
 @verb_of(TRANSACT, Session.prepare)
 def prepare(self: Link, xid: Xid, flags: Flag = Flag.NOFLAGS) -> Vote:
-    """From its answer on the branch does not depend on this session, which asks no other space for it."""
-    if not self.only_space:
-        self.hold()
+    """From its answer on the branch does not depend on this session, which asks no other space for it until it is
+    decided."""
+    self.hold(xid)
     vote = (_decide if xid == self._branch.xid else _ask_once)(self, BranchCall.PREPARE, xid, flags)
-    return Vote.OK if vote == "ok" else Vote(vote)
+    if vote == "ok":
+        return Vote.OK
+    self.unhold(xid)
+    return Vote(vote)
 
 
 @verb_of(TRANSACT_OR_LOCAL, Session.commit)
 def commit(self: Link, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
     (_decide if xid == self._branch.xid else _ask_once)(self, BranchCall.COMMIT, xid, flags)
+    if self.only_space:
+        self.unhold(xid)
 
 
 @verb_of(TRANSACT_OR_LOCAL, Session.rollback)
@@ -118,6 +123,8 @@ def rollback(self: Link, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
         _roll_back(self, xid, flags, branch if own else RemoteBranch.of(xid))
     if own:
         self._branch = RemoteBranch()
+    if self.only_space:
+        self.unhold(xid)
 
 
 @verb_of(TRANSACT_OR_LOCAL, Session.explain)
