@@ -31,7 +31,7 @@ from xaqueue.core.model.branch import Branch, Call, Rider, State, Written
 from xaqueue.core.model.change import DROP, PUT, Change, CoreStep, Op
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage.fs import FileSystem
-from xaqueue.errors import RetryLater, RolledBack
+from xaqueue.errors import InvalidArgument, RetryLater, RolledBack
 from xaqueue.features.dedup.options import WINDOW_S
 from xaqueue.features.dedup.values import Keys, Seen, hash_of
 from xaqueue.message import MessageId, Properties
@@ -88,7 +88,13 @@ def window_s(queue: Queue) -> float:
 
 
 def admit(space: Space, branch: Branch, name: str, message_id: MessageId, properties: Properties) -> MessageId | None:
+    """Raises InvalidArgument for a message that its key would outlive."""
     key = properties.dedup_key
+    if key is not None and not properties.persistent and window_s(space.queue(name)):
+        raise InvalidArgument(
+            f"persistent=False and a dedup_key are refused in queue {name}, which has a dedup_window_s: the key would "
+            "outlive the message, and later ones of it come to nothing. Give one of the two"
+        )
     return None if key is None else known(space, branch, name, hash_of(key))
 
 

@@ -14,7 +14,7 @@ import xaqueue
 from support.bare_space import BareSpace, bare_space
 from support.served import ServerThread
 from xaqueue.connection import Connection
-from xaqueue.core.model.definitions import Definitions, QueueDefinition
+from xaqueue.core.model.definitions import Definitions, QueueDefinition, parse
 from xaqueue.errors import InvalidArgument
 from xaqueue.features.counters.values import Counters
 from xaqueue.features.streams import cleanup
@@ -229,6 +229,23 @@ def test_what_is_beside_it_is_there_whatever_crashes(sync: str) -> None:
         assert len(kept) >= 2 * told, crash
         assert crash.space.messages("quick") == []
     assert told == 2
+
+
+def test_no_key_outlives_its_message() -> None:
+    text = "[queues.q]\ndedup_window_s = 60\n[queues.plain]\n"
+    for wrong in ("persistent = false\ndedup_window_s = 60\n", "dedup_window_s = 1.5\npersistent = false\n"):
+        with pytest.raises(InvalidArgument, match=r"outlive its message.* Take one of the two away"):
+            parse(f"[queues.q]\n{wrong}")
+    with MemorySpace(text) as space, space.connect() as connection:
+        with pytest.raises(InvalidArgument, match=r"refused in queue q.* Give one of the two"):
+            connection.enqueue("q", b"", persistent=False, dedup_key=b"k")
+        with pytest.raises(InvalidArgument, match=r"refused in queue q.* Give one of the two"):
+            connection.enqueue_many("q", [b"", (b"", {"dedup_key": b"k"})], persistent=False)
+        connection.rollback()
+        connection.enqueue("plain", b"", persistent=False, dedup_key=b"k")
+        connection.enqueue("q", b"", dedup_key=b"k")
+        connection.commit()
+        assert [len(space.messages(queue)) for queue in ("q", "plain")] == [1, 1]
 
 
 def test_dead_and_expired_it_is_what_it_was() -> None:
