@@ -82,7 +82,6 @@ class Link:
         """What the server said of itself and its space."""
         self.only_space = ""
         """The id of the only one that it connects to again; empty: whichever is served."""
-        self._held_for = set[Xid | None]()
         self.queues = set[str]()
         """Names with which nothing is wrong that keeps them from being sent."""
         self.max_body_bytes = 0
@@ -334,17 +333,9 @@ class Link:
             self._pause(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
-    def hold(self, xid: Xid | None = None) -> None:
-        """What is asked from here on is of this space, whichever comes to its address: until this branch is let go, or
-        for good."""
-        self.only_space = self.only_space or self.space_id
-        self._held_for.add(xid)
-
-    def unhold(self, xid: Xid) -> None:
-        """It is decided: it holds nobody to this space."""
-        self._held_for.discard(xid)
-        if not self._held_for:
-            self.only_space = ""
+    def hold(self) -> None:
+        """What is asked from here on is of this space, whichever comes to its address."""
+        self.only_space = self.space_id
 
     def _check_space(self, said: dict[str, Any], only: str = "") -> None:
         """Nothing is asked of another one. Of several, one that was replaced does not know so yet."""

@@ -98,21 +98,16 @@ def end(self: Link, xid: Xid, flags: Flag = Flag.SUCCESS) -> None:
 
 @verb_of(TRANSACT, Session.prepare)
 def prepare(self: Link, xid: Xid, flags: Flag = Flag.NOFLAGS) -> Vote:
-    """From its answer on the branch does not depend on this session, which asks no other space for it until it is
-    decided."""
-    self.hold(xid)
+    """From its answer on the branch does not depend on this session, which asks no other space for it."""
+    if not self.only_space:
+        self.hold()
     vote = (_decide if xid == self._branch.xid else _ask_once)(self, BranchCall.PREPARE, xid, flags)
-    if vote == "ok":
-        return Vote.OK
-    self.unhold(xid)
-    return Vote(vote)
+    return Vote.OK if vote == "ok" else Vote(vote)
 
 
 @verb_of(TRANSACT_OR_LOCAL, Session.commit)
 def commit(self: Link, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
     (_decide if xid == self._branch.xid else _ask_once)(self, BranchCall.COMMIT, xid, flags)
-    if self.only_space:
-        self.unhold(xid)
 
 
 @verb_of(TRANSACT_OR_LOCAL, Session.rollback)
@@ -123,8 +118,6 @@ def rollback(self: Link, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
         _roll_back(self, xid, flags, branch if own else RemoteBranch.of(xid))
     if own:
         self._branch = RemoteBranch()
-    if self.only_space:
-        self.unhold(xid)
 
 
 @verb_of(TRANSACT_OR_LOCAL, Session.explain)
