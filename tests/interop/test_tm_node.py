@@ -24,8 +24,9 @@ from xaqueue.errors import HeuristicMixed, InvalidArgument, OutcomeUnknown, Roll
 from xaqueue.features.session import Session
 from xaqueue.tm.branch import EnlistedBranch
 from xaqueue.tm.manager import TransactionManager
-from xaqueue.tm.node import DatabaseNode, Timing
+from xaqueue.tm.node import DatabaseNode
 from xaqueue.tm.node_decisions import NodeEnded
+from xaqueue.tm.node_schema import Timing
 from xaqueue.tm.node_tables import NodeTables
 from xaqueue.tm.records import Heuristic
 from xaqueue.tm.voting import ParticipantOutcome

@@ -21,7 +21,7 @@ import xaqueue
 from xaqueue.errors import RolledBack
 from xaqueue.tm import driver, node
 from xaqueue.tm.branch import EnlistedBranch
-from xaqueue.tm.node import Timing
+from xaqueue.tm.node_schema import Timing
 from xaqueue.tm.voting import Reply
 
 FAST = Timing(sign=0.2, silent=5, stale=0.6, sweep=0.2)

@@ -16,7 +16,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -28,7 +27,7 @@ from xaqueue.tm.driver import Dialect
 from xaqueue.tm.gtrid import Gtrid
 from xaqueue.tm.identities import Identities, identity_of
 from xaqueue.tm.last_resource import NAMES_LENGTH, DecisionRow
-from xaqueue.tm.node_schema import LOCK_S
+from xaqueue.tm.node_schema import LOCK_S, Timing
 from xaqueue.tm.node_tables import NodeTables
 from xaqueue.tm.participant import ConnectionSource
 from xaqueue.tm.records import DecisionTable, Heuristic
@@ -45,19 +44,6 @@ STRUCK_S = 2.0
 EVERY_EPOCH = 1, 2**32 - 1
 
 log = logging.getLogger("xaqueue")
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """All in seconds. sign: between two signs of life. silent: so many intervals without a sign of a node end it.
-    stale: behind so long without a sign it gives one before a transaction. sweep: between two sweeps of a participant.
-    buried: so long a tombstone stands."""
-
-    sign: float = 10.0
-    silent: int = 6
-    stale: float = 30.0
-    sweep: float = 60.0
-    buried: float = 30 * 86_400.0
 
 
 class DatabaseNode(Decisions):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from xaqueue.errors import InvalidArgument, OperationalError
@@ -34,6 +35,19 @@ NOW_US = {
     Dialect.SQLITE: "CAST(strftime('%s', 'now') AS INTEGER) * 1000000",
     Dialect.MYSQL: "UNIX_TIMESTAMP() * 1000000",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """All in seconds. sign: between two signs of life. silent: so many intervals without a sign of a node end it.
+    stale: behind so long without a sign it gives one before a transaction. sweep: between two sweeps of a participant.
+    buried: so long a tombstone stands."""
+
+    sign: float = 10.0
+    silent: int = 6
+    stale: float = 30.0
+    sweep: float = 60.0
+    buried: float = 30 * 86_400.0
 
 
 class Identity(NamedTuple):

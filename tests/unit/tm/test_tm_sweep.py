@@ -20,7 +20,7 @@ from xaqueue.tm import manager as managers
 from xaqueue.tm.awaiting import AsyncLoop
 from xaqueue.tm.gtrid import Gtrid, ListedBranch, parse_listed
 from xaqueue.tm.last_resource import DecisionRow
-from xaqueue.tm.node import Timing
+from xaqueue.tm.node_schema import Timing
 from xaqueue.tm.node_tables import NodeTables, Standing
 from xaqueue.tm.participant import sources
 from xaqueue.tm.sweep import Sweep

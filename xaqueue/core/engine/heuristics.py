@@ -23,7 +23,7 @@ from xaqueue.core.engine.state import Space
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import NO_MESSAGE, Block, Kind, Listed, decode, encode, pack_list
 from xaqueue.core.model.block_files import listed, read_checked
-from xaqueue.core.model.branch import HEURISTICS, Branch, Decided, State
+from xaqueue.core.model.branch import HEURISTICS, Branch, Rider, State
 from xaqueue.core.model.change import DROP, Change, CoreStep
 from xaqueue.core.model.format import read_format
 from xaqueue.core.model.layout import HEURISTIC, OPERATORS
@@ -44,6 +44,13 @@ OUTCOMES = {
 }
 TEXT_LIMIT = 1000
 """Characters of who decided, and of why, at most."""
+
+
+@dataclass(slots=True)
+class Decided(Rider):
+    """An operator has decided it."""
+
+    decided: State | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -468,13 +468,6 @@ class Rider:
 
 
 @dataclass(slots=True)
-class Decided(Rider):
-    """An operator has decided it."""
-
-    decided: State | None
-
-
-@dataclass(slots=True)
 class Damaged(Rider):
     """Something of a prepared branch was lost."""
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 import pytest
 
+from xaqueue.core.engine.heuristics import Decided
 from xaqueue.core.engine.messages import list_of
 from xaqueue.core.model.block import Kind
-from xaqueue.core.model.branch import Branch, Call, Damaged, Decided, Rider, State, Written
+from xaqueue.core.model.branch import Branch, Call, Damaged, Rider, State, Written
 from xaqueue.errors import RetryLater
 from xaqueue.message import MessageId
 from xaqueue.xid import Xid
