@@ -83,6 +83,10 @@ def test_a_prepared_branch_ends_where_it_is(
         address.serve("first")
         ends(connection)
         assert address.look("r") == found
+        address.serve("other")  # as behind a restore: what is decided holds nobody back
+        connection.enqueue("r", b"new")
+        connection.commit()
+        assert address.look("r") == [b"new"]
 
 
 def test_nor_is_it_taken_for_rolled_back_where_its_vote_was_lost(address: Address, tmp_path: Path) -> None:

@@ -82,6 +82,8 @@ class Link:
         """What the server said of itself and its space."""
         self.only_space = ""
         """The id of the only one that it connects to again; empty: whichever is served."""
+        self.prepared: tuple[Xid, ...] = ()
+        """Branches that this session has prepared, and not decided: it connects to their space only."""
         self.queues = set[str]()
         """Names with which nothing is wrong that keeps them from being sent."""
         self.max_body_bytes = 0
@@ -337,9 +339,13 @@ class Link:
         """What is asked from here on is of this space, whichever comes to its address."""
         self.only_space = self.space_id
 
+    def decided(self, xid: Xid) -> None:
+        """It holds nobody to its space."""
+        self.prepared = tuple(one for one in self.prepared if one != xid)
+
     def _check_space(self, said: dict[str, Any], only: str = "") -> None:
         """Nothing is asked of another one. Of several, one that was replaced does not know so yet."""
-        only = only or self.only_space
+        only = only or self.only_space or (self.space_id if self.prepared else "")
         if only not in ("", said["space"]):
             raise ConnectionLost(
                 f"another space answers there now, {said['space']}, than {only}: mend the address, or open another "

@@ -98,16 +98,28 @@ def end(self: Link, xid: Xid, flags: Flag = Flag.SUCCESS) -> None:
 
 @verb_of(TRANSACT, Session.prepare)
 def prepare(self: Link, xid: Xid, flags: Flag = Flag.NOFLAGS) -> Vote:
-    """From its answer on the branch does not depend on this session, which asks no other space for it."""
-    if not self.only_space:
-        self.hold()
-    vote = (_decide if xid == self._branch.xid else _ask_once)(self, BranchCall.PREPARE, xid, flags)
-    return Vote.OK if vote == "ok" else Vote(vote)
+    """From its answer on the branch does not depend on this session, which asks no other space for it until it is
+    decided."""
+    self.prepared = (*self.prepared, xid)
+    try:
+        vote = (_decide if xid == self._branch.xid else _ask_once)(self, BranchCall.PREPARE, xid, flags)
+    except RolledBack:
+        self.decided(xid)
+        raise
+    if vote == "ok":
+        return Vote.OK
+    self.decided(xid)
+    return Vote(vote)
 
 
 @verb_of(TRANSACT_OR_LOCAL, Session.commit)
 def commit(self: Link, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
     (_decide if xid == self._branch.xid else _ask_once)(self, BranchCall.COMMIT, xid, flags)
+    if self.prepared:
+        if self.prepared == (xid,):
+            self.prepared = ()
+        else:
+            self.decided(xid)
 
 
 @verb_of(TRANSACT_OR_LOCAL, Session.rollback)
@@ -118,6 +130,8 @@ def rollback(self: Link, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
         _roll_back(self, xid, flags, branch if own else RemoteBranch.of(xid))
     if own:
         self._branch = RemoteBranch()
+    if self.prepared:
+        self.decided(xid)
 
 
 @verb_of(TRANSACT_OR_LOCAL, Session.explain)
