@@ -72,7 +72,7 @@ class Lake:
         }
         options = {"recovery_interval_s": 0.1, "on_step": on_step, **options}
         if self.way == NODE:
-            node.Timing = lambda: FAST  # type: ignore[assignment, misc]
+            node.Timing = lambda: FAST  # type: ignore[assignment, attr-defined, misc]
             return xaqueue.TransactionManager(parties, **options)
         options |= {"two_phase": self.way == TWO_PHASES, "carry": self.way == CARRIED}
         return xaqueue.TransactionManager(self.place / "decisions", parties, **options)

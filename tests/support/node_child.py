@@ -114,7 +114,7 @@ def put(manager: xaqueue.TransactionManager, number: int, *, with_ledger: bool =
 
 
 def main(address: str, url: str, first: int, end: str, ledger: str = "") -> None:
-    node.Timing = lambda: FAST  # type: ignore[assignment, misc]
+    node.Timing = lambda: FAST  # type: ignore[assignment, attr-defined, misc]
     ends = Ends(end, address)
     ends.watch_decision()
     parties = {"db": partial(connect_to, address), "queue": partial(xaqueue.connect, url)}

@@ -19,7 +19,8 @@ import pytest
 import xaqueue
 from support.node_child import FAST
 from xaqueue import TransactionManager
-from xaqueue.tm.node import DatabaseNode, Timing
+from xaqueue.tm.node import DatabaseNode
+from xaqueue.tm.node_schema import Timing
 from xaqueue.tm.recovery import RecoveryThread
 
 Connect = Callable[..., Any]

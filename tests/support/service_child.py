@@ -109,7 +109,7 @@ class Service:
 def main(address: str, queue: str, first: int, is_hasty: bool) -> None:
     logging.basicConfig(format=f"%(asctime)s {os.getpid()} %(levelname)s %(message)s", level=logging.INFO)
     if is_hasty:
-        node.Timing = lambda: FAST  # type: ignore[assignment, misc]
+        node.Timing = lambda: FAST  # type: ignore[assignment, attr-defined, misc]
     parties = {"db": partial(connect_to, address), "queue": partial(xaqueue.connect, queue)}
     with xaqueue.TransactionManager(parties, recovery_interval_s=0.1 if is_hasty else 30.0) as manager:
         service = Service(manager, first)
