@@ -22,11 +22,12 @@ SYNC = "NONE"
 
 
 class Doom:
-    """Ends the process at the named step, the so-manieth time that it comes."""
+    """Ends the process at a named step, at its so-manieth time; stands still there, with ":stop" behind it."""
 
     def __init__(self, fault: str) -> None:
-        step, self.participant, number = fault.split(":") if fault else ("", "", "0")
+        step, self.participant, number, *stop = fault.split(":") if fault else ("", "", "0")
         self.step, self.left = step, int(number)
+        self.signal = signal.SIGSTOP if stop else signal.SIGKILL
         self.mutex = threading.Lock()
 
     def __call__(self, step: Step, gtrid: bytes, participant: str) -> None:
@@ -34,7 +35,7 @@ class Doom:
             with self.mutex:
                 self.left -= 1
                 if self.left == 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
+                    os.kill(os.getpid(), self.signal)
 
 
 def manager(place: Path, rollback_reason: Doom) -> TransactionManager:
