@@ -113,13 +113,12 @@ def _repair(manager: core.Session | RemoteManager, queue: str, plan: Plan) -> No
 
 
 def verify(
-    spark: Annotated[bool, typer.Option("--spark", help="By Spark's executors, for stores of any size.")] = False,
     cores: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Processes, or cores for Spark; all cores without it.")
+        int | None, typer.Option(metavar="N", min=1, help="Processes; as many as there are cores without it.")
     ] = None,
     report: Annotated[
         Path | None,
-        typer.Option(metavar="PATH", help="With --spark: all findings as a table, PATH.parquet or PATH.csv."),
+        typer.Option(metavar="PATH", help="All findings as a table, PATH.parquet or PATH.csv."),
     ] = None,
     json: JsonOption = False,
     space: DirectoryOption = None,
@@ -133,15 +132,16 @@ def verify(
     from xaqueue.offline import verify as many_spaces
 
     spaces = many_spaces.spaces_of(paths_of(space))
-    processes = cores or os.cpu_count() or 1
-    if spark:
-        summary = _by_spark(spaces, processes, report, quiet=json)
-    elif report is not None:
-        raise InvalidArgument("--report is written by Spark: add --spark, or take --json")
-    else:
-        with output.progress_bar("checking") as bar:
-            summary, _ = many_spaces.verify(spaces, processes, bar)
-    summary.add(list(_archived(spaces)))
+    if report is not None:
+        _check_report(report)
+    with output.progress_bar("checking") as bar:
+        summary, findings = many_spaces.verify(spaces, cores or os.cpu_count() or 1, bar)
+    kept = list(_archived(spaces))
+    summary.add(kept)
+    if report is not None:
+        from xaqueue.lake.archive_check import write_report
+
+        write_report(many_spaces.worst_first([*findings, *kept]), report)
     if json:
         first = [_fields(finding, "space", "severity", "path", "problem") for finding in summary.first]
         output.as_json(asdict(summary) | {"wrong": summary.wrong, "first": first})
@@ -151,6 +151,15 @@ def verify(
         raise typer.Exit(ExitCode.NOTHING)
 
 
+def _check_report(report: Path) -> None:
+    if report.suffix not in (".csv", ".parquet"):
+        raise InvalidArgument(f"report {str(report)!r} is refused: a name that ends in .parquet or .csv is wanted")
+    if report.exists():
+        raise InvalidArgument(f"report {str(report)!r} is there already: name another, or remove it")
+    with extra_there("lake"):
+        import xaqueue.lake.archive_check  # noqa: F401
+
+
 def _archived(spaces: list[str]) -> Iterator[Finding]:
     """Of what left their queues and is kept, where some of that is Parquet."""
     for space in spaces:
@@ -158,17 +167,6 @@ def _archived(spaces: list[str]) -> Iterator[Finding]:
             with extra_there("lake"):
                 from xaqueue.lake.archive_check import check_archive
             yield from check_archive(space)
-
-
-def _by_spark(spaces: list[str], cores: int, report: Path | None, *, quiet: bool) -> Summary:
-    with extra_there("spark"):
-        from xaqueue.spark import session
-        from xaqueue.spark import verify as engine
-
-    engine.check_report(report)
-    if not quiet:
-        typer.echo(f"{output.counted(len(spaces), 'space')}, with Spark on {output.counted(cores, 'core')}", err=True)
-    return engine.verify(session("xaqueue verify", cores=cores), spaces, report)
 
 
 def _print_summary(summary: Summary, report: Path | None) -> None:

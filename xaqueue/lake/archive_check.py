@@ -1,12 +1,14 @@
-"""What is kept of queues is read, every bit of it: files of messages, and Parquet."""
+"""What is kept of queues is read, every bit of it: files of messages, and Parquet. What is found becomes a table."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyarrow import csv
 
 from xaqueue.core.model import layout
 from xaqueue.core.model.layout import RANGE_BITS
@@ -60,3 +62,10 @@ def _wrong_with(tables: Tables, file: TableFile) -> str:
     if last != file.upto:
         return f"its last number is {last}, and its name says {file.upto}"
     return "" if days == {file.day} else f"has messages of {', '.join(sorted(days))}"
+
+
+def write_report(findings: Sequence[Finding], report: Path) -> None:
+    """In CSV or Parquet, as the ending says."""
+    names = "space", "severity", "path", "problem"
+    columns = {name: pa.array([str(getattr(one, name)) for one in findings], pa.string()) for name in names}
+    (csv.write_csv if report.suffix == ".csv" else pq.write_table)(pa.table(columns), report)

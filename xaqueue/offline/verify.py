@@ -9,11 +9,14 @@ only together. Nothing here writes.
 from __future__ import annotations
 
 import os
+import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from glob import glob
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -72,17 +75,21 @@ class Summary:
     first: list[Finding] = field(default_factory=list)
     """The worst of them, for people."""
 
-    def add(self, findings: Sequence[Finding]) -> None:
+    def add(self, findings: Iterable[Finding]) -> None:
         """More of them; the worst are shown."""
         for finding in findings:
             self.counts[finding.severity.value] = self.counts.get(finding.severity.value, 0) + 1
-        order = list(Severity)
-        found = [*self.first, *findings]
-        self.first = sorted(found, key=lambda one: (order.index(one.severity), one.space, one.path))[:FIRST]
+            self.first.append(finding)
+        self.first = worst_first(self.first)[:FIRST]
 
     @property
     def wrong(self) -> int:
         return sum(self.counts.get(severity, 0) for severity in WRONG)
+
+
+def worst_first(findings: Iterable[Finding]) -> list[Finding]:
+    order = list(Severity)
+    return sorted(findings, key=lambda one: (order.index(one.severity), one.space, one.path, one.problem))
 
 
 def spaces_of(given: str) -> list[str]:
@@ -174,25 +181,27 @@ def _duplicate(first: tuple[MessagePlace, str], other: tuple[MessagePlace, str])
 def verify(
     spaces: Sequence[str], processes: int, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> tuple[Summary, list[Finding]]:
-    """By processes of this machine. Memory holds an id and a place for each message; ``spark/verify.py`` needs none."""
+    """By processes of this machine. Ids and places of messages are in a file that is gone at the end, and so of any
+    number; what was found is in memory."""
     todo = [share for space in spaces for share in shares(space)]
-    findings: list[Finding] = []
-    highest: dict[str, dict[str, int]] = {space: {} for space in spaces}
-    places: dict[bytes, list[MessagePlace]] = {}
-    summary = Summary(len(spaces), queues_of(spaces))
-    for done, (share, examined) in enumerate(zip(todo, _examined(todo, processes), strict=True), 1):
-        findings += examined.findings
-        for queue, found in examined.messages.items():
-            summary.messages += len(found)
-            top = max(seq for seq, _ in found)
-            highest[share.space][queue] = max(highest[share.space].get(queue, 0), top)
-            for seq, message_id in found:
-                places.setdefault(message_id, []).append(MessagePlace(share.space, queue, seq))
-        progress(done, len(todo))
-    findings += check_numbers(todo, highest)
-    for message_id, found_at in places.items():
-        if len(found_at) > 1:
-            findings += duplicates(message_id, found_at)
+    findings, summary = list[Finding](), Summary(len(spaces), queues_of(spaces))
+    with closing(sqlite3.connect("")) as seen:
+        seen.execute("create table messages (id blob, space text, queue text, seq integer)")
+        for done, (share, examined) in enumerate(zip(todo, _examined(todo, processes), strict=True), 1):
+            findings += examined.findings
+            for queue, found in examined.messages.items():
+                summary.messages += len(found)
+                rows = ((message_id, share.space, queue, seq) for seq, message_id in found)
+                seen.executemany("insert into messages values (?, ?, ?, ?)", rows)
+            progress(done, len(todo))
+        highest: dict[str, dict[str, int]] = {}
+        for space, queue, seq in seen.execute("select space, queue, max(seq) from messages group by space, queue"):
+            highest.setdefault(space, {})[queue] = seq
+        findings += check_numbers(todo, highest)
+        twice = "select id from messages group by id having count(*) > 1"
+        repeated = seen.execute(f"select * from messages where id in ({twice}) order by id")
+        for message_id, places in groupby(repeated, itemgetter(0)):
+            findings += duplicates(message_id, (MessagePlace(*place) for _, *place in places))
     summary.add(findings)
     return summary, findings
 

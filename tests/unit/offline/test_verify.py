@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,20 @@ from xaqueue.core.storage.ids import fresh_id
 from xaqueue.errors import SpaceError
 from xaqueue.features.opening import create
 from xaqueue.features.session import attach
+from xaqueue.offline import verify as offline_verify
 from xaqueue.offline.check import check
 from xaqueue.offline.findings import Finding
-from xaqueue.offline.verify import MessagePlace, duplicates, examine, shares, spaces_of, verify
+from xaqueue.offline.verify import (
+    Examined,
+    MessagePlace,
+    Share,
+    duplicates,
+    examine,
+    shares,
+    spaces_of,
+    verify,
+    worst_first,
+)
 
 AT_ONCE = "FDATASYNC;DSYNC"
 """The directories are what a commit has said; with a journal they follow by a moment."""
@@ -192,6 +204,36 @@ def test_the_verb(cli: CliRunner, spaces: list[FabricatedSpace], tmp_path: Path)
     assert done.exit_code == 1
     told = json.loads(done.stdout)
     assert (told["messages"], told["wrong"], told["counts"]["duplicate"]) == (164, 1, 1)
-    done = cli.invoke(app, ["verify", "--space", f"{tmp_path}/one", "--report", str(tmp_path / "found.csv")])
-    assert done.exit_code == 2
-    assert "add --spark" in done.output
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_a_report(cli: CliRunner, spaces: list[FabricatedSpace], tmp_path: Path, ending: str) -> None:
+    """All findings as a table, in the order in which they are shown, and never over another one."""
+    dataset = pytest.importorskip("pyarrow.dataset", reason="pyarrow is not installed")
+    spaces[0].put("orders", 6_005)
+    spaces[0].path("orders", 4_150).write_bytes(b"XAQB")
+    report = tmp_path / f"found.{ending}"
+    words = ["verify", "--space", f"{tmp_path}/*", "--cores", "2", "--report", str(report)]
+    done = cli.invoke(app, words)
+    assert (done.exit_code, f"all findings are in {report}" in done.output) == (1, True)
+    _, findings = verify([str(space.root) for space in spaces], 1)
+    rows = [tuple(row.values()) for row in dataset.dataset(report, format=ending).to_table().to_pylist()]
+    assert rows == [(one.space, one.severity.value, one.path, one.problem) for one in worst_first(findings)]
+    assert [severity for _, severity, *_ in rows[:2]] == ["damage", "duplicate"]
+    for again, why in ((report, "is there already"), (tmp_path / "found.txt", "ends in .parquet or .csv")):
+        done = cli.invoke(app, [*words[:-1], str(again)])
+        assert (done.exit_code, why in done.output.replace("\n", " ")) == (2, True), done.output
+
+
+def test_ids_and_places_of_very_many_are_in_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    many = 200_000
+    found = [Examined([], {"orders": [(seq, b"%016d" % seq) for seq in range(many)]})]
+    monkeypatch.setattr(offline_verify, "shares", lambda space: [Share(space, False, "orders", "range=0")])
+    monkeypatch.setattr(offline_verify, "_examined", lambda *_: found)
+    monkeypatch.setattr(offline_verify, "queues_of", len)
+    tracemalloc.start()
+    summary, _ = verify([str(tmp_path)], 1)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert summary.messages == many
+    assert peak < 20 * many
