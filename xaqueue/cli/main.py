@@ -36,7 +36,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "spaces": "status",
         "health": "health metrics",
         "top": "top",
-        "tools": "iotest bench torture demo",
+        "tools": "iotest bench demo",
         "manual": "man",
     },
     "Back up and mend": {
@@ -103,6 +103,7 @@ OTHER_NAMES = {
     "token": "login auth password user",
     "health": "ping",
     "top": "monitor dashboard",
+    "iotest": "torture fio",
     "man": "manual docs",
     "snapshot": "backup",
     "check": "fsck doctor",
