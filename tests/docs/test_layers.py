@@ -125,7 +125,7 @@ OWNED = {
     "deltalake": ("xaqueue.lake",),
     "typer": ("xaqueue.cli",),
     "click": ("xaqueue.cli",),
-    "watchdog": ("xaqueue.core.owner.watches", "xaqueue.offline.queue_watch"),
+    "watchdog": ("xaqueue.core.owner.watches",),
     "sqlalchemy": ("xaqueue.contrib", "xaqueue.lake.orphans"),
     "opentelemetry": ("xaqueue.spans",),
     "prometheus_client": ("xaqueue.metrics", "xaqueue.web"),

@@ -3,9 +3,9 @@
 Every message at or below the watermark is in its range directory or has been consumed, so what a reader finds is
 complete, and the same range read again holds a subset of what it held. A reader never writes, locks or waits.
 
-``follow`` goes on as the queue grows. The owner writes the watermark once for each group of commits, so its file is
-what is watched; the messages between the old mark and the new one are then read. Where the file system tells of no
-changes (network mounts), a look every ``IDLE_S`` seconds does. What is consumed before it is read is not seen.
+``follow`` goes on as the queue grows: it looks at the watermark every ``LOOK_S`` seconds, which is about as far as
+directories are behind their journal, and reads the messages between the old mark and the new one. What is consumed
+before it is read is not seen.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from xaqueue.features.streams.record import StreamRecord, read_stream, stream_pa
 from xaqueue.message import MessageId, check_queue_name
 
 READ_TRIES = 50
-IDLE_S = 1.0
+LOOK_S = 0.05
 EARLIEST, LATEST = "earliest", "latest"
 
 log = logging.getLogger("xaqueue")
@@ -227,29 +227,22 @@ def follow(
     *,
     start: str = LATEST,
     stopped: threading.Event | None = None,
-    idle_s: float = IDLE_S,
 ) -> Iterator[Followed]:
     """Messages of the queue, and then those that come, until ``stopped`` is set; the queue may not exist yet.
 
     ``stopped`` is noticed at the next message or look. Raises SpaceError, also where another space, or an older copy,
     has come under the path: its numbers mean other messages. Raises InvalidArgument.
     """
-    from xaqueue.offline.queue_watch import QueueWatch  # its import costs as much as all others
-
     reader = QueueReader(path, queue)
     stopped = stopped or threading.Event()
     after, upto = start_after(reader, start), 0
-    with QueueWatch(Path(path), queue) as watch:
-        while not stopped.is_set():
-            watch.arm()
-            before, upto = upto, reader.watermark()
-            if read_format(path, is_expected=True).id != reader.id or 0 < upto < before:
-                raise SpaceError(
-                    f"{path} became another space, or an older copy, while it was followed: follow it again"
-                )
-            for followed in reader.read(after, upto):
-                if stopped.is_set():
-                    return
-                yield followed
-            after = max(after, upto)
-            watch.wait(idle_s)
+    while not stopped.is_set():
+        before, upto = upto, reader.watermark()
+        if read_format(path, is_expected=True).id != reader.id or 0 < upto < before:
+            raise SpaceError(f"{path} became another space, or an older copy, while it was followed: follow it again")
+        for followed in reader.read(after, upto):
+            if stopped.is_set():
+                return
+            yield followed
+        after = max(after, upto)
+        stopped.wait(LOOK_S)

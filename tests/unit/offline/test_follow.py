@@ -19,8 +19,6 @@ from xaqueue.errors import InvalidArgument, SpaceError
 from xaqueue.features.opening import create
 from xaqueue.offline.reader import QueueReader, follow, start_after
 
-FOREVER_S = 600.0
-"""An idle look that never comes: what is seen was told by the file system."""
 PATIENCE_S = 60.0
 
 
@@ -32,13 +30,13 @@ def space(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def following(space: Path, start: str, idle_s: float = FOREVER_S) -> Iterator[Queue[tuple[int, bytes]]]:
+def following(space: Path, start: str) -> Iterator[Queue[tuple[int, bytes]]]:
     """What a follower in a thread of its own has seen, as it comes."""
     seen: Queue[tuple[int, bytes]] = Queue()
     stopped = threading.Event()
 
     def run() -> None:
-        for seq, message_id, data in follow(space, "orders", start=start, stopped=stopped, idle_s=idle_s):
+        for seq, message_id, data in follow(space, "orders", start=start, stopped=stopped):
             block = decode(data)
             assert block.message_id == message_id
             seen.put((seq, block.body))
@@ -49,10 +47,6 @@ def following(space: Path, start: str, idle_s: float = FOREVER_S) -> Iterator[Qu
         yield seen
     finally:
         stopped.set()
-        touch = space / layout.COMMITTED / "queue=wake"
-        touch.mkdir(exist_ok=True)
-        (space / layout.queue_path("orders")).mkdir(exist_ok=True)
-        (space / layout.queue_path("orders") / ".wake").touch()
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
 
@@ -75,7 +69,7 @@ def test_what_is_there_and_what_comes(space: Path) -> None:
 
 
 def test_a_queue_that_comes_later(space: Path) -> None:
-    with following(space, "earliest", idle_s=0.05) as seen, xaqueue.connect(space) as connection:
+    with following(space, "earliest") as seen, xaqueue.connect(space) as connection:
         put(connection, b"a")
         assert seen.get(timeout=PATIENCE_S) == (1, b"a")
 
@@ -130,7 +124,7 @@ def test_what_comes_under_the_path_is_not_followed(space: Path, which: str) -> N
     stopped = threading.Event()
     end = threading.Timer(PATIENCE_S, stopped.set)
     end.start()
-    followed = follow(space, "orders", start="earliest", stopped=stopped, idle_s=0.0)
+    followed = follow(space, "orders", start="earliest", stopped=stopped)
     assert [decode(next(followed)[2]).body for _ in range(2)] == [b"a", b"b"]
     space.rename(space.with_name("elsewhere"))
     other.rename(space)
