@@ -1,6 +1,6 @@
 """The figures as a picture: for each operation and number of threads, engine, peers and limits as bars, longest on top.
 
-Matplotlib decides by the name's ending what is written: ``.svg``, ``.png``, ``.pdf``. What ``xaqueue bench --json`` and
+Matplotlib decides by the name's ending what is written: ``.svg``, ``.png``, ``.pdf``. What ``bench.compare --json`` and
 ``python -m bench.ledger --json`` have written is drawn as well. So the charts of man/guide/performance.md are made:
 
     PYTHONPATH=tests python -m bench.chart man/guide/figures/engine.json man/guide/pictures/engine.svg

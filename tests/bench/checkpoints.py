@@ -16,12 +16,12 @@ from statistics import median
 from types import TracebackType
 from typing import Any, Self
 
+from bench.engine import QUEUE, BenchPlan, enqueuer
+from bench.rates import Rate, floor, latency_us, rate_of
 from xaqueue.connection import Connection
 from xaqueue.core.engine.state import Space
 from xaqueue.features.opening import create
 from xaqueue.features.session import attach
-from xaqueue.tools.bench import QUEUE, BenchPlan, enqueuer
-from xaqueue.tools.rates import Rate, floor, latency_us, rate_of
 
 PERCENTS = {"p50_us": 50.0, "p99_us": 99.0, "p999_us": 99.9, "max_us": 100.0}
 

@@ -1,6 +1,8 @@
-"""xaqueue beside bare calls, other queues, a server and checkpoints: cd tests && python -m bench.compare --help
+"""xaqueue on a disk of yours, beside bare calls, other queues, a server and checkpoints.
 
-All take turns with ``xaqueue bench`` itself, round by round in the same directory. A ratio is the median of each
+    cd tests && python -m bench.compare --help
+
+All take turns with the engine, round by round in the same directory. A ratio is the median of each
 round's own. ``served`` is to those who run the clients one more peer.
 """
 
@@ -10,7 +12,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -20,11 +22,12 @@ from typing import NamedTuple
 
 from bench.bare import BareCalls, lines_of
 from bench.checkpoints import Compared, with_checkpoints
+from bench.engine import BenchPlan, Figures, Report, Round, figures, ratio, run
 from bench.peers import PEERS, opened
 from bench.peers.peer import OPERATIONS, ClientRate, Operation, Peer, ThreadClients, Wanted
 from bench.peers.process_clients import ProcessClients
 from bench.served import ServerPeer
-from xaqueue.tools.bench import BenchPlan, Figures, Report, Round, figures, ratio, run
+from xaqueue.errors import InvalidArgument
 from xaqueue.tools.rates import aligned
 
 SERVER = "server, "
@@ -185,7 +188,7 @@ def _lines(comparison: Comparison, result: Figures) -> Iterator[str]:
     yield from (f"{name}: {promise}" for name, promise in result["durability"].items())
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.compare", description=__doc__)
     parser.add_argument("--directory", type=Path)
     parser.add_argument("--threads", default="1,8", metavar="N,N")
@@ -200,12 +203,17 @@ def main() -> None:
     parser.add_argument("--checkpoints", type=float, metavar="S", help="one every S seconds, compared with none")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--chart", type=Path, help="ends in .svg, .png or .pdf")
-    given = parser.parse_args()
-    threads = tuple(map(int, given.threads.split(",")))
-    plan = BenchPlan(
-        *(given.directory, threads, tuple(given.flags or ["JOURNAL"])),
-        *(given.size, given.messages_per_branch, given.seconds, given.rounds),
-    )
+    given = parser.parse_args(words)
+    try:
+        threads = tuple(map(int, given.threads.split(",")))
+        plan = BenchPlan(
+            *(given.directory, threads, tuple(given.flags or ["JOURNAL"])),
+            *(given.size, given.messages_per_branch, given.seconds, given.rounds),
+        )
+    except (ValueError, InvalidArgument) as refused:
+        parser.error(str(refused))
+    if given.directory is not None:
+        given.directory.mkdir(parents=True, exist_ok=True)
     comparison, bare = Comparison(plan, in_processes=given.server), BareCalls(plan)
     more: list[Round] = [bare.measure]
     more += [comparison.peer(name, given.postgres_dsn) for name in given.peer]

@@ -29,9 +29,10 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from bench import page_cache, spark_rows
+from bench.rates import busy_share
 from bench.spark_rows import KINDS, cpu_s, served
 from bench.spark_sources import Source, apart
-from xaqueue.tools.environment import busy_share, look
+from xaqueue.tools.environment import look
 
 SIZES = (10_000, 100_000, 1_000_000)
 BINARY_FILES = 100_000

@@ -190,7 +190,6 @@ EXCEPTIONS = {
     "xaqueue.cli.messages": "writes a message's body into a file that the person named",
     "xaqueue.cli.log_output": "writes events to stderr from a thread, where Python's own stream would hold a lock",
     "xaqueue.cli.replacing": "replaces files that the person named, each as a whole",
-    "xaqueue.cli.tools": "writes a bench's result into a file that the person named",
     "xaqueue.cli.exit_codes": "points standard output at nothing once its reader is gone",
 }
 """Modules outside ``core/storage/`` that change files, and why it is none of the port's business."""

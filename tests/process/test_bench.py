@@ -9,21 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from xaqueue.cli.exit_codes import ExitCode
-from xaqueue.cli.main import app
+from bench import engine, rates
+from bench.compare import main
+from bench.engine import OPERATIONS, BenchPlan
+from bench.rates import Rate, latency_us, rate_of
 from xaqueue.errors import InvalidArgument
-from xaqueue.tools import bench, environment, rates
-from xaqueue.tools.bench import OPERATIONS, BenchPlan
-from xaqueue.tools.rates import Rate, aligned, latency_us, percentile, rate_of
+from xaqueue.tools.rates import SEGMENT_BYTES, Preallocated, aligned, percentile
 
 
 def test_each_flag_thread_and_operation_is_measured_against_the_disk(tmp_path: Path) -> None:
     lines: list[str] = []
     flags = ("NONE", "FDATASYNC;DSYNC")
     options = BenchPlan(tmp_path, threads=(1, 2), flags=flags, size_bytes=64, seconds=0.05, rounds=1)
-    result = bench.run(options, lines.append)
+    result = engine.run(options, lines.append)
     rows = {(row["flags"], row["threads"], row["operation"]): row for row in result["results"]}
     floors = {row["threads"]: row["per_s"] for row in result["floor"]}
     assert set(rows) == {(flag, threads, name) for flag in flags for threads in (1, 2) for name in OPERATIONS}
@@ -40,7 +39,7 @@ def test_each_flag_thread_and_operation_is_measured_against_the_disk(tmp_path: P
 
 def test_rounds_of_syncs_are_counted_for_each_transaction(tmp_path: Path) -> None:
     options = BenchPlan(tmp_path, threads=(1,), flags=("NONE", "FSYNC;DSYNC"), seconds=0.05, rounds=1)
-    rows = bench.run(options, lambda _: None)["results"]
+    rows = engine.run(options, lambda _: None)["results"]
     for row in rows:
         alone = row["flags"] == "FSYNC;DSYNC"
         assert row["rounds_per_transaction"] == pytest.approx(2.0 if alone else 0.0, abs=0.5)
@@ -48,7 +47,7 @@ def test_rounds_of_syncs_are_counted_for_each_transaction(tmp_path: Path) -> Non
 
 def test_a_branch_of_several_messages_is_one_transaction(tmp_path: Path) -> None:
     options = BenchPlan(tmp_path, threads=(1,), flags=("NONE",), seconds=0.05, rounds=1, messages_per_branch=3)
-    rows = bench.run(options, lambda _: None)["results"]
+    rows = engine.run(options, lambda _: None)["results"]
     assert [row["operation"] for row in rows] == list(OPERATIONS)
     for row in rows:
         assert row["messages_per_s"] == pytest.approx(3 * row["per_s"])
@@ -80,9 +79,9 @@ def test_what_fails_or_is_interrupted_leaves_no_space_behind(tmp_path: Path, mon
     def interrupted(*_: object) -> Rate:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("xaqueue.tools.bench.rate_of", interrupted)
+    monkeypatch.setattr("bench.engine.rate_of", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        bench.run(BenchPlan(tmp_path, threads=(1,), flags=("NONE",), seconds=0.01, rounds=1), lambda _: None)
+        engine.run(BenchPlan(tmp_path, threads=(1,), flags=("NONE",), seconds=0.01, rounds=1), lambda _: None)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -98,8 +97,8 @@ def test_columns_of_numbers_stand_to_the_right() -> None:
 def test_a_machine_that_others_use_is_warned_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float, warned: bool
 ) -> None:
-    monkeypatch.setattr(environment, "busy_share", lambda: share)
-    result = bench.run(BenchPlan(tmp_path, threads=(1,), flags=(), seconds=0.01, rounds=2), lambda _: None)
+    monkeypatch.setattr(rates, "busy_share", lambda: share)
+    result = engine.run(BenchPlan(tmp_path, threads=(1,), flags=(), seconds=0.01, rounds=2), lambda _: None)
     assert result["environment"]["busy_share"] == [share, share]
     assert any("others used 50%" in warning for warning in result["environment"]["warnings"]) == warned
 
@@ -148,34 +147,33 @@ def test_a_percentile_is_one_of_the_values(count: int, percent: float, expected:
 
 
 def test_preallocated_space_is_overwritten_from_its_start_again(tmp_path: Path) -> None:
-    quarter = rates.SEGMENT_BYTES // 4
-    log = rates.Preallocated(tmp_path / "log", 100)
+    quarter = SEGMENT_BYTES // 4
+    log = Preallocated(tmp_path / "log", 100)
     try:
         for number in range(1, 6):
             log.write(bytes([number]) * quarter)
     finally:
         os.close(log.fd)
     content = (tmp_path / "log").read_bytes()
-    assert len(content) == rates.SEGMENT_BYTES
+    assert len(content) == SEGMENT_BYTES
     assert list(content[::quarter]) == [5, 2, 3, 4]
 
 
-def test_the_verb_writes_its_figures(tmp_path: Path) -> None:
-    words = ["--flags", "NONE", "--seconds", "0.02", "--rounds", "1", "--threads", "1,2", "--threads", "3"]
+def test_the_program_writes_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--flags", "NONE", "--seconds", "0.02", "--rounds", "1", "--threads", "1,2", "--size", "10"]
     where = ["--directory", str(tmp_path / "made"), "--json", str(tmp_path / "figures.json")]
-    result = CliRunner().invoke(app, ["bench", "--messages-per-branch", "2", *words, *where])
-    assert result.exit_code == 0, result.output
+    main(["--messages-per-branch", "2", *words, *where])
     told = json.loads((tmp_path / "figures.json").read_text())
-    assert told["options"]["threads"] == [1, 2, 3]
+    assert told["options"]["threads"] == [1, 2]
     assert told["options"]["messages_per_branch"] == 2
-    assert f"the figures are in {tmp_path / 'figures.json'}" in result.stdout
+    assert "xaqueue/s" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("words", "said"), [(["--threads", "one"], "numbers like 1,8"), (["--flags", "SAFE"], "FDATA")]
-)
-def test_the_verb_refuses_before_anything_is_made(tmp_path: Path, words: list[str], said: str) -> None:
-    result = CliRunner().invoke(app, ["bench", "--directory", str(tmp_path / "made"), *words])
-    assert result.exit_code == ExitCode.USAGE
-    assert said in result.stderr
+@pytest.mark.parametrize(("words", "said"), [(["--threads", "one"], "'one'"), (["--flags", "SAFE"], "FDATA")])
+def test_the_program_refuses_before_anything_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["--directory", str(tmp_path / "made"), *words])
+    assert said in capsys.readouterr().err
     assert not (tmp_path / "made").exists()

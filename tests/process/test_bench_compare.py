@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from bench import engine
 from bench.bare import BareCalls, BareProtocol, lines_of
+from bench.engine import BenchPlan
 from xaqueue.core.storage.hardening import Hardening
-from xaqueue.tools import bench
-from xaqueue.tools.bench import BenchPlan
 
 
 def files_in(root: Path) -> list[str]:
@@ -63,7 +63,7 @@ def test_bare_calls_stand_beside_the_engine(tmp_path: Path, messages: int) -> No
     flags, threads = ("NONE", "FDATASYNC;DSYNC"), (1, 2)
     plan = BenchPlan(tmp_path, threads, flags, size_bytes=64, seconds=0.05, rounds=1, messages_per_branch=messages)
     bare = BareCalls(plan)
-    rows = bench.run(plan, lambda _: None, [bare.measure])["results"]
+    rows = engine.run(plan, lambda _: None, [bare.measure])["results"]
     bare.join(rows)
     assert len(rows) == 8
     for row in rows:

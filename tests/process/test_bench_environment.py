@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.rates import busy_share
 from xaqueue.core.storage.mounts import mount_of
 from xaqueue.tools import environment
 
@@ -24,9 +25,9 @@ def test_others_that_use_the_processors_are_noticed(tmp_path: Path, monkeypatch:
     stat.parent.mkdir()
     stat.write_text("cpu  100 0 100 700 100 0 0 0 0 0\ncpu0 1 2 3\n")
     monkeypatch.setattr("time.sleep", lambda _: stat.write_text("cpu  130 0 120 730 120 0 0 0 0 0\n"))
-    assert environment.busy_share(1.0, tmp_path) == pytest.approx(0.5)
+    assert busy_share(1.0, tmp_path) == pytest.approx(0.5)
     stat.write_text("cpu  130 0 120 730 120 0 0 0 0 0\n")
-    assert environment.busy_share(1.0, tmp_path) == 0.0
+    assert busy_share(1.0, tmp_path) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,6 @@ COMMANDS: dict[str, tuple[int, str]] = {
     "clean --older-than 1": (2, "'1' is no span of time: give a number its unit, like 90s, 5m, 2h or 1d"),
     "release": (2, "release takes a QUEUE, or --carrier NAME"),
     "iotest nowhere": (2, "nowhere is no directory"),
-    "bench --threads x": (2, "threads 'x' are refused: numbers like 1,8 are wanted"),
     "verify --space none*": (3, "none* names no queue space: `xaqueue init DIR` makes one"),
     "man 2": (2, "'2' is not one of '1', '5', '7'"),
 }

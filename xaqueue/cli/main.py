@@ -36,7 +36,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "spaces": "status",
         "health": "health metrics",
         "top": "top",
-        "tools": "iotest bench demo",
+        "tools": "iotest demo",
         "manual": "man",
     },
     "Back up and mend": {
@@ -103,7 +103,7 @@ OTHER_NAMES = {
     "token": "login auth password user",
     "health": "ping",
     "top": "monitor dashboard",
-    "iotest": "torture fio",
+    "iotest": "bench benchmark torture fio",
     "man": "manual docs",
     "snapshot": "backup",
     "check": "fsck doctor",

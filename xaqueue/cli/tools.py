@@ -1,8 +1,7 @@
-"""Verbs to try a directory, a machine and the engine, and to see it all work: iotest, bench, demo."""
+"""Verbs to try a directory, and to see it all work: iotest and demo."""
 
 from __future__ import annotations
 
-import json as json_format
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,16 +12,12 @@ import typer
 from xaqueue.cli.exit_codes import ExitCode, ended_in_order, extra_there
 from xaqueue.cli.location import JsonOption, no_url
 from xaqueue.cli.output import as_json
-from xaqueue.errors import InvalidArgument
 
 DirectoryOption = Annotated[
     Path | None,
     typer.Option(
         "--directory", metavar="DIR", callback=no_url, help="Where the files go; a temporary directory without it."
     ),
-]
-FlagsOption = Annotated[
-    list[str] | None, typer.Option(help="Sync flags; may be repeated. All levels without it.", metavar="FLAGS")
 ]
 
 
@@ -46,47 +41,6 @@ def demo(
         passed = job.run(job.FAST if fast else flights, directory, typer.echo, keep=keep)
     if not passed:
         raise typer.Exit(ExitCode.NOTHING)
-
-
-def bench(
-    directory: DirectoryOption = None,
-    threads: Annotated[
-        list[str] | None, typer.Option(help="Numbers of threads; may be repeated. 1,8 without it.", metavar="N,N")
-    ] = None,
-    flags: FlagsOption = None,
-    size: Annotated[int, typer.Option(help="Bytes of a body.", min=0)] = 1024,
-    messages_per_branch: Annotated[
-        int, typer.Option("--messages-per-branch", help="Messages of one branch.", metavar="N", min=1)
-    ] = 1,
-    seconds: Annotated[float, typer.Option(help="Of one measurement.", min=0.01)] = 3.0,
-    rounds: Annotated[int, typer.Option(help="Measurements of each kind; the median counts.", min=1)] = 3,
-    result: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures to a file, too.")
-    ] = None,
-) -> None:
-    """Two-phase transactions a second on this machine, for each level of hardening and number of threads.
-
-    Beside them, in the same run, what the disk gives at most.
-    Use a directory on a journalled file system: on tmpfs a sync costs nothing.
-    """
-    from xaqueue.tools import bench as engine
-
-    plan = engine.BenchPlan(
-        directory=directory,
-        threads=tuple(number for text in threads or ["1,8"] for number in _numbers(text)),
-        flags=tuple(flags or engine.FLAGS),
-        size_bytes=size,
-        messages_per_branch=messages_per_branch,
-        seconds=seconds,
-        rounds=rounds,
-    )
-    if directory is not None:
-        directory.mkdir(parents=True, exist_ok=True)
-    with ended_in_order():
-        measured = engine.run(plan, typer.echo)
-    if result is not None:
-        result.write_text(json_format.dumps(measured, indent=2) + "\n", "utf-8")
-        typer.echo(f"the figures are in {result}")
 
 
 def iotest(
@@ -119,10 +73,3 @@ def iotest(
 def _saying(json: bool) -> Callable[[str], None]:
     """What it is at. Programs read the document alone."""
     return (lambda _: None) if json else partial(typer.echo, err=True)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(word) for word in text.split(","))
-    except ValueError:
-        raise InvalidArgument(f"threads {text!r} are refused: numbers like 1,8 are wanted") from None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import platform
-import time
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -24,11 +23,6 @@ NO_JOURNAL = (
 )
 NO_DISK = "{} keeps files in memory: a sync costs nothing here, and the figures say nothing about a disk"
 UNKNOWN_JOURNAL = "whether this ext4 has a journal is not known: see `dumpe2fs -h {}`, has_journal is wanted"
-BUSY = (
-    "others used {:.0%} of the processors' time while nothing was measured: figures are too low, most of all those of "
-    "a server, whose every answer waits for a processor. Measure on a machine that is idle"
-)
-BUSY_SHARE = 0.1
 EXT = frozenset({"ext2", "ext3", "ext4"})
 VIRTUAL = ("vd", "xvd", "loop", "nbd", "dm-", "md", "rbd", "drbd")
 MEMORY = ("ram", "zram")
@@ -101,21 +95,6 @@ def look(directory: str | os.PathLike[str], root: str | os.PathLike[str] = "/") 
         python=platform.python_version(),
         kernel=platform.release(),
     )
-
-
-def busy_share(seconds: float = 0.2, root: str | os.PathLike[str] = "/") -> float:
-    """Which part of all processors' time others use while this thread sleeps: they slow what is measured here."""
-    stat = Path(root) / "proc/stat"
-    before = _processor_times(stat)
-    time.sleep(seconds)
-    total, idle = (after - earlier for after, earlier in zip(_processor_times(stat), before, strict=True))
-    return 1.0 - idle / total if total > 0 else 0.0
-
-
-def _processor_times(stat: Path) -> tuple[int, int]:
-    """Clock ticks of all processors since they were started: all of them, and the idle ones; see proc_stat(5)."""
-    times = [int(field) for field in stat.read_text().split("\n", 1)[0].split()[1:9]]
-    return sum(times), times[3] + times[4]
 
 
 def has_journal(mount: Mount, root: Path) -> bool | None:

@@ -30,7 +30,7 @@ from xaqueue.core.storage.owner_file import FileLock
 from xaqueue.errors import InvalidArgument, SpaceError
 from xaqueue.tools import environment, verdict
 from xaqueue.tools.peer import meet
-from xaqueue.tools.rates import Preallocated, Rate, aligned, latency_us
+from xaqueue.tools.rates import Preallocated, aligned, percentile
 from xaqueue.tools.verdict import Facts, Fitness, Timing
 
 RECORD = os.urandom(1024)
@@ -246,8 +246,8 @@ def _timing(probe: Probe, root: Path, seconds: float) -> Timing:
             taken.append(ended - began)
             if ended > until:
                 break
-    rate = Rate(len(taken), sum(taken), 0.0, taken)
-    return Timing(rate.per_s, *latency_us([rate], 50, 90, 99, 99.9, 100))
+    ordered = sorted(taken)
+    return Timing(len(taken) / sum(taken), *(percentile(ordered, share) * 1e6 for share in (50, 90, 99, 99.9, 100)))
 
 
 def _lock_from_another_process(path: Path) -> str:

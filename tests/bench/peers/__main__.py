@@ -21,13 +21,14 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from bench.engine import Figures, Report, figures, fresh
 from bench.peers import commits, opener
 from bench.peers.peer import Operation, Peer, ThreadClients, Wanted
 from bench.peers.process_clients import ProcessClients
+from bench.rates import Rate, busy_share
 from xaqueue.errors import OperationalError
 from xaqueue.tools import environment
-from xaqueue.tools.bench import Figures, Report, figures, fresh
-from xaqueue.tools.rates import Rate, aligned
+from xaqueue.tools.rates import aligned
 
 SERVED, EMBEDDED = "xaqueue, served", "xaqueue, embedded"
 QUEUES = {
@@ -88,7 +89,7 @@ class Peers:
             scratch = Path(name)
             scratch.chmod(0o711)  # a server that refuses to run as root must get to its files
             for number in range(1, self.plan.rounds + 1):
-                self.busy.append(environment.busy_share())
+                self.busy.append(busy_share())
                 for queue in self.plan.queues:
                     if queue not in self.missing:
                         self._round(queue, scratch, lambda text, number=number: report(f"round {number}: {text}"))  # type: ignore[misc]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Literal, Protocol, runtime_checkable
 
-from xaqueue.tools.rates import Rate, Step, rate_of
+from bench.rates import Rate, Step, rate_of
 
 Kind = Literal["threads", "processes"]
 Operation = Literal["enqueue", "dequeue", "echo"]

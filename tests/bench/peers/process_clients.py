@@ -17,8 +17,8 @@ from importlib import import_module
 from typing import IO, Any
 
 from bench.peers.peer import Client, ClientRate, Echoing, Kind, Operation, Peer, step_of, together
+from bench.rates import Rate, rate_of
 from xaqueue.errors import OperationalError
-from xaqueue.tools.rates import Rate, rate_of
 
 
 class ProcessClients:

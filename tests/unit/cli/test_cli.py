@@ -186,7 +186,6 @@ def test_an_empty_queue_is_told(space: Path) -> None:
         ["replica", "--from", "xaq://host:1"],
         ["promote", "--yes"],
         ["iotest"],
-        ["bench", "--directory"],
         ["demo", "--directory"],
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,18 +25,3 @@ def test_the_demo_tells_whether_its_check_passed(
     monkeypatch.setattr("xaqueue.tools.demo.flights.run", run)
     result = CliRunner().invoke(app, ["demo", "--flights", "200", "--directory", str(tmp_path), "--keep"])
     assert (result.exit_code, result.stdout) == (code, f"200 {tmp_path} True\n")
-
-
-def test_the_engine_is_measured(tmp_path: Path) -> None:
-    figures = tmp_path / "figures.json"
-    words = ["--threads", "1", "--flags", "NONE", "--seconds", "0.02", "--rounds", "1", "--size", "10"]
-    result = CliRunner().invoke(app, ["bench", "--directory", str(tmp_path), *words, "--json", str(figures)])
-    assert result.exit_code == 0, result.output
-    assert f"the figures are in {figures}" in result.stdout
-    assert json.loads(figures.read_text())
-
-
-def test_threads_are_numbers() -> None:
-    result = CliRunner().invoke(app, ["bench", "--threads", "one"])
-    assert result.exit_code == ExitCode.USAGE
-    assert result.stderr == "xaqueue: threads 'one' are refused: numbers like 1,8 are wanted\n"

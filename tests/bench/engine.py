@@ -19,6 +19,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench import rates
+from bench.rates import BUSY, BUSY_SHARE, Rate, Step, floor, latency_us, rate_of
 from xaqueue.connection import Connection
 from xaqueue.core.engine.log import Log
 from xaqueue.core.model.block import BODY_LIMIT_BYTES
@@ -28,7 +30,7 @@ from xaqueue.errors import InvalidArgument
 from xaqueue.features.opening import create
 from xaqueue.features.session import attach
 from xaqueue.tools import environment
-from xaqueue.tools.rates import Rate, Step, aligned, floor, latency_us, rate_of
+from xaqueue.tools.rates import aligned
 
 QUEUE = "bench"
 FLAGS = ("JOURNAL", "NONE", "FDATASYNC", "FDATASYNC;DSYNC", "FSYNC;DSYNC")
@@ -96,13 +98,13 @@ def run(plan: BenchPlan, report: Report, more: Sequence[Round] = ()) -> Figures:
             def say(text: str, number: int = number) -> None:
                 report(f"round {number} of {plan.rounds}: {text}")
 
-            busy.append(environment.busy_share())
+            busy.append(rates.busy_share())
             for measure in measures:
                 with fresh(scratch) as root:
                     measure(root, say)
     warnings = found.warnings
-    if max(busy) > environment.BUSY_SHARE:
-        warnings = [*warnings, environment.BUSY.format(max(busy))]
+    if max(busy) > BUSY_SHARE:
+        warnings = [*warnings, BUSY.format(max(busy))]
     result = {
         "environment": {**found.as_dict(), "busy_share": busy, "warnings": warnings},
         "options": {**asdict(plan), "directory": os.fspath(directory)},
