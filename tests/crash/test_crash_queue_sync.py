@@ -1,5 +1,6 @@
 """Queues that wait for no sync, beside others: a crash takes the last of their steps, whole and from the end. It takes
-nothing that was acknowledged on a queue with the level of the space, nor what came before that.
+nothing that was acknowledged on a queue with the level of the space, nor a branch that was prepared, nor what came
+before either.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ EVERY = 4
 Put = tuple[str, bytes]
 STEPS: Sequence[tuple[str, tuple[Put, ...], tuple[str, ...]]] = (
     ("one-phase", (("a", b"1"),), ()),
+    ("one-phase", (("a", b"9"),), ()),
     ("two-phase", (("a", b"2"), ("a", b"3")), ()),
     ("one-phase", (("b", b"4"),), ()),
     ("two-phase", (("a", b"5"), ("b", b"6")), ()),
@@ -33,6 +35,9 @@ STEPS: Sequence[tuple[str, tuple[Put, ...], tuple[str, ...]]] = (
     ("two-phase", (("b", b"8"),), ("a",)),
     ("rollback", (), ("a",)),
     ("two-phase", (), ("a",)),
+    ("one-phase", (("a", b"10"),), ()),
+    ("one-phase", (), ("a",)),
+    ("one-phase", (("b", b"11"),), ()),
 )
 """How each branch ends, what it adds, and from which queues it takes the next message."""
 
@@ -52,7 +57,11 @@ def states() -> list[dict[str, list[bytes]]]:
 
 
 STATES = states()
-KEPT = [index for index, (_, puts, takes) in enumerate(STEPS, 1) if "b" in (*takes, *(queue for queue, _ in puts))]
+KEPT = [
+    index
+    for index, (ends, puts, takes) in enumerate(STEPS, 1)
+    if ends != "one-phase" or "b" in (*takes, *(queue for queue, _ in puts))
+]
 """Behind which no crash goes back."""
 
 

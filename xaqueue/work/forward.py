@@ -26,7 +26,7 @@ PIECE = 10
 """Messages that are asked for at a time."""
 _KEPT = (
     *("correlation_id", "reply_queue", "failure_queue", "priority", "expires_at", "group", "dedup_key"),
-    *("content_type", "headers", "traceparent", "origin"),
+    *("persistent", "content_type", "headers", "traceparent", "origin"),
 )
 
 

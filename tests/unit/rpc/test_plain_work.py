@@ -246,6 +246,16 @@ def test_a_message_that_was_tried_is_taken_the_other_way(bare: BareSpace) -> Non
     assert taken.body == b"tried"
 
 
+def test_a_message_that_is_not_persistent_is_taken_the_other_way_which_waits_for_no_sync(bare: BareSpace) -> None:
+    session = Session(bare.space)
+    session.start(local(1))
+    session.enqueue("orders", b"quick", persistent=False)
+    session.end(local(1))
+    session.commit(local(1), Flag.ONEPHASE)
+    bare.space.log.harden_late()
+    nothing_changes(bare, session, [Take("orders")])
+
+
 def test_a_space_that_is_not_plain_has_no_plain_work(tmp_path: Path) -> None:
     bodies = [put(1)]
     for bare in opened(tmp_path / "files", "NONE"):

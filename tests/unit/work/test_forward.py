@@ -71,6 +71,17 @@ def test_groups_keep_their_order_and_what_is_not_due_stays(space: Path) -> None:
         assert len(numbers) == 10
 
 
+def test_what_is_not_persistent_is_not_there_either(space: Path) -> None:
+    with xaqueue.connect(space) as connection:
+        connection.enqueue("orders", b"quick", persistent=False)
+        put(connection, b"kept")
+        assert forwarded(space).done == 2
+        assert [(one.body, one.persistent) for one in connection.browse("archive")] == [
+            (b"quick", False),
+            (b"kept", True),
+        ]
+
+
 def test_a_target_that_is_gone_costs_no_try(
     space: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

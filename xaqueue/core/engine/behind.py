@@ -4,9 +4,9 @@ What they put is held by its path until it is followed, and what is a message's 
 that keeps up reads no file.
 
 What is published before it is recorded is a *deferred* step. One is deferred whose loss in a crash undoes nothing that
-anybody was promised: who plans it says so, or all queues of its branch do. It is seen at once, and read from memory;
-its record is in the next round, before all that follows from it. The follower, and the watermarks by which readers of
-the directories go, wait for that record.
+anybody was promised: who plans it says so, or all queues of its branch do, and it is no prepare. It is seen at once,
+and read from memory; its record is in the next round, before all that follows from it. The follower, and the watermarks
+by which readers of the directories go, wait for that record.
 """
 
 from __future__ import annotations

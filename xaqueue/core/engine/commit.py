@@ -85,7 +85,7 @@ def prepare(space: Space, branch: Branch, *, performs: bool = True) -> tuple[Cha
         if performs:
             if len(ops) > STEP_FILES:
                 change = space.log.ahead(branch, change)
-            space.log.perform(change, publish, branch)
+            space.log.perform(change, publish)  # never late, whatever its queues say: others rely on this vote
     except RetryLater as full:
         branch.rollback_reason = DiskFull(f"{full}. Branch {branch.xid} is rolled back")
         raise branch.rollback_reason from full

@@ -118,7 +118,7 @@ class Space(Memory):
 
     def redefine(self, definitions: Definitions, check: Callable[[], None] = nothing) -> None:
         super().redefine(definitions, check)
-        self.log.defers = definitions.has_unsynced
+        self.log.defers |= definitions.has_unsynced
         if self.shipping is not None:
             self.shipping.changed()
         self.measure()

@@ -17,7 +17,7 @@ from xaqueue.core.model import layout
 from xaqueue.core.model.block import NO_MESSAGE, Kind, check_message, decode, split_message, stored_in
 from xaqueue.core.model.branch import Branch, Written
 from xaqueue.core.model.entry import Entry, Run
-from xaqueue.core.model.message_name import correlation_hash
+from xaqueue.core.model.message_name import VOLATILE, correlation_hash
 from xaqueue.core.model.queue import Queue
 from xaqueue.core.storage.fs import discard, is_damage
 from xaqueue.core.storage.regular import DAMAGE
@@ -110,7 +110,7 @@ def take_plain(
             written.message_id = message_id = entry.message_id
             branch.numbers = written.number = branch.numbers + 1
             branch.blocks.append(written)
-        if not entry.tries:
+        if not (entry.tries or VOLATILE in entry.tags):
             packed, body = many.content(space, queue, entry, may_wait=False)
             answer = made(message_id, name, entry.seq, packed, body)
             space.log.take(branch, (written,), space.epoch)

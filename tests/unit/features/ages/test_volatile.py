@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -129,6 +130,17 @@ def test_a_branch_in_doubt_outlives_it_and_so_does_what_it_adds_until_the_next(b
     assert (bodies(bare, "quick"), bodies(bare, "kept")) == ([], [b"kept"])
 
 
+@pytest.mark.parametrize("work", [{"add": [("quick", b"added")]}, {"take": ["quick"]}], ids=["adds", "takes"])
+def test_a_prepared_branch_of_nothing_else_is_in_doubt_behind_a_kill(bare: BareSpace, work: dict[str, Any]) -> None:
+    bare.put("quick", b"taken")
+    xid = bare.prepare("alone", **work)
+    bare.reopen()
+    assert bare.in_doubt() == [xid]
+    with bare.connect() as connection:
+        connection.tpc_commit(xid)
+    assert bodies(bare, "quick") == [body for _, body in work.get("add", ())]
+
+
 def test_one_that_a_branch_in_doubt_gives_back_is_gone(bare: BareSpace) -> None:
     bare.put("quick", b"taken")
     xid = bare.prepare("back", add=[("kept", b"")], take=["quick"])
@@ -197,6 +209,10 @@ def test_no_queue_has_to_say_so_beside(tmp_path: Path, add: Callable[[Connection
         connection.enqueue("kept", b"")
         connection.commit()
         assert not bare.space.log.deferred
+        bare.space.redefine(Definitions({"other": QueueDefinition()}, QueueDefinition()))
+        assert connection.dequeue("kept") is not None
+        connection.commit()
+        assert bare.space.log.deferred
 
 
 def work(space: MemorySpace) -> int:
