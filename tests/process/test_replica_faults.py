@@ -339,6 +339,12 @@ def test_what_a_source_says_is_not_believed(answer: object) -> None:
             taken(answer)
 
 
+def test_a_source_of_a_later_format_is_refused() -> None:
+    later = {"number": 1, "epoch": 1, "journal": 1, "lsn": 1, "restored": None, "space": "xaqueue 3 orders 7"}
+    with pytest.raises(SpaceError, match="the source has format 3; this xaqueue reads formats up to 2: use a newer"):
+        _begun_in(later)
+
+
 def test_who_has_a_replica_is_told_as_far_as_it_is_known(tmp_path: Path) -> None:
     """In its first second it says nothing of itself, and has no owner file."""
     with owned(tmp_path / "replica"), pytest.raises(SpaceInUse) as told, owned(tmp_path / "replica"):

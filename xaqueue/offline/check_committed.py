@@ -141,7 +141,7 @@ class CommittedCheck:
         except DamagedBlock as damage:
             yield damaged(path, str(damage))
             return
-        if known_tags(named.tags) != wanted:
+        if not says(named.tags, wanted):
             right = path.rpartition("/")[2][: message_name.PLAIN_NAME] + wanted
             yield broken(path, f"its name does not say what its head says: rename it to {right} while nobody uses it")
         yield from self._place(queue, named.first, named.message_id, path, is_shared=not head.properties.queue)
@@ -170,7 +170,7 @@ class CommittedCheck:
             except DamagedBlock as damage:
                 yield damaged(own, f"{damage}: in {path}", path)
                 continue
-            if known_tags(table.tags_of(index)) != wanted:
+            if not says(table.tags_of(index), wanted):
                 yield broken(own, f"its tags in the table of {path} do not say what its properties say: {wanted}")
             message_id, is_shared = table.message_id(index), table.is_shared
             yield from self._place(queue, named.first + index, message_id, own, is_shared=is_shared, block=path)
@@ -259,9 +259,11 @@ class CommittedCheck:
             yield note(path, "is missing or empty: the queue's first message never came; its next one makes it")
 
 
-def known_tags(tags: str) -> str:
-    """Of the tags in the name of a message those that this version knows."""
-    return "".join(f".{tag}" for tag in tags.split(".") if tag[:1] in message_name.TAGS)
+def says(tags: str, wanted: str) -> bool:
+    """Whether those of these tags that this version knows do. An earlier one, which knew no v, has moved a message
+    without it: nobody removes that."""
+    known = "".join(f".{tag}" for tag in tags.split(".") if tag[:1] in message_name.TAGS)
+    return known in (wanted, wanted.removesuffix(message_name.VOLATILE))
 
 
 def is_of_several(fs: FileSystem, queue: str, seq: int, path: str) -> bool:

@@ -177,6 +177,17 @@ def test_tags_that_its_properties_do_not_say_are_told(root: Path) -> None:
     assert finding.problem.endswith("do not say what its properties say: .p8")
 
 
+def test_a_message_that_an_earlier_version_has_moved_is_whole(root: Path) -> None:
+    """It keeps what it does not know of the head, and gives it no tag."""
+    made = block(root)
+    table = decode_table(made.file.read_bytes())
+    bodies = table.bodies(made.file.read_bytes(), 0, COUNT)
+    ids = [table.message_id(index) for index in range(COUNT)]
+    head, body, _ = encode(table.packed, ids, bodies, 1, own={3: (".p9", {"priority": 9, "persistent": False})})
+    made.file.write_bytes(head + body)
+    assert wrong(root) == []
+
+
 def test_repair_mends_each_by_itself(tmp_path: Path) -> None:
     root = blocks(tmp_path / "space")
     before = {seq for seq in numbers(root) if seq < 0x40 or seq >= 0x50}

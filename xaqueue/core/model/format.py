@@ -63,11 +63,16 @@ def read_format(path: str | os.PathLike[str], *, is_expected: bool = False) -> F
             f"{root / layout.FORMAT} is damaged: 'xaqueue <version> <name> <id>' is wanted, not {text!r}; nothing was "
             f"changed. {_advice(root)}"
         )
+    check_version(found, str(root))
+    return found
+
+
+def check_version(found: Format, what: str) -> None:
+    """SpaceError where it is a later one than this xaqueue reads."""
     if found.version not in VERSIONS:
         raise SpaceError(
-            f"{root} has format {found.version}; this xaqueue reads formats up to {WITH_BLOCKS}: use a newer one"
+            f"{what} has format {found.version}; this xaqueue reads formats up to {WITH_BLOCKS}: use a newer one"
         )
-    return found
 
 
 def parse(text: str) -> Format | None:

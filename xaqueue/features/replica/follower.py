@@ -26,9 +26,8 @@ from typing import Any
 from zlib import crc32
 
 from xaqueue.core.engine import redo
-from xaqueue.core.model import definitions, layout
+from xaqueue.core.model import definitions, format, layout
 from xaqueue.core.model.block_files import listed
-from xaqueue.core.model.format import parse as parse_format
 from xaqueue.core.model.format import read_format
 from xaqueue.core.owner.record import Owner, format_owner, in_use, read_owner
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
@@ -348,7 +347,9 @@ def _begun_in(answer: Any) -> dict[str, Any]:
     """What a copy begins with. Raises SpaceError."""
     with suppress(TypeError, KeyError, AttributeError):
         _check_numbers(*(answer[name] for name in ("number", "epoch", "journal", "lsn")))
-        if parse_format(answer["space"]) is not None and isinstance(answer["restored"], bytes | None):
+        space = format.parse(answer["space"])
+        if space is not None and isinstance(answer["restored"], bytes | None):
+            format.check_version(space, "the source")
             return dict(answer)
     raise SpaceError("the source has begun no copy of a space: see that who answers there is the space")
 

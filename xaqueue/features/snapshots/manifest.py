@@ -24,9 +24,8 @@ from struct import unpack
 from typing import Any
 from zlib import crc32
 
-from xaqueue.core.model import layout, options
+from xaqueue.core.model import format, layout, options
 from xaqueue.core.model.block import CHECKSUM_OFFSET
-from xaqueue.core.model.format import parse as parse_format
 from xaqueue.core.model.layout import COMMITTED, FORMAT, NAME_BYTES, OPERATORS, QUARANTINE, QUEUES
 from xaqueue.core.storage.fs import NO_ROOM, FileSystem, is_damage
 from xaqueue.errors import SpaceError
@@ -133,7 +132,7 @@ def read(fs: FileSystem, directory: str) -> Manifest:
 
 
 def _check(found: Manifest) -> None:
-    """It may have come from elsewhere. Raises ValueError, TypeError."""
+    """It may have come from elsewhere. Raises ValueError, TypeError, SpaceError for a later format."""
     numbers = [found.number, found.taken_at, found.epoch, found.lsn, found.files, found.names, found.journal]
     numbers.append(found.checksums)
     for marks in found.queues.values():
@@ -145,8 +144,10 @@ def _check(found: Manifest) -> None:
         raise ValueError("is_held is neither true nor false")
     if not all(map(QUEUE_NAME.fullmatch, found.queues)) or not all(map(is_copied, found.copies)):
         raise ValueError("it names what is none of a space")
-    if parse_format(found.space) is None:
+    space = format.parse(found.space)
+    if space is None:
         raise ValueError("it says no space")
+    format.check_version(space, f"snapshot {found.number}")
 
 
 def _canonical(fields: dict[str, Any]) -> bytes:

@@ -195,6 +195,14 @@ def test_a_name_that_says_another_thing_than_its_head_is_damage_that_a_rename_me
     assert [one for one in check(bare.root, live=False) if one.severity is Severity.DAMAGE] == []
 
 
+def test_a_message_that_an_earlier_version_has_moved_is_whole_and_stays(bare: BareSpace) -> None:
+    """It keeps what it does not know of the head, and gives it no tag."""
+    lay(bare, 1, identity(1), Properties("q", priority=9, persistent=False), tags=".p9")
+    (bare.root / layout.watermark_path("q")).write_bytes(layout.format_watermark(layout.Watermark(1, 10)))
+    assert [one for one in check(bare.root, live=False) if one.severity is Severity.DAMAGE] == []
+    assert seqs(bare.reopen()) == [1]
+
+
 @pytest.mark.parametrize(
     ("make", "why"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from xaqueue.core.model.definitions import MANY, ONE, Definitions, QueueDefiniti
 from xaqueue.core.model.message_name import parse_any
 from xaqueue.errors import ResourceFailed, SpaceError
 from xaqueue.features.opening import create
+from xaqueue.features.snapshots.restoring import restore
 
 BODIES = [b"%d" % number for number in range(20)]
 
@@ -96,10 +98,14 @@ def test_the_way_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (root / layout.QUEUES).write_text('[queues.q]\nblocks = "many"\n')
     with xaqueue.connect(root) as connection:
         connection.enqueue_many("q", BODIES)
+        connection.commit()
+        connection.snapshot()
     with monkeypatch.context() as older:
         older.setattr(format, "VERSIONS", (1,))
-        with pytest.raises(SpaceError, match=r"has format 2; .* use a newer one"):
-            xaqueue.connect(root)
+        for opens in (xaqueue.connect, restore, partial(restore, number=1)):
+            with pytest.raises(SpaceError, match=r"has format 2; .* use a newer one"):
+                opens(root)
+    assert not (root / "removed").exists(), "nothing was changed"
     assert drained(root, 1) == 2
     with xaqueue.connect(root) as connection:
         assert connection.dequeue("q").body == BODIES[-1]  # type: ignore[union-attr]
@@ -128,6 +134,30 @@ def test_the_way_back_takes_no_message(tmp_path: Path) -> None:
     (root / layout.QUEUES).write_text("[default]\n")
     with xaqueue.connect(root) as connection:
         assert [message.body for message in connection.browse("q")] == BODIES
+
+
+def test_what_is_in_doubt_goes_no_way_back(tmp_path: Path) -> None:
+    """It has to be decided first, be it a block that it adds or that it takes from."""
+    root = tmp_path / "space"
+    create(root)
+    (root / layout.QUEUES).write_text('[queues.q]\n[queues.aside]\nblocks = "one"\n')
+    with xaqueue.connect(root) as connection:
+        connection.enqueue_many("q", BODIES)
+        connection.commit()
+        xid = connection.xid(7, b"in doubt", b"")
+        connection.tpc_begin(xid)
+        assert connection.dequeue("q") is not None
+        connection.enqueue_many("q", BODIES)
+        connection.tpc_prepare()
+    (root / layout.QUEUES).write_text('[queues.q]\nblocks = "one"\n[queues.aside]\nblocks = "one"\n')
+    moved("q", "aside", root)
+    assert version(root) == 2
+    with xaqueue.connect(root) as connection:
+        connection.tpc_commit(xid)
+    moved("q", "aside", root)
+    assert version(root) == 1
+    with xaqueue.connect(root) as connection:
+        assert [message.body for message in connection.browse("aside")] == BODIES[1:] + BODIES
 
 
 def moved(queue: str, to: str, root: Path) -> None:
