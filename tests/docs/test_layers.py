@@ -182,6 +182,8 @@ EXCEPTIONS = {
     "xaqueue.tools.iotest": "measures the bare system calls that a space would make, on files of its own",
     "xaqueue.tools.demo.stage": "makes and removes the demo's own directory, keeps what its programs print there",
     "xaqueue.tools.demo.story": "writes its page beside its chart, where the person is",
+    "xaqueue.tools.torture.work": "writes what it says into its parent's pipe: no file of a space",
+    "xaqueue.tools.torture.power": "lays out what a power loss may leave, in directories of its own",
     "xaqueue.rpc.server.listeners": "makes and removes the Unix socket that it listens on: no file of a space",
     "xaqueue.rpc.client.server_launcher": "makes the log and directory of a job's server: no file of a space",
     "xaqueue.lake.ingest_tables": "makes the directory for Parquet files that the person named",

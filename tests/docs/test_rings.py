@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent.parent
-NOT_RINGS = {"support", "bench", "torture"}
+NOT_RINGS = {"support", "bench"}
 READ_ONCE = pytest.mark.xdist_group("source")
 PROCESSES = {"subprocess", "multiprocessing", "psycopg", "pyspark.sql.SparkSession", "support.postgres"}
 

@@ -18,11 +18,11 @@ import xaqueue
 from support import SUPPORT
 from support.kill_child import fault_of, settled
 from support.many_moments import DEFINED, WatchingLedger
-from torture.run import LONGEST_START_S, ChildRun, kill
-from torture.work import reopened
 from xaqueue.core.owner import definitions_file
 from xaqueue.offline.check import check
 from xaqueue.offline.findings import Severity
+from xaqueue.tools.torture.run import LONGEST_START_S, ChildRun, kill
+from xaqueue.tools.torture.work import reopened
 
 CHILD = SUPPORT / "many_child.py"
 FULL = os.environ.get("XAQUEUE_CRASH_FULL") == "1"

@@ -1,6 +1,6 @@
 """A real process that is killed at random moments loses nothing and doubles nothing.
 
-Jepsen's total queue over real files (``torture.ledger``). Some kills come after a random delay, some at a
+Jepsen's total queue over real files (``xaqueue.tools.torture.ledger``). Some kills come after a random delay, some at a
 chosen file-system call: the middle of a commit, of a recovery. The parent is the transaction manager: it keeps the
 decisions that the child said.
 """
@@ -17,11 +17,11 @@ import pytest
 import xaqueue
 from support import SUPPORT
 from support.kill_child import fault_of, settled
-from torture.ledger import Ledger
-from torture.run import LONGEST_START_S, ChildRun, kill
-from torture.work import reopened
 from xaqueue.offline.check import check
 from xaqueue.offline.findings import Severity
+from xaqueue.tools.torture.ledger import Ledger
+from xaqueue.tools.torture.run import LONGEST_START_S, ChildRun, kill
+from xaqueue.tools.torture.work import reopened
 
 CHILD = SUPPORT / "kill_child.py"
 FULL = os.environ.get("XAQUEUE_CRASH_FULL") == "1"

@@ -15,23 +15,24 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from support.forgetful import Survivors
 from support.patience import eventually
 from support.torn import TornContent
-from torture import power, run
-from torture.__main__ import main
-from torture.ledger import CrashTally, Ledger
-from torture.power import PowerLost, RecordingFileSystem, laid_out, tree_in
-from torture.run import Child, ChildRun, LifeFailed, Result
-from torture.work import reopened
 from xaqueue.cli.exit_codes import ExitCode
+from xaqueue.cli.main import app
 from xaqueue.core.owner import open
 from xaqueue.core.storage.fs import FileSystem
 from xaqueue.errors import DiskFull
 from xaqueue.features import opening
 from xaqueue.features.session import Session
 from xaqueue.testing.forgetful import ForgetfulFileSystem, Tree
+from xaqueue.tools.torture import power, run
+from xaqueue.tools.torture.ledger import CrashTally, Ledger
+from xaqueue.tools.torture.power import PowerLost, RecordingFileSystem, laid_out, tree_in
+from xaqueue.tools.torture.run import Child, ChildRun, LifeFailed, Result
+from xaqueue.tools.torture.work import reopened
 
 DURABLE = ("JOURNAL", "FSYNC;DSYNC", "FDATASYNC;DSYNC")
 TRIES = 60
@@ -242,60 +243,55 @@ def test_without_a_time_the_kills_go_on_until_there_is_a_verdict(
     assert result.killed.tries == 3
 
 
-# The program
+# The command
 
 
-def test_the_program_says_which_flags_are_safe(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_says_which_flags_are_safe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "ENOUGH", 1)
-    asked = [str(tmp_path), "--seconds", "1", "--flags", "JOURNAL", "--flags", "NONE", "--seed", "7"]
-    assert main(asked) == 0
-    said = capsys.readouterr().out
-    assert "safe here against a kill: JOURNAL, NONE\n" in said
-    assert "safe here against power loss, by the rules: JOURNAL\n" in said
-    assert said.endswith("seed 7\n")
+    asked = ["torture", str(tmp_path), "--seconds", "1", "--flags", "JOURNAL", "--flags", "NONE", "--seed", "7"]
+    result = CliRunner().invoke(app, asked)
+    assert result.exit_code == ExitCode.OK, result.output
+    assert "safe here against a kill: JOURNAL, NONE\n" in result.stdout
+    assert "safe here against power loss, by the rules: JOURNAL\n" in result.stdout
+    assert result.stdout.endswith("seed 7\n")
     assert list(tmp_path.iterdir()) == []
-    main([*asked, "--json"])
-    told = json.loads(capsys.readouterr().out)
+    result = CliRunner().invoke(app, [*asked, "--json"])
+    told = json.loads(result.stdout)
     assert (told["safe"], told["seed"]) == (True, "7")
     assert [level["flags"] for level in told["levels"]] == ["JOURNAL", "NONE"]
     assert [level["promises_power_loss"] for level in told["levels"]] == [True, False]
     assert all(level["kills"]["tries"] > 0 < level["power_losses"]["tries"] for level in told["levels"])
 
 
-def test_no_verdict_is_exit_1(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_verdict_is_exit_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "run", lambda *_: ([Result("JOURNAL", CrashTally(3, 20), CrashTally(80, 20))], "7"))
-    assert (main([str(tmp_path)]), "safe (3" in capsys.readouterr().out) == (1, False)
-    main([str(tmp_path), "--json"])
-    assert json.loads(capsys.readouterr().out)["safe"] is None
+    done = CliRunner().invoke(app, ["torture", str(tmp_path)])
+    assert (done.exit_code, "safe (3" in done.stdout) == (ExitCode.NOTHING, False)
+    assert json.loads(CliRunner().invoke(app, ["torture", str(tmp_path), "--json"]).stdout)["safe"] is None
 
 
-def test_a_broken_promise_is_exit_1(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_broken_promise_is_exit_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = Result("JOURNAL", CrashTally(3, 20), CrashTally(8, 20, 1, ["lost: message 1 of red"]))
     monkeypatch.setattr(run, "run", lambda *_: ([broken], "7"))
     for more in ([], ["--json"]):
-        assert main([str(tmp_path), *more]) == 1
-        assert "lost: message 1 of red" in capsys.readouterr().out
+        result = CliRunner().invoke(app, ["torture", str(tmp_path), *more])
+        assert result.exit_code == ExitCode.NOTHING
+        assert "lost: message 1 of red" in result.stdout
 
 
 def test_a_directory_that_is_not_there_and_flags_that_are_none(tmp_path: Path) -> None:
-    for words in ([str(tmp_path / "missing")], [str(tmp_path), "--flags", "SYNC"]):
-        with pytest.raises(SystemExit) as refused:
-            main(words)
-        assert refused.value.code == ExitCode.USAGE
+    assert CliRunner().invoke(app, ["torture", str(tmp_path / "missing")]).exit_code == ExitCode.USAGE
+    refused = CliRunner().invoke(app, ["torture", str(tmp_path), "--flags", "SYNC"])
+    assert refused.exit_code == ExitCode.USAGE
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_one_that_is_ended_leaves_nothing(tmp_path: Path, number: int) -> None:
-    command = [sys.executable, "-m", "torture", str(tmp_path), "--seconds", "60"]
+    script = "from xaqueue.cli.main import main; main()"
+    command = [sys.executable, "-c", script, "torture", str(tmp_path), "--seconds", "60"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as torturing:
         eventually(lambda: list(tmp_path.glob("*/kills/space/committed/*")))
         os.kill(torturing.pid, number)
-        assert torturing.wait(60) in (128 + number, -number, ExitCode.NOTHING)
+        assert torturing.wait(60) in (128 + number, ExitCode.INTERRUPTED, ExitCode.NOTHING)
     assert list(tmp_path.iterdir()) == []

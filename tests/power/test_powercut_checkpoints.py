@@ -20,10 +20,10 @@ from support import SUPPORT
 from support.late_ledger import LateLedger
 from support.powercut import Lives, disk, seeded
 from support.served import Process
-from torture.run import Child, ChildRun
-from torture.work import reopened
 from xaqueue.offline.check import check
 from xaqueue.offline.findings import Severity
+from xaqueue.tools.torture.run import Child, ChildRun
+from xaqueue.tools.torture.work import reopened
 
 CHILD = SUPPORT / "served_child.py"
 FULL = os.environ.get("XAQUEUE_CRASH_FULL") == "1"

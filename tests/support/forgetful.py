@@ -1,6 +1,6 @@
 """The file system that forgets, as the crash ring wants it: cut off at a call, copied, failing, and all that is left.
 
-What a crash may leave is drawn by the package; here it is enumerated. A sync that fails
+What a crash may leave is drawn by the package, for ``xaqueue torture``; here it is enumerated. A sync that fails
 (``fail_after``) drops what it was to write: the pages count as clean, so that later syncs pass over them, and reads
 show them as long as the power stays on. What is written there anew is synced as ever. Names are not dropped: a file
 system that cannot write its own journal goes down as a whole.

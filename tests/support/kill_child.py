@@ -1,4 +1,4 @@
-"""The process that test_kill_space kills: the work of ``torture`` over a port that dies at a chosen call.
+"""The process that test_kill_space kills: the work of xaqueue.tools.torture over a port that dies at a chosen call.
 
 Arguments: space, flags, life, seed, number of threads, fault ("" or call:number:before|after).
 """
@@ -15,10 +15,10 @@ from functools import cached_property
 from pathlib import Path
 
 from support.space_scan import scan
-from torture.work import live, problems
 from xaqueue.core.owner import open as attaching
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem, has_dsync
 from xaqueue.core.storage.fs import Syncing, write_then_sync
+from xaqueue.tools.torture.work import live, problems
 
 CALLS = ("create", "rename", "unlink", "prepared", "committed", "decide", "consume", "finish", "write_at")
 SYNC_CALLS = ("sync_data", "sync_dir", "sync_all")

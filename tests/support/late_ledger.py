@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from torture.ledger import BEGUN, FINISHED, BranchRecord, Ledger, Statement
-from torture.run import Child
+from xaqueue.tools.torture.ledger import BEGUN, FINISHED, BranchRecord, Ledger, Statement
+from xaqueue.tools.torture.run import Child
 
 STEPS = {"prepared", *BEGUN}
 

@@ -16,12 +16,12 @@ from pathlib import Path
 from support import kill_child
 from support.kill_child import Doom, MortalFileSystem, settled
 from support.powercut_child import Standstill
-from torture import work
-from torture.ledger import Statement
-from torture.work import QUEUES, Client, prove, recover, say
 from xaqueue.connection import Connection
 from xaqueue.core.owner import open as attaching
 from xaqueue.features.session import attach
+from xaqueue.tools.torture import work
+from xaqueue.tools.torture.ledger import Statement
+from xaqueue.tools.torture.work import QUEUES, Client, prove, recover, say
 
 SNAPSHOT_S = 0.15
 

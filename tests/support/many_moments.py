@@ -11,11 +11,11 @@ from pathlib import Path
 
 from support.kill_child import settled
 from support.late_ledger import LateLedger
-from torture.ledger import BranchRecord, Ledger, Place, Statement
-from torture.work import QUEUES, reopened
 from xaqueue.core.engine import heuristics
 from xaqueue.features.session import attach
 from xaqueue.features.snapshots.restoring import restore
+from xaqueue.tools.torture.ledger import BranchRecord, Ledger, Place, Statement
+from xaqueue.tools.torture.work import QUEUES, reopened
 
 KEPT = 3
 DEFINED = "".join(f"[queues.{queue}]\n" for queue in QUEUES) + f"[snapshots]\nkeep = {KEPT}\ninterval_min = 46080\n"

@@ -26,10 +26,10 @@ import pytest
 import xaqueue
 from support.kill_child import settled
 from support.late_ledger import LateLedger
-from torture.run import Child, ChildRun
-from torture.work import reopened
 from xaqueue.offline.check import check
 from xaqueue.offline.findings import Severity
+from xaqueue.tools.torture.run import Child, ChildRun
+from xaqueue.tools.torture.work import reopened
 
 KINDS = ("ext4", "xfs", "btrfs")
 IMAGE_BYTES = 512 * 1024 * 1024

@@ -11,8 +11,8 @@ import signal
 import sys
 
 from support import kill_child
-from torture.ledger import Statement
-from torture.work import say
+from xaqueue.tools.torture.ledger import Statement
+from xaqueue.tools.torture.work import say
 
 
 class Standstill(kill_child.Doom):

@@ -1,4 +1,4 @@
-"""The clients of a server that is killed, or whose disk loses power: the work of ``torture`` over a URL.
+"""The clients of a server that is killed, or whose disk loses power: the work of xaqueue.tools.torture over a URL.
 
 What was prepared before is resolved first, as a transaction manager does. Arguments: URL, name of this life, seed,
 number of clients. The decided branches, a JSON list, come through standard input.
@@ -12,9 +12,9 @@ import sys
 import threading
 
 import xaqueue
-from torture.ledger import Statement
-from torture.work import FAILED, Client, Say, resolve, say
 from xaqueue.connection import Connection
+from xaqueue.tools.torture.ledger import Statement
+from xaqueue.tools.torture.work import FAILED, Client, Say, resolve, say
 
 
 class ServedClient(Client):

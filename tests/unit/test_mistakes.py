@@ -152,6 +152,7 @@ COMMANDS: dict[str, tuple[int, str]] = {
     "clean --older-than 1": (2, "'1' is no span of time: give a number its unit, like 90s, 5m, 2h or 1d"),
     "release": (2, "release takes a QUEUE, or --carrier NAME"),
     "iotest nowhere": (2, "nowhere is no directory"),
+    "torture nowhere": (2, "nowhere is no directory: make one, on the disk that a space is to be on"),
     "verify --space none*": (3, "none* names no queue space: `xaqueue init DIR` makes one"),
     "man 2": (2, "'2' is not one of '1', '5', '7'"),
 }

@@ -31,7 +31,7 @@ class ExitCode(IntEnum):
 
     OK = 0
     NOTHING = 1
-    """``iotest``: the directory is unsafe; ``demo``: its check failed; else see EXIT_HELP."""
+    """``iotest`` and ``torture``: the directory is unsafe; ``demo``: its check failed; else see EXIT_HELP."""
     USAGE = 2
     """A word, a value or a queues.toml that cannot be taken; nothing was done."""
     SPACE = 3

@@ -36,7 +36,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "spaces": "status",
         "health": "health metrics",
         "top": "top",
-        "tools": "iotest demo",
+        "tools": "iotest torture demo",
         "manual": "man",
     },
     "Back up and mend": {
@@ -103,7 +103,7 @@ OTHER_NAMES = {
     "token": "login auth password user",
     "health": "ping",
     "top": "monitor dashboard",
-    "iotest": "bench benchmark torture fio",
+    "iotest": "bench benchmark fio",
     "man": "manual docs",
     "snapshot": "backup",
     "check": "fsck doctor",

@@ -1,4 +1,4 @@
-"""Verbs to try a directory, and to see it all work: iotest and demo."""
+"""Verbs to try a directory and the engine, and to see it all work: iotest, torture, demo."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import typer
 
 from xaqueue.cli.exit_codes import ExitCode, ended_in_order, extra_there
 from xaqueue.cli.location import JsonOption, no_url
-from xaqueue.cli.output import as_json
+from xaqueue.cli.output import as_json, table
+from xaqueue.errors import InvalidArgument
 
 DirectoryOption = Annotated[
     Path | None,
@@ -67,6 +68,44 @@ def iotest(
         for line in test.lines(facts, judged):
             typer.echo(line)
     if not judged.safe:
+        raise typer.Exit(ExitCode.NOTHING)
+
+
+def torture(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", callback=no_url, help="Where a space is to be; must exist.")
+    ],
+    flags: Annotated[
+        list[str] | None, typer.Option(help="Sync flags; may be repeated. All levels without it.", metavar="FLAGS")
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(help="For each level of flags; without it 10, or until there is a verdict.", min=0.01),
+    ] = None,
+    seed: Annotated[str | None, typer.Option(help="Of an earlier run, for the same work again.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Kill the engine and take its power in a directory, and say which flags are safe there.
+
+    A process with a scratch space in DIR is killed again and again. Then power is lost at random calls by the rules:
+    what was synced is there, of the rest any part. Each time the space is opened again, and must have lost nothing
+    that was acknowledged, nothing twice, nothing in part. Leaves nothing behind. Exit 1 where flags broke a promise, or
+    where fewer than 20 kills, or losses of power, give no verdict.
+    """
+    from xaqueue.tools.torture import run
+
+    if not directory.is_dir():
+        raise InvalidArgument(f"{directory} is no directory: make one, on the disk that a space is to be on")
+    with ended_in_order():
+        results, used = run.run(directory, flags or (), seconds, _saying(json), seed)
+    if json:
+        as_json(run.as_dict(results, used))
+    else:
+        table(("flags", "killed", "power lost, by the rules"), run.rows(results))
+        for line in run.lines(results):
+            typer.echo(line)
+        typer.echo(f"seed {used}")
+    if not run.is_safe(results):
         raise typer.Exit(ExitCode.NOTHING)
 
 

@@ -1,1 +1,1 @@
-"""What is tried with a space and shown of it: iotest and the demo."""
+"""What is tried with a space and shown of it: iotest, torture and the demo."""

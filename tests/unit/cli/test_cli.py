@@ -186,6 +186,7 @@ def test_an_empty_queue_is_told(space: Path) -> None:
         ["replica", "--from", "xaq://host:1"],
         ["promote", "--yes"],
         ["iotest"],
+        ["torture"],
         ["demo", "--directory"],
     ],
 )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from support.late_ledger import LateLedger
-from torture.ledger import Holdings, Ledger, Number, Place, Statement
+from xaqueue.tools.torture.ledger import Holdings, Ledger, Number, Place, Statement
 
 A: Place = ("red", "t.a")
 B: Place = ("blue", "t.b")

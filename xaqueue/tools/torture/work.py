@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from zlib import crc32
 
-from torture.ledger import Holdings, Number, Place, Statement
 from xaqueue.connection import Connection
 from xaqueue.errors import DiskFull, Error
 from xaqueue.features.session import Session, attach
 from xaqueue.message import Message
 from xaqueue.offline.check import check
 from xaqueue.offline.findings import Severity
+from xaqueue.tools.torture.ledger import Holdings, Number, Place, Statement
 from xaqueue.xid import Xid
 
 QUEUES = ("red", "green", "blue")

@@ -19,8 +19,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from torture.ledger import CrashTally, Ledger, Statement
-from torture.work import Client, reopened
 from xaqueue.core.owner import definitions_file, open
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.core.storage.fs import write_then_sync
@@ -31,6 +29,8 @@ from xaqueue.features.opening import open_space
 from xaqueue.features.session import Session
 from xaqueue.testing.crashing import CHANGES, LOOKS
 from xaqueue.testing.forgetful import ForgetfulFileSystem, Tree
+from xaqueue.tools.torture.ledger import CrashTally, Ledger, Statement
+from xaqueue.tools.torture.work import Client, reopened
 
 DEFINITIONS = '[default]\n[space]\njournal_segment_bytes = 65536\ncheckpoint_s = 1\nsync = "NONE"\n'
 """Small segments, so that they are recycled while one looks."""

@@ -20,12 +20,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from torture.ledger import CrashTally, Ledger, Statement
-from torture.power import made, survive_power_losses
-from torture.work import NO_ROOM, reopened
 from xaqueue.core.storage.hardening import Hardening
 from xaqueue.errors import DiskFull
 from xaqueue.features import opening
+from xaqueue.tools.torture.ledger import CrashTally, Ledger, Statement
+from xaqueue.tools.torture.power import made, survive_power_losses
+from xaqueue.tools.torture.work import NO_ROOM, reopened
 
 LEVELS = ("JOURNAL", "FSYNC;DSYNC", "FDATASYNC;DSYNC", "FSYNC", "FDATASYNC", "DSYNC", "NONE")
 THREADS = 4
@@ -110,7 +110,7 @@ def survive_kills(space: Path, flags: str, seconds: float, seed: str, least: int
     until = time.monotonic() + seconds
     while outcome.tries < least or time.monotonic() < until:
         name = f"{outcome.tries}"
-        command = [sys.executable, "-m", "torture.work", str(space), flags, name, seed, str(THREADS)]
+        command = [sys.executable, "-m", "xaqueue.tools.torture.work", str(space), flags, name, seed, str(THREADS)]
         work_s = dice.uniform(0.0, LONGEST_WORK_S)
         start_s = dice.uniform(0.1, LONGEST_RECOVERY_S) if dice.random() < IN_RECOVERY else LONGEST_START_S
         try:
