@@ -13,12 +13,13 @@ import sys
 import tempfile
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import pytest
 import typer.testing
@@ -58,6 +59,10 @@ WHOLE_ONLY = (
 in it; Java's wants packages that few have; a decision in SQLite's tables is in it."""
 SAMPLE = "XAQUEUE_TESTS_SAMPLE"
 """1: a sample also where there is a path, as before each commit. 0: none."""
+STARTED: WeakSet[subprocess.Popen[bytes]] = WeakSet()
+"""The processes of the test that runs."""
+FAILED_BEFORE = pytest.StashKey[int]()
+"""In a test's stash: how many tests had failed when it began."""
 TRIES, LATE = 3, "Python worker failed to connect back"
 MEMORY, ROOM_BYTES = Path("/dev/shm"), 4 << 30
 is_sample = os.environ.get("XAQUEUE_CRASH_FULL") != "1"
@@ -119,6 +124,48 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         item.ihook.pytest_runtest_logreport(report=one)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
+
+
+def _noted_init(
+    self: subprocess.Popen[bytes], *words: Any, _init: Any = subprocess.Popen.__init__, **options: Any
+) -> None:
+    _init(self, *words, **options)
+    STARTED.add(self)
+
+
+subprocess.Popen.__init__ = _noted_init  # type: ignore[assignment,method-assign]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> Generator[None, object, object]:
+    """What a fixture starts for several tests is no test's."""
+    before = set(STARTED)
+    try:
+        return (yield)
+    finally:
+        if fixturedef.scope != "function":
+            STARTED.intersection_update(before)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
+    """What a test that has failed left running ends behind it, and its pipes are closed: else they would fail the test
+    that runs when they are collected. Not Spark's, whose JVM is everybody's."""
+    try:
+        return (yield)
+    finally:
+        has_failed = item.session.testsfailed > item.stash.get(FAILED_BEFORE, item.session.testsfailed)
+        for child in list(STARTED) if has_failed and item.get_closest_marker("spark") is None else ():
+            child.kill()
+            child.wait()
+            for pipe in filter(None, (child.stdin, child.stdout, child.stderr)):
+                with suppress(OSError):  # nobody reads what was not written yet
+                    pipe.close()
+        STARTED.clear()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    item.stash[FAILED_BEFORE] = item.session.testsfailed
 
 
 def sample_of(items: list[pytest.Item]) -> set[pytest.Item]:
