@@ -17,6 +17,8 @@ import pytest
 from support import console_scene as scene
 from support import console_scripts as scripts
 from support.chromium import browsing, expect, looking
+from support.console_pages import PAGES
+from support.console_pages import sign_in as sign
 from support.console_scene import Console
 from xaqueue.offline.inspect_branches import InDoubt
 from xaqueue.rpc.client.manager import remote_manager
@@ -58,13 +60,6 @@ def doubt(console: Console) -> Xid:
         connection.enqueue("replies", b"in doubt")
         connection.tpc_prepare()
     return xid
-
-
-def sign(page: Page, token: str = scene.OPERATOR) -> None:
-    page.get_by_role("button", name="Sign in").click()
-    page.get_by_label("Token", exact=True).fill(token)
-    page.get_by_role("dialog").get_by_role("button", name="Sign in").click()
-    page.get_by_text("Signed in as ").wait_for()
 
 
 def look(page: Page, queue: str) -> Locator:
@@ -346,7 +341,7 @@ def test_a_branch_tells_what_it_holds_and_what_is_advised(page: Page, console: C
     expect(dialog.get_by_role("table", name="Dry run").get_by_role("row").nth(1)).to_have_text(
         re.compile(r"orders\s*\+1 into orders\s*5\s*6")
     )
-    expect(dialog).to_contain_text("commit the decision log says commit")
+    expect(dialog).to_contain_text("commit: the decision log says commit")
     expect(dialog).to_contain_text("ledger")
     expect(dialog.get_by_role("button", name="Commit")).to_be_disabled()
     page.keyboard.press("Escape")
@@ -538,28 +533,23 @@ def test_it_is_used_by_keyboard(page: Page, doubt: Xid) -> None:
     expect(found).to_be_focused()
 
 
-@pytest.mark.parametrize("is_dark", [False, True])
-def test_it_is_read_in_light_and_dark_and_by_name(browser: Browser, console: Console, is_dark: bool) -> None:
-    with looking(browser, console.url, is_dark=is_dark) as page:
-        sign(page)
-        expect(look(page, "orders")).to_have_count(5)
-        paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        assert (paper == "rgb(255, 255, 255)") is not is_dark
-        assert page.evaluate(scripts.CONTRASTS) == []
-        assert page.evaluate(scripts.NAMELESS) == []
-
-
-def test_a_narrow_screen_cuts_nothing(page: Page, doubt: Xid) -> None:
-    page.set_viewport_size({"width": 360, "height": 800})
-    for queue in ("", "#queue=orders"):
-        page.evaluate("where => { location.hash = where; }", queue)
-        expect(page.locator("#queue")).to_be_visible(visible=bool(queue))
-        assert page.evaluate("document.documentElement.scrollWidth") == 360
-        cut = "one => one.offsetParent && one.scrollWidth > one.clientWidth"
-        assert page.evaluate(f"[...document.querySelectorAll('.wide')].filter({cut}).map((one) => one.outerHTML)") == []
-    page.go_back()
-    branch(page, doubt)
-    assert page.evaluate("document.getElementById('branch').scrollWidth") <= 360
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_read_in_light_and_dark_and_on_each_screen(page: Page, console: Console, name: str) -> None:
+    with console.connect() as connection:
+        (failed,) = scene.fail(connection, 1)
+        if name != "token":
+            sign(page)
+        PAGES[name](page, console)
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+            assert (paper == "rgb(255, 255, 255)") is (scheme == "light")
+            assert page.evaluate(scripts.CONTRASTS) == []
+            assert page.evaluate(scripts.NAMELESS) == []
+        for width in (360, 390, 800, 1280):
+            page.set_viewport_size({"width": width, "height": 800})
+            assert page.evaluate(scripts.CUT) == [], width
+        assert connection.remove("orders.failed", failed)
 
 
 def test_an_empty_space_says_what_to_do(page: Page) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import xaqueue
 from support.served import ServerThread
-from support.tm_left import Left, leave
+from support.tm_left import WORK, Left, leave
 from xaqueue.cli import advise
 from xaqueue.connection import Connection
 from xaqueue.core.owner import definitions_file
@@ -100,8 +100,8 @@ def filled(connection: Connection) -> None:
 
 
 @contextmanager
-def served(root: Path, fill: Callable[[Connection], None] = filled) -> Iterator[Console]:
-    left = leave(root, "decided")
+def served(root: Path, fill: Callable[[Connection], None] = filled, work: str = WORK) -> Iterator[Console]:
+    left = leave(root, "decided", work=work)
     definitions_file.write_definitions(left.queue, DEFINED)
     tm = left.configure((left.log / "participants.toml").read_text())
     with HttpFront(HttpConfig("127.0.0.1:0"), partial(advise.document, tm)) as front:

@@ -15,13 +15,47 @@ CONTRASTS = """() => {
     }
     return "rgb(255, 255, 255)";
   };
-  const shown = [...document.querySelectorAll("th, td, p, a, dt, dd, h1, h2, button")];
+  const kinds = "th, td, p, a, dt, dd, h1, h2, h3, li, pre, code, small, span, strong, label, button";
+  const shown = [...document.querySelectorAll(kinds)];
   return shown.filter((one) => one.innerText && !one.disabled).map((one) => {
     const [low, high] = [light(getComputedStyle(one).color), light(paper(one))].sort((a, b) => a - b);
     return [(high + 0.05) / (low + 0.05), one.innerText.slice(0, 30)];
   }).filter(([ratio]) => ratio < 4.5);
 }"""
 """Texts that are hard to read, by WCAG 2.1 AA."""
+
+CUT = """() => {
+  const top = [...document.querySelectorAll("dialog[open]")].at(-1) ?? document.documentElement, found = [];
+  const seen = (one) => one.checkVisibility() && !one.matches("thead, thead *, .skip");
+  const here = (kinds) => [...top.querySelectorAll(kinds)].filter(seen);
+  const check = (what, kinds, isWrong) => here(kinds).filter(isWrong)
+    .forEach((one) => found.push(`${what}: ${one.outerHTML.slice(0, 120)}`));
+  const lines = (one) => {
+    const range = document.createRange();
+    range.selectNodeContents(one);
+    return new Set([...range.getClientRects()].filter((box) => box.width).map((box) => Math.round(box.top))).size;
+  };
+  check("out of sight", "*", (one) => {
+    const { left, right } = one.getBoundingClientRect();
+    return left < -1 || right > innerWidth + 1;
+  });
+  check("to be scrolled", ".wide", (one) => one.scrollWidth > one.clientWidth + 1);
+  check("its label is broken", "td", (one) => {
+    const { content, height, lineHeight } = getComputedStyle(one, "::before");
+    return content !== "none" && parseFloat(height) > 1.6 * parseFloat(lineHeight);
+  });
+  check("broken", "td.n, button.id, span.id, .tiles strong", (one) => lines(one) > 1);
+  const pressed = here("button, input")
+    .map((one) => [one, one.getBoundingClientRect(), one.closest("dialog .buttons")]);
+  check("overlapped", "button, input", (one) => {
+    const a = one.getBoundingClientRect(), bar = one.closest("dialog .buttons");  // what scrolls goes below the bar
+    return pressed.some(([other, b, its]) => other !== one && its === bar
+      && a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom);
+  });
+  if (top.scrollWidth > top.clientWidth) found.push("the page is wider than its window");
+  return found;
+}"""
+"""What is out of sight at the side, or broken where it is one word, or lies upon another."""
 
 NAMELESS = """() => {
   const named = (one) => one.getAttribute("aria-label") || document.getElementById(one.getAttribute("aria-labelledby"));

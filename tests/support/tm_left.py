@@ -13,7 +13,7 @@ from xaqueue.xid import Xid
 
 CHILD = """
 import os, sqlite3, sys, xaqueue
-root, step, participant, last, dsn = sys.argv[1:]
+root, step, participant, last, dsn, work = sys.argv[1:]
 
 def watch(found, gtrid, name):
     if (str(found), name) == (step, participant):
@@ -32,7 +32,7 @@ if last:
 how = {"last_resource": last} if last else {"two_phase": True}
 manager = xaqueue.TransactionManager(f"{root}/log", participants, **how, on_step=watch)
 with manager, manager.transaction("queue", "ledger") as tx:
-    tx["queue"].enqueue("orders", b"order")
+    exec(work)
     if dsn:
         tx["ledger"].execute("INSERT INTO ledger VALUES (1)")
     else:
@@ -41,6 +41,7 @@ with manager, manager.transaction("queue", "ledger") as tx:
         tx[last].execute("INSERT INTO files VALUES (1)")
 os._exit(1)
 """
+WORK = 'tx["queue"].enqueue("orders", b"order")'
 CONFIG = """
 [participants.queue]
 kind = "xaqueue"
@@ -95,10 +96,11 @@ class Left:
         return path
 
 
-def leave(root: Path, step: str, participant: str = "", *, last: str = "", dsn: str = "") -> Left:
+def leave(root: Path, step: str, participant: str = "", *, last: str = "", dsn: str = "", work: str = WORK) -> Left:
     """A transaction over two spaces, killed when it came to this step.
 
     last: a sqlite database takes part under this name. dsn: of a PostgreSQL with a table, which is the ledger then.
+    work: of the transaction, in the space "queue".
     Its configuration lies in the log's directory.
     """
     for name in ("queue", "ledger"):
@@ -110,7 +112,7 @@ def leave(root: Path, step: str, participant: str = "", *, last: str = "", dsn: 
             connection.execute("CREATE TABLE files (number INTEGER)")
         connection.close()
     done = subprocess.run(
-        [sys.executable, "-c", CHILD, str(root), step, participant, last, dsn],
+        [sys.executable, "-c", CHILD, str(root), step, participant, last, dsn, work],
         check=True,
         capture_output=True,
         text=True,

@@ -168,7 +168,7 @@ function sessionRow(session) {
   const waiting = session.waits_for ? `${session.waits_for}, for ${age(session.waits_since, shown.now) || "0 s"}` : "";
   const holds = session.branches.map((one) => `${short(one.xid)} (${one.state}, ${counted(one.messages, "message")})`).join("\n");
   const more = session.holds > session.branches.length ? `\nand ${session.holds - session.branches.length} more` : "";
-  return node("tr", {}, head(node("span", { title: session.who, text: session.who.replace(/[0-9a-f]{24,}/, short) })), cell(`${session.address} (${session.transport})`),
+  return node("tr", {}, head(node("span", { title: session.who, text: session.who.replace(/[0-9a-f]{24,}/, short) })), cell(session.address ? `${session.address} (${session.transport})` : session.transport),
     cell(age(session.since, shown.now), "n"), number(session.calls), cell(waiting), cell(holds + more, "id"));
 }
 
@@ -184,7 +184,8 @@ function facts(status) {
   const heard = replica && (replica.connected ? "in touch" : "not in touch");
   return [
     ["Directory", status.directory],
-    ["Owner", owner && `process ${owner.pid} on ${owner.host} since ${owner.since}`],
+    ["Owner", owner && `process ${owner.pid} on ${owner.host}`],
+    ["Open since", owner && when(Date.parse(owner.since) * 1000, shown.now, true)],
     ["Sync", `${status.sync}: a commit ${status.promise}`],
     ["Replica", replica ? `${roles[replica.role]}; ${heard}; ${size(replica.lag_bytes)} behind${replica.lag_s ? `, ${span(replica.lag_s)}` : ""}${replica.waits ? "; steps wait for it" : ""}` : "none"],
     ["Branches", `${status.active} at work, ${status.in_doubt} in doubt, ${status.committing} committing, ${status.heuristic} decided by hand`],
@@ -350,7 +351,7 @@ async function advise(branch) {
     const detail = (text) => (text ? ` (${text.replace(/\S{40,}/g, short)})` : "");
     const said = node("dl");
     pairs(said, [["decision log", found.log.says], ...found.participants.map((one) => [one.name, one.says + detail(one.detail)])]);
-    says.replaceChildren(node("p", {}, node("strong", { text: found.answer }), ` ${found.why}`), said);
+    says.replaceChildren(node("p", {}, node("strong", { text: found.answer }), `: ${found.why}`), said);
   } catch (error) {
     if (open === branch) says.replaceChildren("None: ", ...told(error.message));
   }

@@ -107,7 +107,7 @@ export function size(bytes) {
 
 // Charts: bands of [kind, [[seconds, value], ...]], one upon the other where they are stacked, over the time from..now.
 
-const WIDE = 600, HIGH = 100, ROOM = 84;  // above it stands how much there was at most
+const WIDE = 600, HIGH = 100, ROOM = 97;  // a line at the top is seen whole
 
 function path(points, from, now, high, low = []) {
   const place = ([at, value]) => `${(WIDE * (at - from) / (now - from)).toFixed(1)} ${(HIGH - ROOM * value / (high || 1)).toFixed(1)}`;
