@@ -10,6 +10,7 @@ share it. Where a server has it, the connection is one to that server. xaqueue(7
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from xaqueue.connection import Connection
@@ -126,26 +127,19 @@ async def connect_async(url: str) -> AsyncConnection:
     return await connect_to_server(url)
 
 
+_LATER = {
+    "AsyncConnection": "xaqueue.rpc.client.asyncio",
+    "Participant": "xaqueue.tm.participant",
+    "TransactionManager": "xaqueue.tm.manager",
+    "Worker": "xaqueue.work.worker",
+}
+
 if not TYPE_CHECKING:
 
     def __getattr__(name):
         """What is looked up when it is asked for: reading the metadata is a quarter of the start, and few need a TM."""
-        if name == "TransactionManager":
-            from xaqueue.tm.manager import TransactionManager
-
-            return TransactionManager
-        if name == "Participant":
-            from xaqueue.tm.participant import Participant
-
-            return Participant
-        if name == "Worker":
-            from xaqueue.work.worker import Worker
-
-            return Worker
-        if name == "AsyncConnection":
-            from xaqueue.rpc.client.asyncio import AsyncConnection
-
-            return AsyncConnection
+        if name in _LATER:
+            return getattr(import_module(_LATER[name]), name)
         if name == "__version__":
             from importlib.metadata import version
 

@@ -18,9 +18,9 @@ from itertools import count
 from pathlib import Path
 
 from bench.engine import OPERATIONS, BenchPlan, Figures, Key, Report, figures, fresh, ratio
-from bench.rates import DECISION_BYTES, Rate, rate_of
+from bench.rates import DECISION_BYTES, Rate, aligned, rate_of
 from xaqueue.core.storage.hardening import Hardening
-from xaqueue.tools.rates import Preallocated, aligned
+from xaqueue.tools.rates import Preallocated
 
 HEADINGS = ("bare calls", "threads", "two-phase", "bare/s", "xaqueue/bare", "bare CPU us", "p50 us", "p99 us")
 DEQUEUE_BLOCK_BYTES = 72

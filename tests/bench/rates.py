@@ -62,6 +62,21 @@ def latency_us(rates: Iterable[Rate], *percents: float) -> list[float]:
     return [percentile(ordered, percent) * 1e6 for percent in percents]
 
 
+def aligned(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Columns as wide as their widest cell; a column whose cells end with a digit is one of numbers, to the right."""
+    texts = list(rows)
+    columns = list(zip(headings, *texts, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    numbers = [all(cell[-1:].isdigit() or cell == "" for cell in column[1:]) for column in columns]
+    return [
+        "  ".join(
+            cell.rjust(width) if number else cell.ljust(width)
+            for cell, width, number in zip(row, widths, numbers, strict=True)
+        ).rstrip()
+        for row in (headings, *texts)
+    ]
+
+
 def rate_of(steps: Sequence[Step], seconds: float) -> Rate:
     """Runs each step over and over in a thread of its own. Raises what a step raised; threads end before it returns."""
     began = began_cpu = 0.0

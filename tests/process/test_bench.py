@@ -13,9 +13,9 @@ import pytest
 from bench import engine, rates
 from bench.compare import main
 from bench.engine import OPERATIONS, BenchPlan
-from bench.rates import Rate, latency_us, rate_of
+from bench.rates import Rate, aligned, latency_us, rate_of
 from xaqueue.errors import InvalidArgument
-from xaqueue.tools.rates import SEGMENT_BYTES, Preallocated, aligned, percentile
+from xaqueue.tools.rates import SEGMENT_BYTES, Preallocated, percentile
 
 
 def test_each_flag_thread_and_operation_is_measured_against_the_disk(tmp_path: Path) -> None:

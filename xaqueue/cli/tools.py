@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
+from xaqueue.cli import output
 from xaqueue.cli.exit_codes import ExitCode, ended_in_order, extra_there
 from xaqueue.cli.location import JsonOption, no_url
-from xaqueue.cli.output import as_json, table
 from xaqueue.errors import InvalidArgument
 
 DirectoryOption = Annotated[
@@ -63,10 +63,11 @@ def iotest(
     with ended_in_order():
         facts, judged = test.run(directory, seconds, _saying(json), peer=peer)
     if json:
-        as_json(test.as_dict(facts, judged))
+        output.as_json(test.as_dict(facts, judged))
     else:
-        for line in test.lines(facts, judged):
-            typer.echo(line)
+        output.lines(facts.environment.lines()[:2])
+        output.table(test.HEADINGS, test.rows(facts), right=test.HEADINGS[1:])
+        output.lines(test.lines(judged))
     if not judged.safe:
         raise typer.Exit(ExitCode.NOTHING)
 
@@ -99,9 +100,9 @@ def torture(
     with ended_in_order():
         results, used = run.run(directory, flags or (), seconds, _saying(json), seed)
     if json:
-        as_json(run.as_dict(results, used))
+        output.as_json(run.as_dict(results, used))
     else:
-        table(("flags", "killed", "power lost, by the rules"), run.rows(results))
+        output.table(("flags", "killed", "power lost, by the rules"), run.rows(results))
         for line in run.lines(results):
             typer.echo(line)
         typer.echo(f"seed {used}")

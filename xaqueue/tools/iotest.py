@@ -30,7 +30,7 @@ from xaqueue.core.storage.owner_file import FileLock
 from xaqueue.errors import InvalidArgument, SpaceError
 from xaqueue.tools import environment, verdict
 from xaqueue.tools.peer import meet
-from xaqueue.tools.rates import Preallocated, aligned, percentile
+from xaqueue.tools.rates import Preallocated, percentile
 from xaqueue.tools.verdict import Facts, Fitness, Timing
 
 RECORD = os.urandom(1024)
@@ -94,17 +94,16 @@ def run(
     return facts, verdict.judge(facts)
 
 
-def lines(facts: Facts, judged: Fitness) -> list[str]:
+def rows(facts: Facts) -> list[tuple[object, ...]]:
+    """Below ``HEADINGS``."""
+    return [(name, *map(round, asdict(timing).values())) for name, timing in facts.timings.items()]
+
+
+def lines(judged: Fitness) -> list[str]:
     """The result for people."""
-    rows = [(name, *(f"{value:,.0f}" for value in asdict(timing).values())) for name, timing in facts.timings.items()]
-    where, machine, *_ = facts.environment.lines()
-    findings = (*judged.findings, *judged.criteria)
-    width = max(len(finding.about) for finding in findings)
+    width = max(len(finding.about) for finding in judged.findings)
     return [
-        where,
-        machine,
-        *aligned(HEADINGS, rows),
-        *(f"{found.level.upper():<8}{found.about.ljust(width)}  {found.text}" for found in findings),
+        *(f"{found.level.upper():<8}{found.about.ljust(width)}  {found.text}" for found in judged.findings),
         f"recommended: --sync {shlex.quote(judged.flags)}: {judged.why}" if judged.flags else f"UNSAFE: {judged.why}",
     ]
 
@@ -116,7 +115,6 @@ def as_dict(facts: Facts, judged: Fitness) -> dict[str, Any]:
         "environment": facts.environment.as_dict(),
         "safe": judged.safe,
         "findings": [asdict(finding) for finding in judged.findings],
-        "criteria": [asdict(criterion) for criterion in judged.criteria],
         "recommended": judged.flags,
         "why": judged.why,
     }

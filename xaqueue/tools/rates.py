@@ -1,10 +1,10 @@
-"""How figures of many calls are told, and the file that the disk itself is measured by."""
+"""A percentile of many calls, and the file that the disk itself is measured by."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 SEGMENT_BYTES = 4 * 1024 * 1024
 """How much is preallocated for a thread; overwritten from the start again once it is full."""
@@ -16,21 +16,6 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
         return 0.0
     rank = math.ceil(len(ordered) * percent / 100)
     return ordered[min(max(rank, 1), len(ordered)) - 1]
-
-
-def aligned(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Columns as wide as their widest cell; a column whose cells end with a digit is one of numbers, to the right."""
-    texts = list(rows)
-    columns = list(zip(headings, *texts, strict=True))
-    widths = [max(map(len, column)) for column in columns]
-    numbers = [all(cell[-1:].isdigit() or cell == "" for cell in column[1:]) for column in columns]
-    return [
-        "  ".join(
-            cell.rjust(width) if number else cell.ljust(width)
-            for cell, width, number in zip(row, widths, numbers, strict=True)
-        ).rstrip()
-        for row in (headings, *texts)
-    ]
 
 
 class Preallocated:

@@ -22,6 +22,7 @@ SYNC_DIRECTORY = "directory fsync"
 SYNC_ALL = "syncfs"
 CREATE = "create + write"
 RENAME = "rename"
+PERSISTENCE = "synchronous write persistence"
 
 PLAUSIBLE_PER_S = 20_000
 """More syncs a second than this, one after the other, take a device that needs no flush."""
@@ -83,37 +84,35 @@ class Fitness:
     """``flags``: the recommended ones; empty where no space should be made there."""
 
     findings: tuple[Rating, ...]
+    """The first four on what storage for a failover pair must meet; see STORAGE in xaqueue-operating(7)."""
     flags: str
     why: str
-    criteria: tuple[Rating, ...] = ()
-    """A verdict on each of the four that storage for a failover pair must meet; see STORAGE in xaqueue-operating(7)."""
 
     @property
     def safe(self) -> bool:
-        return all(finding.level is not Level.UNSAFE for finding in (*self.findings, *self.criteria))
+        return all(finding.level is not Level.UNSAFE for finding in self.findings)
 
 
 def judge(facts: Facts) -> Fitness:
-    findings, criteria = tuple(_findings(facts)), tuple(_criteria(facts))
-    if any(found.level is Level.UNSAFE for found in (*findings, *criteria)):
-        why = "no flags make a space safe in this directory: use another"
-        return Fitness(findings, "", why, criteria)
-    return Fitness(findings, *_recommended(facts), criteria)
+    findings = (*_criteria(facts), *_others(facts))
+    if any(found.level is Level.UNSAFE for found in findings):
+        return Fitness(findings, "", "no flags make a space safe in this directory: use another")
+    return Fitness(findings, *_recommended(facts))
 
 
 def _criteria(facts: Facts) -> Iterator[Rating]:
     """By name. What a space needs of each is less than what a vendor promises: it orders by syncs alone, and fences by
     epochs, so that a late write of a former owner goes into a file that nobody reads."""
     syncs, peer = _of_syncs(facts), facts.peer
-    failed = next((f"{name} fails: {error}" for name, error in facts.failures.items()), "")
+    failed = "; ".join(f"{name} fails: {error}" for name, error in facts.failures.items())
     order = failed or (peer.contents or peer.names if peer else "")
     text = "a space needs it between syncs only: it holds as far as these can be believed"
     yield Rating(Level.UNSAFE if order else syncs.level, "write order", order or text)
-    lasting = Rating(Level.UNSAFE, "", failed) if failed else syncs
-    yield Rating(lasting.level, "synchronous write persistence", lasting.text)
+    yield Rating(Level.UNSAFE, PERSISTENCE, failed) if failed else syncs
     shared = facts.environment.file_system.startswith(NETWORK)
     if peer is None:
-        locks = facts.locks or ("another process is refused" if not shared else "")
+        locks = f"{facts.locks}: two processes could own one space" if facts.locks else ""
+        locks = locks or ("another process is refused" if not shared else "")
         unknown = "between machines nobody has tried it: run this with --peer on two of them at once"
         level = Level.UNSAFE if facts.locks else Level.WARNING if shared else Level.OK
         yield Rating(level, "distributed file locking", locks or unknown)
@@ -162,26 +161,12 @@ def doubt(per_s: float, device: Device) -> str:
     return ""
 
 
-def _findings(facts: Facts) -> Iterator[Rating]:
+def _others(facts: Facts) -> Iterator[Rating]:
     place = facts.environment
-    for name, error in facts.failures.items():
-        yield Rating(Level.UNSAFE, name, f"fails: {error}")
-    if facts.locks:
-        yield Rating(Level.UNSAFE, "locks", f"{facts.locks}: two processes could own one space")
-    else:
-        yield Rating(Level.OK, "locks", "another process is refused")
     if facts.replaces_atomically:
         yield Rating(Level.OK, "rename", "over an existing file shows the old or the new one, never neither")
     else:
         yield Rating(Level.UNSAFE, "rename", "over an existing file showed a reader neither the old nor the new one")
-    yield _of_syncs(facts)
-    if place.file_system.startswith(NETWORK):
-        yield Rating(
-            Level.WARNING,
-            "network",
-            f"{place.file_system} may be used by other machines too: whether locks and renames hold between them "
-            "cannot be seen from here",
-        )
     for warning in place.warnings if place.file_system not in IN_MEMORY else ():
         yield Rating(Level.WARNING, "file system", warning)
     if place.journal is False:
@@ -192,18 +177,18 @@ def _findings(facts: Facts) -> Iterator[Rating]:
 def _of_syncs(facts: Facts) -> Rating:
     if facts.device.kind is DeviceKind.MEMORY:
         where = facts.environment.file_system
-        return Rating(Level.WARNING, "syncs", f"{where} is no storage: a sync has nothing to write to")
+        return Rating(Level.WARNING, PERSISTENCE, f"{where} is no storage: a sync has nothing to write to")
     timing = facts.timings.get(OVERWRITE)
     if timing is None or timing.p50_us <= 0:
-        return Rating(Level.NOTE, "syncs", "were not measured")
+        return Rating(Level.NOTE, PERSISTENCE, "syncs were not measured")
     per_s = 1e6 / timing.p50_us
     doubted = doubt(per_s, facts.device)
     if doubted:
-        return Rating(Level.WARNING, "syncs", doubted)
-    text = f"{per_s:,.0f} a second from one thread: nothing speaks against it"
+        return Rating(Level.WARNING, PERSISTENCE, doubted)
+    text = f"{per_s:,.0f} syncs a second from one thread: nothing speaks against it"
     if facts.device.kind is DeviceKind.VIRTUAL:
         text += f", but {facts.device.name} is virtual: whether they reach a disk is up to what is below it"
-    return Rating(Level.OK, "syncs", text)
+    return Rating(Level.OK, PERSISTENCE, text)
 
 
 def _of_room(facts: Facts) -> Iterator[Rating]:

@@ -25,10 +25,9 @@ from bench.engine import Figures, Report, figures, fresh
 from bench.peers import commits, opener
 from bench.peers.peer import Operation, Peer, ThreadClients, Wanted
 from bench.peers.process_clients import ProcessClients
-from bench.rates import Rate, busy_share
+from bench.rates import Rate, aligned, busy_share
 from xaqueue.errors import OperationalError
 from xaqueue.tools import environment
-from xaqueue.tools.rates import aligned
 
 SERVED, EMBEDDED = "xaqueue, served", "xaqueue, embedded"
 QUEUES = {
