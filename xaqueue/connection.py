@@ -340,7 +340,7 @@ class Connection(MessageCalls):
     def close(self) -> None:
         """Rolls back what is not prepared and ends the session. A second call does nothing.
 
-        Where that loses work there is a ResourceWarning, unless an exception is on its way already.
+        Where that loses work a log event and a ResourceWarning say so, unless an exception is on its way already.
         """
         if self._end_session() and sys.exc_info()[0] is None:
             self._warn("closed with work undone")
@@ -385,8 +385,10 @@ class Connection(MessageCalls):
 
     def _warn(self, how: str) -> None:
         what = f"{self._transaction.uncommitted} enqueues and dequeues of its transaction are rolled back"
-        reason = f"the connection was {how}: {what}"
-        warnings.warn(f"{reason}. Commit it, or use a with block", ResourceWarning, stacklevel=3, source=self)
+        reason = f"the connection was {how}: {what}. Commit it, or use a with block"
+        log = self._logger
+        log.warning("[work-undone] %s", reason)  # Python shows nobody a ResourceWarning, unless asked to
+        warnings.warn(reason, ResourceWarning, stacklevel=3, source=self)
 
     def _end_session(self) -> bool:
         """Returns whether work was undone by it. In a forked child there is nothing to be ended."""

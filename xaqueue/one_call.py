@@ -68,11 +68,14 @@ class OneCall:
 
     def __init__(self, manager: ResourceManager, make_id: Callable[[], bytes]) -> None:
         """``make_id``: 16 unique bytes for the xid of a local transaction."""
+        import logging  # the package does without it, until somebody connects; the end of the process is too late
+
         self._manager = manager
         self._transaction = Transaction(manager, make_id)
         self._pid = Process.pid
         self._entered = threading.Lock()
         """Held by who is in a call."""
+        self._logger = logging.getLogger("xaqueue")
         _all.add(self)
 
     def _refused(self) -> Error:

@@ -258,6 +258,30 @@ def test_a_connection_that_is_collected_lets_go_of_all_it_had(connect: Connect, 
     other.close()
 
 
+ENDS = {
+    "": "never closed, with work undone: 1 enqueues",
+    "connection.close()": "closed with work undone: 1 enqueues",
+    "connection.commit()": "",
+    "with connection: pass": "",
+    "connection.rollback()": "",
+    "try: 1 / 0\nexcept ZeroDivisionError: connection.close()": "",
+    "try:\n    with connection: 1 / 0\nexcept ZeroDivisionError: pass": "",
+    "connection.commit()\nxid = connection.xid(1, 'x', '')\nconnection.tpc_begin(xid)\n"
+    "connection.enqueue('orders', b'2')\nconnection.tpc_prepare()\nconnection.close()": "",
+}
+"""What a program does once it has enqueued, and what is lost by that, as Python says it without any option."""
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("place", ["embedded", "remote"])
+def test_a_commit_that_was_forgotten_is_said(place: str, end: str, request: pytest.FixtureRequest, root: Path) -> None:
+    url = str(root) if place == "embedded" else request.getfixturevalue("server").url
+    script = f"import xaqueue\nconnection = xaqueue.connect({url!r})\nconnection.enqueue('orders', b'1')\n{end}"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stderr.startswith(f"[work-undone] the connection was {ENDS[end]}" if ENDS[end] else "")
+    assert done.stderr.count("\n") == bool(ENDS[end])
+
+
 def test_a_space_whose_connections_are_collected_is_free_again(root: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
