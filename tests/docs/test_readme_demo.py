@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import signal
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from support import ROOT
+from support.doubtful import RUN
+from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.errors import InvalidArgument
 from xaqueue.tools.demo import flights
 
@@ -40,3 +45,19 @@ def test_a_small_run_passes(spark: SparkSession, tmp_path: Path) -> None:
     assert spark.read.parquet(str(directory / "flights.parquet")).count() == 3000
     with pytest.raises(InvalidArgument, match="is not empty"):
         flights.run(3000, directory, lines.append, chart=chart)
+
+
+def test_ctrl_c_ends_it_with_a_line(tmp_path: Path) -> None:
+    """Behind Spark's start, which brings a handler of its own: that prints two stacks, of Python and of Java."""
+    words = [*RUN, "demo", "--flights", "300"]
+    unbuffered, pipe = os.environ | {"PYTHONUNBUFFERED": "1"}, subprocess.PIPE
+    with subprocess.Popen(
+        words, cwd=tmp_path, env=unbuffered, text=True, start_new_session=True, stdout=pipe, stderr=pipe
+    ) as demo:
+        assert demo.stdout is not None
+        assert any(line.startswith("Spark's start") for line in demo.stdout)
+        os.killpg(demo.pid, signal.SIGINT)
+        _, said = demo.communicate(timeout=120)
+    assert demo.returncode == ExitCode.INTERRUPTED
+    assert "Traceback" not in said, said
+    assert said.endswith("\nxaqueue: interrupted, before the demo had made its check\n")

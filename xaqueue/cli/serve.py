@@ -115,7 +115,7 @@ def serve(
     from xaqueue.cli.tm_log import load
     from xaqueue.rpc.server.listeners import ListenConfig, with_default
 
-    with extra_there("server"):
+    with extra_there("server" if http is None else "http"):
         from xaqueue.rpc.server.server import run
 
     directory = Path(directory_of(space))

@@ -164,7 +164,7 @@ def _mysql(dsn: str) -> Any:
     try:
         import pymysql
     except ModuleNotFoundError:
-        raise InvalidArgument('MySQL and MariaDB are reached with PyMySQL: pip install "pymysql"') from None
+        raise InvalidArgument("MySQL and MariaDB are reached with PyMySQL: pip install 'pymysql'") from None
     try:
         url = urlsplit(dsn)
         if url.scheme not in ("mysql", "mariadb"):
@@ -183,7 +183,7 @@ def postgres() -> Any:
     try:
         import psycopg
     except ModuleNotFoundError:
-        raise InvalidArgument('PostgreSQL is reached with psycopg: pip install "psycopg[binary]"') from None
+        raise InvalidArgument("PostgreSQL is reached with psycopg: pip install 'psycopg[binary]'") from None
     return psycopg
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from xaqueue.cli import output
-from xaqueue.cli.exit_codes import ExitCode, ended_in_order, extra_there
+from xaqueue.cli.exit_codes import ExitCode, complain, ended_in_order, extra_there
 from xaqueue.cli.location import JsonOption, no_url
 from xaqueue.errors import InvalidArgument
 
@@ -39,7 +39,11 @@ def demo(
     with extra_there("demo"):
         from xaqueue.tools.demo import flights as job
 
-        passed = job.run(job.FAST if fast else flights, directory, typer.echo, keep=keep)
+        try:
+            passed = job.run(job.FAST if fast else flights, directory, typer.echo, keep=keep)
+        except KeyboardInterrupt:
+            complain("interrupted, before the demo had made its check")
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
     if not passed:
         raise typer.Exit(ExitCode.NOTHING)
 

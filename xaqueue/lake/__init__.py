@@ -13,7 +13,7 @@ from __future__ import annotations
 try:
     import pyarrow as _pyarrow  # noqa: F401
 except ImportError as missing:
-    raise ImportError(f'{missing.name} is missing: pip install "xaqueue[lake]" brings it') from missing
+    raise ImportError(f"{missing.name} is missing: pip install 'xaqueue[lake]' brings it") from missing
 
 from xaqueue.lake.scan import scan
 

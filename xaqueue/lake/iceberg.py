@@ -30,7 +30,7 @@ try:
     from pyiceberg.io import PY_IO_IMPL, WAREHOUSE, InputFile, OutputFile
     from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 except ImportError as missing:
-    raise ImportError(f'{missing.name} is missing: pip install "xaqueue[lake]" brings it') from missing
+    raise ImportError(f"{missing.name} is missing: pip install 'xaqueue[lake]' brings it") from missing
 
 from xaqueue.errors import InvalidArgument
 from xaqueue.tm.participant import Within

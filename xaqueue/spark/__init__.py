@@ -21,7 +21,7 @@ try:
     import pyarrow as _pyarrow  # noqa: F401
     import pyspark as _pyspark
 except ImportError as missing:
-    raise ImportError(f'{missing.name} is missing: pip install "xaqueue[spark]" brings what Spark needs') from missing
+    raise ImportError(f"{missing.name} is missing: pip install 'xaqueue[spark]' brings what Spark needs") from missing
 
 OLDEST_PYSPARK = (4, 2)
 
@@ -32,7 +32,7 @@ def _check_version(version: str) -> None:
     if numbers < OLDEST_PYSPARK:
         raise ImportError(
             f"PySpark {version} is too old, 4.2 or later is needed: "
-            'pip install --upgrade "xaqueue[spark]" brings a newer one'
+            "pip install --upgrade 'xaqueue[spark]' brings a newer one"
         )
 
 

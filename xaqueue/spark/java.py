@@ -79,7 +79,7 @@ def java_home(environ: Mapping[str, str] | None = None) -> Path:
             continue
         return java.home if java.complete else write_shim(java.home, cache_directory(environ))
     raise OperationalError(
-        f'Spark needs Java {OLDEST_JAVA} or later and none was found: pip install "xaqueue[java]" brings one, '
+        f"Spark needs Java {OLDEST_JAVA} or later and none was found: pip install 'xaqueue[java]' brings one, "
         f"or set JAVA_HOME to yours{seen and f'. Passed over:{seen}'}"
     )
 

@@ -56,7 +56,7 @@ class Archive(Chore):
             return 0.0
         self._seen, self._moved = told, moved
         if find_spec("pyarrow") is None:
-            self._tell('pip install "xaqueue[lake]" brings what is needed')
+            self._tell("pip install 'xaqueue[lake]' brings what is needed")
             return 0.0
         quiet = subprocess.DEVNULL
         try:

@@ -69,7 +69,7 @@ def span_kept(caller: Caller, queue: str, after: int, upto: int, columns: list[s
     if not (isinstance(columns, list) and {*map(type, columns)} <= {str}):
         raise InvalidArgument(f"columns {str(columns)[:60]!r} are refused: a list of their names is wanted")
     if find_spec("pyarrow") is None:
-        raise NotSupportedError('the server has no PyArrow: pip install "xaqueue[lake]" there')
+        raise NotSupportedError("the server has no PyArrow: pip install 'xaqueue[lake]' there")
     caller.session.space.check_readable()
     return caller.host.kept_pages.ask("span_kept", check_queue_name(queue), after, upto, columns)
 

@@ -29,8 +29,8 @@ from xaqueue.rpc.server.regulars import Regulars
 
 try:
     from greenlet import getcurrent, greenlet
-except ModuleNotFoundError:
-    raise ImportError(MISSING) from None
+except ModuleNotFoundError as missing:
+    raise ImportError(MISSING) from missing
 
 T = TypeVar("T")
 

