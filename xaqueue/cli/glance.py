@@ -222,7 +222,7 @@ def queue_table(found: Sequence[QueueStatus], rated: Mapping[str, Rates | None] 
     headings = [name for name in QUEUE_COLUMNS if rated or not name.endswith("/s")]
     rows = [queue_row(headings, q, rated.get(q.name)) for q in found]
     numbers = [name for name in headings if name not in QUEUE_TEXTS]
-    output.table(headings, rows, right=numbers, spare=("description", "order", "messages", "watermark"))
+    output.table(headings, rows, right=numbers, spare=("description", "order", "watermark", "bytes", "consumers"))
     streams: list[tuple[object, ...]] = []
     for q in found:
         if q.stream:

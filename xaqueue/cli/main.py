@@ -87,7 +87,7 @@ OTHER_NAMES = {
     "browse": "peek cat messages",
     "queues": "list ls count depth",
     "queues --counters": "stats statistics",
-    "status": "info describe",
+    "status": "info describe stat",
     "serve": "start run server listen",
     "work": "worker handle",
     "indoubt": "recover commit rollback transactions",
@@ -151,9 +151,10 @@ class Verbs(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] not in PLACES and not ctx.resilient_parsing:
-            close = [name for name, others in OTHER_NAMES.items() if args[0].lower() in others.split()]
-            close += get_close_matches(args[0], [verb for verb in PLACES if verb not in DESTRUCTIVE])
-            ctx.fail(f"No such command {args[0]!r}" + (f". Did you mean '{close[0]}'?" if close else ""))
+            words = {other: name for name, others in OTHER_NAMES.items() for other in others.split()}
+            words |= {verb: "" if verb in DESTRUCTIVE else verb for verb in PLACES}
+            meant = [words[near] for near in get_close_matches(args[0].lower(), words, 1)]
+            ctx.fail(f"No such command {args[0]!r}" + (f". Did you mean '{meant[0]}'?" if any(meant) else ""))
         found = super().resolve_command(ctx, args)
         if ctx.obj is not None:  # loaded, so Ctrl-C is an exception from here on, and what the verb does ends in order
             signal.signal(signal.SIGINT, signal.default_int_handler)

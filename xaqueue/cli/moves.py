@@ -87,7 +87,12 @@ def requeue(
         return message.origin.queue if message.origin is not None else ""
 
     found = [*chosen(where or ()), lambda message: bool(came_from(message))]
-    _run(space, queue, found, limit, lambda one, gone: one.requeue(queue, gone), dry_run=dry_run, to=came_from)
+    count = _run(space, queue, found, limit, lambda one, gone: one.requeue(queue, gone), dry_run=dry_run, to=came_from)
+    if not count:
+        complain(
+            f"nothing {'that is chosen ' if where else ''}in queue {queue} was moved there from another queue, as into "
+            "a failure queue: `xaqueue queues` shows which has messages"
+        )
 
 
 def purge(
@@ -160,7 +165,8 @@ def _run(
     *,
     dry_run: bool,
     to: Callable[[Message], str] | None = None,
-) -> None:
+) -> int:
+    """How many it was done with, or would be, or a transaction holds, after it has said so."""
     from xaqueue.cli.target import Target
 
     location = location_of(space)
@@ -171,11 +177,12 @@ def _run(
                 if to is not None and target is not None:
                     target.take(to(message), message)
         typer.echo(f"{output.counted(would, 'message')} of queue {queue} would be {done}")
-        return
+        return would
     with connected(location) as connection:
         count, left = _work(connection, queue, tests, limit, step, done)
     stay = f"; {left:,} left: held by transactions, or gone" if left else ""
     typer.echo(f"{output.counted(count, 'message')} of queue {queue} {done}{stay}")
+    return count + left
 
 
 def _work(

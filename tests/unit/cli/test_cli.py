@@ -84,6 +84,8 @@ def test_help_lists_every_verb_by_group_with_the_first_sentence_of_its_own() -> 
         ("stats", "queues --counters"),
         ("help", "--help"),
         ("queus", "queues"),
+        ("lst", "queues"),
+        ("sned", "put"),
     ],
 )
 def test_a_name_that_others_have_leads_to_ours(word: str, meant: str) -> None:
@@ -97,8 +99,40 @@ def test_other_names_are_of_one_verb_each() -> None:
     assert {verb for name in OTHER_NAMES for verb in name.split()[:1] if verb.isalpha()} <= PLACES.keys()
 
 
-def test_what_destroys_is_never_proposed() -> None:
-    assert "Did you mean" not in fails("restor", code=2)
+@pytest.mark.parametrize("word", ["restor", "cleann", "releas", "promot"])
+def test_what_destroys_is_never_proposed(word: str) -> None:
+    """Nor what is like it, such as purge, which others call clear."""
+    assert "Did you mean" not in fails(word, code=2)
+
+
+def test_what_was_moved_nowhere_is_not_requeued_in_silence(tmp_path: Path) -> None:
+    """Who names the queue of the work, and not the one of its failures, is told."""
+    space = ("--space", str(tmp_path / "space"))
+    run("init", tmp_path / "space", "--default", "fifo")
+    run("put", "orders", "one", *space)
+    for words in ((), ("--dry-run",), ("--where", "tries>=3")):
+        result = CliRunner().invoke(app, ["requeue", "orders", *words, *space])
+        assert result.exit_code == 0
+        assert result.stdout.startswith("0 messages of queue orders ")
+        assert "queue orders was moved there from another queue, as into a failure queue" in result.stderr
+    run("move", "orders", "orders.failed", *space)
+    assert CliRunner().invoke(app, ["requeue", "orders.failed", *space]).stderr == ""
+
+
+@pytest.mark.parametrize(("number", "way"), [(errno.EROFS, "mount this one for writing"), (errno.EACCES, "`ls -ld`")])
+def test_what_the_system_refuses_has_a_way_out(
+    number: int, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever was to be opened, by us or as the cause of an error of ours."""
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise OSError(number, os.strerror(number), "there")
+
+    monkeypatch.setattr(os, "mkdir", refuse)
+    assert way in fails("init", tmp_path / "other", code=ExitCode.SPACE)
+    with pytest.raises(typer.Exit), exit_codes.translated():
+        refuse()
+    assert way in capsys.readouterr().err
 
 
 def test_without_a_verb_the_first_steps_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

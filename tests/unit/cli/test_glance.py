@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -173,6 +175,17 @@ def test_a_narrow_terminal_lacks_columns(width: int, kept: tuple[str, ...]) -> N
     assert tuple(column.header for column in drawn.columns) == kept
     piped, _ = output.grid(HEADINGS, rows, spare=("description", "watermark"))
     assert len(piped.columns) == len(HEADINGS)
+
+
+def test_how_many_messages_a_queue_has_is_seen_at_80_columns(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_definitions(root, "[queues.orders-of-the-shop]\n")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    glance.queues(space=str(root))
+    headings = re.sub(r"\x1b\[\d*m", "", capsys.readouterr().out).splitlines()[0]
+    assert re.sub(r"  +", ",", headings.strip()) == "queue,messages,ready,delayed,locked,in doubt,oldest"
 
 
 # top
