@@ -177,12 +177,14 @@ def test_the_wheel_has_what_a_user_needs(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as opened:
         names = opened.namelist()
+        metadata = opened.read(next(name for name in names if name.endswith("/METADATA"))).decode()
     data = next(name.partition("/")[0] for name in names if ".data/" in name)
     for name in (
         *("xaqueue/py.typed", "xaqueue/web/static/console.js", "pyspark_xaqueue.py", "xaqueue_command.py"),
         *(f"{data}/data/share/man/man{section}/xaqueue.{section}" for section in (1, 5, 7)),
     ):
         assert name in names
+    assert "\nLicense-Expression: Apache-2.0\nLicense-File: LICENSE\n" in metadata
     assert not [name for name in names if "__pycache__" in name or name.startswith("tests")]
 
 
