@@ -164,7 +164,6 @@ def test_without_greenlet_a_command_says_so(tmp_path: Path) -> None:
         ("ingest orders lake", "pyarrow", "lake"),
         ("ingest orders lake --to delta", "deltalake", "lake"),
         ("ingest orders a.table --to iceberg", "pyiceberg", "lake"),
-        ("verify --spark", "pyspark", "spark"),
         ("serve", "greenlet", "server"),
         ("serve --http 127.0.0.1:0", "greenlet", "http"),
         ("serve --http 127.0.0.1:0", "uvicorn", "http"),
