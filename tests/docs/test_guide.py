@@ -25,6 +25,7 @@ import pytest
 from typer.testing import CliRunner
 
 from support import ROOT
+from support.chromium import browsing, expect, looking
 from xaqueue.cli.main import app
 from xaqueue.core.model.branch import TRANSITIONS, Call, State
 from xaqueue.xa import Code
@@ -230,21 +231,50 @@ def bare(text: str) -> list[str]:
     return [line.strip() for line in text.strip().splitlines() if line.strip()]
 
 
-def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pages, links, anchors and names of the API: mkdocs looks at them all. With its -q it would count no warning."""
     pytest.importorskip("mkdocs", reason="the extra docs is not installed")
-    words = ["build", "--strict", "-f", str(ROOT / "man" / "mkdocs.yml"), "-d", str(tmp_path / "site")]
+    place = tmp_path_factory.mktemp("guide") / "site"
+    words = ["build", "--strict", "-f", str(ROOT / "man" / "mkdocs.yml"), "-d", str(place)]
     quiet = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", *words], env=quiet, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    site = {path.name: path.read_text() for path in (tmp_path / "site").glob("*.html")}
-    page = site["api.html"]
+    return place
+
+
+@pytest.mark.xdist_group("site")
+def test_the_site_builds_without_a_warning(site: Path) -> None:
+    pages = {path.name: path.read_text() for path in site.glob("*.html")}
+    page = pages["api.html"]
     assert all(f'id="xaqueue.Connection.{name}"' in page for name in ("enqueue", "dequeue", "tpc_prepare", "receive"))
     assert page.count(">Parameters:<") > 10
-    assert [name for name, text in site.items() if name.startswith("api") and re.search(r"\bRaises [A-Z`]", text)] == []
+    assert [
+        name for name, text in pages.items() if name.startswith("api") and re.search(r"\bRaises [A-Z`]", text)
+    ] == []
     # The search works from file://, without the internet.
-    assert (tmp_path / "site" / "search" / "search_index.js").is_file()
-    assert all('<script src="offline.js">' in text or name == "404.html" for name, text in site.items())
-    assert [name for name, text in site.items() if re.search(r'(src|<link[^>]* href)="https?://', text)] == []
+    assert (site / "search" / "search_index.js").is_file()
+    assert all('<script src="offline.js">' in text or name == "404.html" for name, text in pages.items())
+    assert [name for name, text in pages.items() if re.search(r'(src|<link[^>]* href)="https?://', text)] == []
+
+
+@pytest.mark.xdist_group("site")
+def test_a_word_is_found_from_file_without_the_internet(site: Path) -> None:
+    with browsing() as browser, looking(browser, (site / "console.html").as_uri()) as page:
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.locator("[data-md-component=search-query]").fill("savepoint")
+        found = page.locator(".md-search-result__item a")
+        expect(page.locator(".md-search-result__list")).to_contain_text(re.compile("savepoint", re.IGNORECASE))
+        assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
+        # Each picture of this page is there, and none is wider than the screen of a telephone.
+        page.set_viewport_size({"width": 390, "height": 844})
+        pictures = page.evaluate(
+            "[...document.images].map((one) => [one.naturalWidth, one.getBoundingClientRect().right])"
+        )
+        assert len(pictures) > 20
+        assert all(width > 0 and right <= 390 for width, right in pictures)
+        page.goto(str(found.first.get_attribute("href")))
+        expect(page.locator("article")).to_contain_text(re.compile("savepoint", re.IGNORECASE))

@@ -127,6 +127,7 @@ def says(shop: Shop, *managers: object) -> str:
 
 
 def test_a_branch_is_told_of_whose_node_is_gone(shop: Shop, tmp_path: Path) -> None:
+    """XAT-30."""
     other = Shop(tmp_path / "other")
     other.die_at("prepared")
     shop.die_at("prepared")

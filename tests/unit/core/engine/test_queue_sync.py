@@ -122,7 +122,7 @@ def test_readers_see_it_once_it_is_hardened_and_a_clean_close_keeps_it(bare: Bar
 
 @pytest.mark.parametrize("ends", ["prepare", "commit"])
 def test_a_crash_may_take_the_last_ones_and_nothing_that_was_prepared(bare: BareSpace, ends: str) -> None:
-    """EMS-21: as far as there is such a thing."""
+    """Of a level that waits for nothing. What need not persist at all is EMS-21's, in test_volatile."""
     bare.put("strict", b"kept")
     work(bare, ends, "fast", body=b"2")
     work(bare, "one phase", "fast", body=b"3")
