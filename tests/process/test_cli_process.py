@@ -11,6 +11,7 @@ import sys
 import time
 from array import array
 from collections.abc import Sequence
+from contextlib import ExitStack
 from fcntl import ioctl
 from pathlib import Path
 from termios import FIONREAD
@@ -109,6 +110,62 @@ def _unread_bytes(pipe: IO[bytes]) -> int:
     count = array("i", [0])
     ioctl(pipe, FIONREAD, count)
     return count[0]
+
+
+def test_what_would_go_with_a_command_is_refused_where_no_server_is(space: Path, tmp_path: Path) -> None:
+    """EMS-21."""
+    other = tmp_path / "other"
+    run("init", other, "--sync", "NONE")
+    for words in (["--topic", "all"], ["quick", "persistent=false", "topic=all"], ["log"], ["kept", "topic=all"]):
+        run("define", *words)
+    run("define", "quick", "persistent=false", "--space", other)
+    run("put", "orders", "1")
+    exported = tmp_path / "exported"
+    line = json.loads(run("export", "orders"))
+    exported.write_text(f"{json.dumps(line)}\n{json.dumps(line | {'message_id': '0' * 32, 'persistent': False})}\n")
+    for words in (
+        ["put", "orders", "2", "--not-persistent"],
+        ["put", "all", "2", "--topic", "--not-persistent"],
+        ["put", "quick", "2"],
+        ["put", "quick", "--lines", "--file", str(exported)],
+        ["move", "orders", "quick"],
+        ["move", "orders", "quick", "--dry-run"],
+        ["import", "log", str(exported)],
+        ["import", "log", str(exported), "--dry-run"],
+        ["forward", "orders", "--to", "quick", "--until-empty"],
+        ["forward", "orders", "--to", str(other), "--queue", "quick", "--until-empty"],
+    ):
+        refused = subprocess.run([*RUN, *words], capture_output=True, text=True, check=False)
+        assert refused.returncode == ExitCode.USAGE, (words, refused)
+        assert "is not persistent, and no server has" in refused.stderr, words
+        assert "`xaqueue serve --space " in refused.stderr
+        assert "not known" not in refused.stderr
+    assert [len(run("browse", queue, "--json").splitlines()) for queue in ("orders", "quick", "log")] == [1, 0, 0]
+    assert run("put", "all", "3", "--topic"), "one of its queues keeps it"
+
+
+def test_a_server_s_space_takes_what_is_not_persistent(space: Path, tmp_path: Path) -> None:
+    """EMS-21. By its directory, and by its URL; and it is refused again by a space that no server has."""
+    other = tmp_path / "other"
+    run("init", other, "--sync", "NONE")
+    run("define", "orders", "--space", other)
+    run("define", "quick", "persistent=false")
+    with process(["serve", "--unix", tmp_path / "socket"]) as server, ExitStack() as stack:
+        stack.callback(server.terminate)
+        assert server.stdout is not None
+        assert server.stdout.readline().startswith(b"serving")
+        for place in (space, f"xaq+unix://{tmp_path / 'socket'}"):
+            run("put", "orders", "1", "--not-persistent", "--space", place)
+            run("put", "quick", "2", "--space", place)
+            run("move", "quick", "urgent", "--space", place)
+            run("move", "urgent", "quick", "--space", place)
+        with process(["forward", "orders", "--to", other, "--until-empty"]) as forwarding:
+            out, err = forwarding.communicate(timeout=PATIENCE_S)
+        assert forwarding.returncode == ExitCode.USAGE, (out, err)
+        assert b"a message for queue orders is not persistent, and no server has" in err
+        run("forward", "orders", "--to", "quick", "--until-empty")
+        found = [json.loads(line)["persistent"] for line in run("browse", "quick", "--json").splitlines()]
+        assert found == [True, True, False, False]
 
 
 def test_interrupted_lines_tell_how_many_are_committed(space: Path) -> None:

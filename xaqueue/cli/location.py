@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -25,6 +25,7 @@ from xaqueue.endpoint import is_url, parse_open_string
 from xaqueue.errors import InvalidArgument, SpaceError
 
 if TYPE_CHECKING:
+    from xaqueue.core.engine.state import Space
     from xaqueue.features.session import Session
     from xaqueue.rpc.client.manager import RemoteManager
 
@@ -187,5 +188,50 @@ def reached(location: Location, *, watch: bool = False) -> Iterator[Session | Re
 @contextmanager
 def connected(location: Location, *, watch: bool = False) -> Iterator[Connection]:
     """A connection to the space, through its server where one serves it."""
-    with reached(location, watch=watch) as manager, Connection(manager, fresh_id) as connection:
+    with reached(location, watch=watch) as manager, _Checked(manager, fresh_id) as connection:
+        connection.location = location
         yield connection
+
+
+class _Checked(Connection):
+    """Where the command has the space open itself, what it commits is there behind it, or refused."""
+
+    location = Location()
+
+    def commit(self) -> None:
+        if self.is_embedded:
+            _check_all(self.location, cast("Session", self._manager).space)
+        super().commit()
+
+
+def _check_all(location: Location, space: Space) -> None:
+    """Of what is added. A message of a topic stays where one of its queues keeps it."""
+    from xaqueue.core.model.block import ADDS
+    from xaqueue.core.model.branch import State
+    from xaqueue.core.model.entry import is_volatile
+
+    branches = [branch for branch in space.branches.values() if branch.base is State.ACTIVE]
+    lost, kept = dict[int, tuple[str, bool]](), set[int]()
+    for one in (one for branch in branches for one in branch.blocks if one.kind in ADDS):
+        definition, is_tagged = space.definitions.of(one.queue), is_volatile(one.entry, any)
+        if is_tagged or (definition is not None and not definition.persistent):
+            lost[id(one.shared or one)] = one.queue, is_tagged
+        else:
+            kept.add(id(one.shared or one))
+    for message, (queue, is_tagged) in lost.items():
+        if message not in kept:
+            check_stays(location, queue, is_tagged=is_tagged)
+
+
+def check_stays(location: Location, queue: str, *, is_tagged: bool) -> None:
+    """A message that is not persistent comes to a server's space. Raises InvalidArgument.
+
+    is_tagged: it says so itself, else its queue does.
+    """
+    if not served_at(location):
+        what = f"a message for queue {queue}" if is_tagged else f"queue {queue}"
+        otherwise = "put it without --not-persistent" if is_tagged else f"`xaqueue define {queue} persistent=true`"
+        raise InvalidArgument(
+            f"{what} is not persistent, and no server has {location}: it would be gone as this command ends. "
+            f"Start `xaqueue serve --space {location}` before, or {otherwise}"
+        )

@@ -300,7 +300,7 @@ def _put_lines(connection: Connection, add: Callable[[bytes], object], source: B
             if committed or pending > 1:
                 read = output.counted(committed + pending, "line")
                 complain(f"stopped after {read}: of these the first {committed:,} are committed")
-            if unsure and not isinstance(error, RolledBack | RetryLater):
+            if unsure and not isinstance(error, RolledBack | RetryLater | InvalidArgument):
                 complain(f"whether the {pending:,} behind them are committed is not known: `xaqueue browse` tells")
             raise
     return committed

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 
 from xaqueue.cli import glance
-from xaqueue.cli.location import Location, connected
+from xaqueue.cli.location import Location, check_stays, connected
 from xaqueue.core.model.block import UNLIMITED, Kind, head_of, repacked
 from xaqueue.core.owner.definitions_file import usable_definitions
 from xaqueue.errors import QueueFull
@@ -62,9 +62,12 @@ class Target(ExitStack):
                     f"queue {queue} is full by {now.full}: nothing comes into it until others have taken some"
                 )
             return
-        limits = limits_of(self._definitions.find(queue))
+        definition = self._definitions.find(queue)
+        limits = limits_of(definition)
         if message is None:
             return
+        if not (definition.persistent and message.persistent):
+            check_stays(self._location, queue, is_tagged=not message.persistent)
         _, packed = repacked(queue, message.properties)
         limit_bytes = self._definitions.max_body_bytes if is_new else UNLIMITED
         head, _ = head_of(Kind.ENQUEUE, message.message_id, packed, message.body, 0, limit_bytes)

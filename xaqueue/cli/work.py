@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import pkgutil
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,13 +15,14 @@ import typer
 
 from xaqueue.cli import output
 from xaqueue.cli.exit_codes import ExitCode, complain
-from xaqueue.cli.location import Location, SpaceOption, location_of
+from xaqueue.cli.location import Location, SpaceOption, check_stays, location_of
 from xaqueue.cli.log_output import LogFormatOption, LogLevelOption
 from xaqueue.cli.messages import QueueArgument
 from xaqueue.core.model.format import read_format
+from xaqueue.core.owner.definitions_file import usable_definitions
 from xaqueue.endpoint import is_url, parse
 from xaqueue.errors import InvalidArgument, ResourceFailed
-from xaqueue.message import check_queue_name
+from xaqueue.message import Message, check_queue_name
 
 if TYPE_CHECKING:
     from xaqueue.cli.tm_log import TmConfig
@@ -105,13 +108,29 @@ def forward(
     else:
         target = Location(url=to) if is_url(to) else Location(directory=to)
     text = f"queue {queue} of {source} goes to queue {to_queue or queue}"
+    to_queue = to_queue or queue
     if target.place == source.place:
-        _run(Forwarder(str(source), queue, to_queue or queue, until_empty=until_empty), text, "forwarded")
+        _check_lasts(target, to_queue)
+        _run(Forwarder(str(source), queue, to_queue, until_empty=until_empty), text, "forwarded")
         return
     config = _config(source, target, log, queue)
+    _check_lasts(target, to_queue)
     with tm_log.opened(config) as manager:
-        forwarder = Forwarder(SOURCE, queue, to_queue or queue, tm=manager, until_empty=until_empty)
+        forwarder = Forwarder(SOURCE, queue, to_queue, tm=manager, until_empty=until_empty)
+        forwarder.check = partial(_check_each, target, to_queue)
         _run(forwarder, f"{text} of {target}", "forwarded")
+
+
+def _check_lasts(target: Location, queue: str) -> None:
+    """What comes into this queue is there behind this command. Raises InvalidArgument."""
+    definition = usable_definitions(target.directory)[0].of(queue) if target.directory else None
+    if definition is not None and not definition.persistent:
+        check_stays(target, queue, is_tagged=False)
+
+
+def _check_each(target: Location, queue: str, found: Sequence[Message]) -> None:
+    if not all(message.persistent for message in found):
+        check_stays(target, queue, is_tagged=True)
 
 
 def _run(loop: Loop, text: str, done: str) -> None:

@@ -7,6 +7,7 @@ of a group is kept, and what is delayed waits. They keep their ids and propertie
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
 from xaqueue.connection import Connection
@@ -42,6 +43,8 @@ class Forwarder(Loop):
         if tm is None and queue == to:
             raise InvalidArgument(f"queue {to} is where the messages are: name another, or another space")
         self._size = BATCH
+        self.check: Callable[[Sequence[Message]], object] = lambda _: None
+        """Of what it has taken. What that raises ends it, where no message was taken before."""
 
     def _run_once(self, connection: Connection | None) -> RunOutcome:
         taken: list[Message] = []
@@ -66,6 +69,7 @@ class Forwarder(Loop):
         size_bytes, wait_s = 0, self._wait_s
         while len(taken) < self._size and size_bytes < BATCH_BYTES:
             found = source.dequeue_many(self._queue, min(PIECE, self._size - len(taken)), wait_s=wait_s)
+            self.check(found)
             taken += found
             if len(found) < PIECE:
                 return

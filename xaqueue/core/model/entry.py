@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -71,10 +71,10 @@ class Run(Entry):
         """Of those that are added, where some have tags; of those that are taken, once somebody has asked for one."""
 
 
-def is_volatile(entry: Entry | None) -> bool:
-    """Whether it, or each of a run, says that it need not outlive the owner of the space."""
+def is_volatile(entry: Entry | None, of: Callable[[Iterable[bool]], bool] = all) -> bool:
+    """Whether it, or each of a run, says that it need not outlive the owner of the space; of: any, or one of a run."""
     if type(entry) is Run:
-        return bool(entry.entries) and all(VOLATILE in one.tags for one in entry.entries)
+        return bool(entry.entries) and of(VOLATILE in one.tags for one in entry.entries)
     return entry is not None and VOLATILE in entry.tags
 
 
