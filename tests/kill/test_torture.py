@@ -30,7 +30,7 @@ from xaqueue.features.session import Session
 from xaqueue.testing.forgetful import ForgetfulFileSystem, Tree
 from xaqueue.tools.torture import power, run
 from xaqueue.tools.torture.ledger import CrashTally, Ledger
-from xaqueue.tools.torture.power import PowerLost, RecordingFileSystem, laid_out, tree_in
+from xaqueue.tools.torture.power import LosingFileSystem, PowerLost, laid_out, tree_in
 from xaqueue.tools.torture.run import Child, ChildRun, LifeFailed, Result
 from xaqueue.tools.torture.work import reopened
 
@@ -70,15 +70,10 @@ def test_the_others_lose_by_the_rules(tmp_path: Path, flags: str) -> None:
 @pytest.mark.parametrize("call", ["sync_data", "sync_dir"])
 @pytest.mark.parametrize("flags", ["JOURNAL", "FDATASYNC;DSYNC"])
 def test_a_sync_that_lies_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, call: str) -> None:
-    monkeypatch.setattr(ForgetfulFileSystem, call, lambda fs, path: None)
+    monkeypatch.setattr(LosingFileSystem, call, lambda fs, path: None)
     if call == "sync_dir":
-        monkeypatch.setattr(ForgetfulFileSystem, "sync_all", lambda fs: None)
+        monkeypatch.setattr(LosingFileSystem, "sync_all", lambda fs: None)
     assert until_a_fault(tmp_path, flags).faulty
-
-
-def test_a_directory_that_holds_something_else_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ForgetfulFileSystem, "unlink", lambda fs, path: None)
-    assert "the directory does not hold what was done in it" in until_a_fault(tmp_path, "FDATASYNC;DSYNC").faults
 
 
 def test_a_space_that_was_looked_at_is_at_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,22 +93,14 @@ def test_a_space_that_was_looked_at_is_at_rest(tmp_path: Path, monkeypatch: pyte
     assert not open.is_owned(tmp_path / "space")
 
 
-def test_a_second_name_is_in_the_directory_and_in_the_model(tmp_path: Path) -> None:
-    recording = RecordingFileSystem(tmp_path, keep_unsynced=False)
-    recording.create("one", [b"content"])
-    recording.link("one", "other")
-    assert (tmp_path / "other").read_bytes() == b"content"
-    assert recording.agrees()
-
-
-def test_after_so_many_calls_the_power_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_so_many_calls_the_power_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ForgetfulFileSystem, "content", TornContent)
-    recording = RecordingFileSystem(tmp_path, keep_unsynced=False)
-    port: FileSystem = recording
+    losing = LosingFileSystem()
+    port: FileSystem = losing
     port.create("kept", [b"content"])
     port.sync_file("kept")
     port.sync_dir("")
-    recording.lose_power_after(2)
+    losing.crash_after = losing.calls + 2
     port.create("lost", [b"con", b"tent"])
     port.rename("kept", "moved")
     assert port.read("moved") == b"content"
@@ -127,12 +114,10 @@ def test_after_so_many_calls_the_power_is_gone(tmp_path: Path, monkeypatch: pyte
         with pytest.raises(PowerLost) as gone:
             call()
         assert gone.value.errno == errno.EIO
-    assert recording.agrees()
-    left = [tree.nodes for tree in Survivors(recording.model).trees(1 << 10, 0)]
+    left = [tree.nodes for tree in Survivors(losing).trees(1 << 10, 0)]
     assert {"kept": b"content"} in left
     assert {"moved": b"content", "lost": b"content"} in left
     assert not any("kept" not in nodes and "moved" not in nodes for nodes in left)
-    port.close()
 
 
 def test_what_is_laid_out_is_what_was_left(tmp_path: Path) -> None:
@@ -177,16 +162,12 @@ def test_a_child_that_fails_is_no_kill() -> None:
     assert failed.value.code == 1
 
 
-def test_no_room_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_room_is_no_fault(tmp_path: Path) -> None:
     opening.create(tmp_path / "space", any_queue=True)
     with (tmp_path / "space" / "queues.toml").open("a") as definitions:
         definitions.write(f"\n[space]\nmin_free_bytes = {1 << 60}\n")
     with pytest.raises(DiskFull, match="no room to work in"):
         run.survive_kills(tmp_path / "space", "NONE", 1.0, "seed")
-    monkeypatch.setattr(power, "DEFINITIONS", f"[default]\n[space]\nmin_free_bytes = {1 << 60}\n")
-    monkeypatch.setattr(power, "CALLS", (400,))
-    with pytest.raises(DiskFull):
-        power.survive_power_losses(tmp_path, "NONE", 5.0, "seed")
 
 
 # The verdict

@@ -28,6 +28,8 @@ class Crashed(BaseException):
 class CrashingFileSystem(ForgetfulFileSystem):
     """``crash_after``: how many calls that change or sync something are still done."""
 
+    error: Callable[[str], BaseException] = Crashed
+
     def __init__(self, crash_after: int | None = None, tree: Tree | None = None) -> None:
         self.lock = threading.RLock()
         self.crash_after = crash_after
@@ -41,12 +43,12 @@ class CrashingFileSystem(ForgetfulFileSystem):
         self._look()
         if self.crash_after is not None and self.calls >= self.crash_after:
             self.crashed = True
-            raise Crashed(f"before call {self.calls + 1}")
+            raise self.error(f"before call {self.calls + 1}")
         self.calls += 1
 
     def _look(self) -> None:
         if self.crashed:
-            raise Crashed("nobody is there any more")
+            raise self.error("nobody is there any more")
 
 
 def _watched(method: Callable[..., Any], watch: str) -> Callable[..., Any]:

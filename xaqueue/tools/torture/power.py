@@ -1,8 +1,8 @@
 """The power is lost at random calls, by the rules: what was synced is there, of the rest any part that may be.
 
-The work goes on in the directory, and every call is done in a file system that forgets as well (``forgetful``). At the
-chosen call that one says what a power loss may leave. Each of several such trees is laid out in the directory, opened
-by the engine, and held to what had been acknowledged by then.
+The work goes on in a file system in memory that forgets (``forgetful``). At the chosen call that one says what a power
+loss may leave. Each of several such trees is laid out in the directory, opened by the engine, and held to what had been
+acknowledged by then.
 """
 
 from __future__ import annotations
@@ -14,21 +14,18 @@ import random
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from xaqueue.core.owner import definitions_file, open
-from xaqueue.core.storage.directory_fs import DirectoryFileSystem
-from xaqueue.core.storage.fs import write_then_sync
 from xaqueue.core.storage.hardening import Hardening
-from xaqueue.errors import DiskFull, Error
+from xaqueue.errors import Error
 from xaqueue.features import opening
 from xaqueue.features.opening import open_space
 from xaqueue.features.session import Session
-from xaqueue.testing.crashing import CHANGES, LOOKS
-from xaqueue.testing.forgetful import ForgetfulFileSystem, Tree
+from xaqueue.testing.crashing import CrashingFileSystem
+from xaqueue.testing.forgetful import Tree
 from xaqueue.tools.torture.ledger import CrashTally, Ledger, Statement
 from xaqueue.tools.torture.work import Client, reopened
 
@@ -43,7 +40,7 @@ TREES = 8
 
 
 def survive_power_losses(scratch: Path, flags: str, seconds: float, seed: str) -> CrashTally:
-    """Power losses until the time is over, one at least. Raises DiskFull where there is no room to work."""
+    """Power losses until the time is over, one at least."""
     outcome = CrashTally()
     dice = random.Random(f"{seed}/power/{flags}")
     until = time.monotonic() + seconds
@@ -66,8 +63,8 @@ def _lose_power(place: Path, flags: str, dice: random.Random, outcome: CrashTall
         play.run()
         outcome.branches += play.ledger.heard["acked"]
         outcome.faults += play.ledger.faults
-        drawn = (play.port.model.tree_by_chance(dice) for _ in range(TREES))
-        for tree in {tree.key(): tree for tree in (*play.port.model.barest_trees(), *drawn)}.values():
+        drawn = (play.fs.tree_by_chance(dice) for _ in range(TREES))
+        for tree in {tree.key(): tree for tree in (*play.fs.barest_trees(), *drawn)}.values():
             with laid_out(tree, place / "left") as left:
                 outcome.count(play.ledger.judge(reopened(left, flags, play.ledger.decided())))
 
@@ -76,125 +73,56 @@ class _Play:
     """Workers on a space until its power is gone. What they say after that, nobody hears."""
 
     def __init__(self, root: Path, hardening: Hardening, dice: random.Random) -> None:
-        self.port = RecordingFileSystem(root, keep_unsynced=bool(hardening.content) and not hardening.journal)
-        self.space = open_space(self.port, definitions_file.read_definitions(root), hardening=hardening)
+        self.fs = LosingFileSystem(tree=tree_in(root))
+        self.space = open_space(self.fs, definitions_file.read_definitions(root), hardening=hardening)
         self.ledger = Ledger()
-        self.full: DiskFull | None = None
         seed = f"{dice.random()}"
         self.workers = [Client(Session(self.space), f"{n}", seed, self.say) for n in range(dice.choice(WORKERS))]
         self.calls = dice.randrange(dice.choice(CALLS))
 
     def say(self, said: Statement) -> None:
-        with self.port.guard:
-            if not self.port.lost.is_set():
+        with self.fs.lock:
+            if not self.fs.crashed:
                 self.ledger.hear(said)
 
     def run(self) -> None:
-        """Raises DiskFull where that is what ended it."""
         threads = [threading.Thread(target=self._work, args=(worker,)) for worker in self.workers]
         followers = open.start_background(self.space)
-        self.port.lose_power_after(self.calls)
+        self.fs.crash_after = self.fs.calls + self.calls
+        until = time.monotonic() + LONGEST_PLAY_S
         try:
             for thread in threads:
                 thread.start()
-            self.port.lost.wait(LONGEST_PLAY_S)
-        finally:
-            self.port.lost.set()
             for thread in threads:
-                thread.join()
-            for follower in followers:
-                follower.stop()
-        if not self.port.agrees():
-            self.ledger.faults.append("the directory does not hold what was done in it")
+                thread.join(max(until - time.monotonic(), 0.0))
+        finally:
+            self.fs.crashed = True
+            for one in (*threads, *followers):
+                one.join() if isinstance(one, threading.Thread) else one.stop()
         with suppress(Error, OSError):
             self.space.close()
-        if self.full is not None:
-            raise self.full
 
     def _work(self, worker: Client) -> None:
         try:
             worker.run()
         except Exception as error:
-            with self.port.guard:
-                if isinstance(error, DiskFull):
-                    self.full = error
-                elif not self.port.lost.is_set():
+            with self.fs.lock:
+                if not self.fs.crashed:
                     self.ledger.faults.append(f"the engine failed: {error}")
-                self.port.lost.set()
+                self.fs.crashed = True
 
 
 class PowerLost(OSError):
     """Every call since then."""
 
-    def __init__(self) -> None:
-        super().__init__(errno.EIO, "the power is gone")
+    def __init__(self, when: str) -> None:
+        super().__init__(errno.EIO, f"the power is gone: {when}")
 
 
-class RecordingFileSystem(DirectoryFileSystem):
-    """A port that does everything twice: in the directory, and in a file system that knows what a power loss may leave.
+class LosingFileSystem(CrashingFileSystem):
+    """The engine outlives its disk, and says no more."""
 
-    What is in the directory when this is made is durable. Safe for threads: one call at a time. ``lost`` is set before
-    the call at which the power goes, and from then on every call raises PowerLost.
-    """
-
-    def __init__(self, root: Path, *, keep_unsynced: bool) -> None:
-        super().__init__(root, keep_unsynced=keep_unsynced)
-        self.model = ForgetfulFileSystem(tree_in(root))
-        self.guard = threading.RLock()
-        self.lost = threading.Event()
-        self._left: int | None = None
-
-    write_synced = write_then_sync  # the power may go between the two
-
-    def lose_power_after(self, calls: int) -> None:
-        """So many calls that change or sync something are still done."""
-        with self.guard:
-            self._left = calls
-
-    def agrees(self) -> bool:
-        """Whether directory and model hold the same."""
-        with self.guard:
-            return tree_in(Path(self.root)).key() == self.model.tree_after_kill().key()
-
-    def count(self) -> None:
-        """One more call that changes or syncs something."""
-        if self._left == 0:
-            self.lost.set()
-        if self._left is not None:
-            self._left -= 1
-        self.check_power()
-
-    def check_power(self) -> None:
-        if self.lost.is_set():
-            raise PowerLost
-
-
-def _done_twice(name: str) -> Callable[..., None]:
-    in_directory = getattr(DirectoryFileSystem, name)
-
-    def call(port: RecordingFileSystem, *args: Any) -> None:
-        with port.guard:
-            port.count()
-            in_directory(port, *args)
-            getattr(port.model, name)(*args)
-
-    return call
-
-
-def _while_powered(name: str) -> Callable[..., Any]:
-    look = getattr(DirectoryFileSystem, name)
-
-    def call(port: RecordingFileSystem, *args: Any) -> Any:
-        port.check_power()
-        return look(port, *args)
-
-    return call
-
-
-for _name in CHANGES:
-    setattr(RecordingFileSystem, _name, _done_twice(_name))
-for _name in LOOKS:
-    setattr(RecordingFileSystem, _name, _while_powered(_name))
+    error = PowerLost
 
 
 @contextmanager
