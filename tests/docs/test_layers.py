@@ -133,8 +133,8 @@ OWNED = {
     "uvicorn": ("xaqueue.web",),
     "fcntl": ("xaqueue.core.storage", "xaqueue.tools"),
     "matplotlib": ("xaqueue.tools.demo",),
-    "psycopg": ("xaqueue.cli.tm_log",),
-    "pymysql": ("xaqueue.cli.tm_log",),
+    "psycopg": ("xaqueue.cli.tm_config",),
+    "pymysql": ("xaqueue.cli.tm_config",),
 }
 """Packages that only these rooms may import."""
 

@@ -166,16 +166,15 @@ def test_a_database_that_prepares_is_finished_too(
 
 def test_what_a_database_has_prepared_that_nobody_knows_is_named(dsn: str, tmp_path: Path) -> None:
     config = leave_two(tmp_path, dsn, "commit-last")
-    said("tm", "new-id", config, "--yes")
+    said("tm", "claim", "--new-id", config, "--yes")
     (found,) = json.loads(said("indoubt", "list", "--space", tmp_path / "space", "--json"))
     gtrid = found["coordinator"]["gtrid"]
-    told = said("tm", "resolve", config, gtrid, "--rollback", "--reason", "a test")
-    (line,) = [one for one in told.splitlines() if one.startswith("ledger: ")]
-    statement = line.removeprefix("ledger: ").removesuffix(" there ends it")
-    assert statement.startswith("ROLLBACK PREPARED '")
+    told = json.loads(said("indoubt", "advise", gtrid, "--tm", config, "--json", fails=True))
+    assert (told["log"]["says"], told["in_doubt"]) == ("foreign", ["ledger", "queue"])
+    (gid,) = [one["detail"] for one in told["participants"] if one["name"] == "ledger"]
     with psycopg.connect(dsn, autocommit=True) as own:
-        own.execute(statement)
-    assert "no branch of transaction" in said("tm", "resolve", config, gtrid, "--rollback", fails=True)
+        own.execute(f"ROLLBACK PREPARED '{gid}'")
+    assert json.loads(said("indoubt", "advise", gtrid, "--tm", config, "--json", fails=True))["in_doubt"] == ["queue"]
 
 
 @pytest.fixture
@@ -266,7 +265,7 @@ def test_mysql_beside_a_log(in_mariadb: tuple[Path, Connect], tmp_path: Path) ->
 
 
 def test_there_is_no_log_to_look_at(place: tuple[Path, str, Connect]) -> None:
-    assert "there is no log" in said("indoubt", "list", "--tm", place[0], fails=True)
+    assert "there is no log" in said("tm", "release", place[0], "a" * 32, fails=True)
     assert "no tables of nodes" in said("tm", "status", place[0], fails=True)
 
 
@@ -287,7 +286,7 @@ def test_a_copy_gets_an_id_of_its_own(place: tuple[Path, str, Connect]) -> None:
     assert bool(before.trouble) == ("sqlite" not in config.read_text())
     said("tm", "claim", where if Path(where).exists() else config, "--yes")
     assert (found().database, found().trouble) == (before.database, "")
-    said("tm", "new-id", config, "--yes")
+    said("tm", "claim", "--new-id", config, "--yes")
     assert found().database != before.database
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import sqlite3
 from collections.abc import Iterator
@@ -165,7 +164,7 @@ def test_what_is_mixed_already_is_said_and_not_mended(tmp_path: Path) -> None:
 def test_what_the_log_knows_of_a_participant_counts_when_that_says_nothing(tmp_path: Path) -> None:
     left = leave(tmp_path, "decided")
     by_hand(left, "ledger", commit=False)
-    run("indoubt", "commit", left.gtrid, "--tm", left.log)
+    run("tm", "recover", left.log, code=ExitCode.NOTHING)
     session = attach(left.ledger, watch=False)
     session.forget(left.xid("ledger"))
     session.close()
@@ -241,7 +240,7 @@ def test_a_row_that_says_rollback_tells_of_its_own_database_only(tmp_path: Path)
     told = advised(left, code=ExitCode.NOTHING)
     assert (told["answer"], said(told)["files"]) == ("cannot know", "does not answer")
     (tmp_path / "away.db").rename(tmp_path / "files.db")
-    run("indoubt", "commit", left.gtrid, "--tm", left.log)
+    run("tm", "recover", left.log)
     with xaqueue.connect(left.queue) as queue:
         assert len(list(queue.browse("orders"))) == 2
 
@@ -348,12 +347,10 @@ def test_everybody_is_asked_of_another_products_transaction(tmp_path: Path, dsn:
         assert said(told) == {"queue": "in doubt", "ledger": "in doubt", "gone": "does not answer"}
         assert (told["gtrid"], told["answer"], told["in_doubt"]) == ("global-7", "cannot know", ["queue", "ledger"])
     assert gid in run(*words, code=ExitCode.NOTHING)
-    of_space = ("indoubt", "show", FOREIGN, "--space", tmp_path / "queue")
-    shown, asked = run(*of_space), run(*of_space, "--tm", tmp_path / "log")
+    shown = run("indoubt", "show", FOREIGN, "--space", tmp_path / "queue")
     assert f"{parameters.postgres_gid(FOREIGN, whole=False)}..." in shown
-    assert re.search(rf"^prepared at ledger +{re.escape(gid)}$", asked, re.MULTILINE)
-    assert parameters.postgres_gid(FOREIGN) not in shown + asked
-    assert json.loads(run(*of_space, "--tm", tmp_path / "log", "--json"))["prepared"] == [["ledger", gid]]
+    assert parameters.postgres_gid(FOREIGN) not in shown
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(f"ROLLBACK PREPARED '{gid}'")
-    assert "nothing is prepared" in run(*of_space, "--tm", tmp_path / "log")
+    told = json.loads(run(*words, "--json", code=ExitCode.NOTHING))
+    assert (said(told)["ledger"], told["in_doubt"]) == ("not in doubt", ["queue"])

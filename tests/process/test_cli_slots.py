@@ -33,8 +33,7 @@ def decided(tmp_path: Path) -> Left:
 
 
 def test_it_is_shown(decided: Left) -> None:
-    assert decided.gtrid in run("indoubt", "list", "--tm", decided.log)
-    assert f"node {decided.node}, epoch 1" in run("indoubt", "show", decided.gtrid, "--tm", decided.log)
+    assert decided.gtrid in run("tm", "status", decided.log)
     told = json.loads(run("tm", "status", decided.log, "--json"))
     (slot,) = told["slots"]
     assert (told["unfinished"], slot["unfinished"], slot["node"]) == (0, 1, decided.node)
@@ -65,22 +64,20 @@ def test_recover_makes_no_slot(decided: Left) -> None:
     logs[1].close()
 
 
-def test_one_transaction_is_carried_out_there(decided: Left) -> None:
-    logs = open_log(decided.log)
-    assert f"transaction {decided.gtrid} is over\n" in run("indoubt", "commit", decided.gtrid, "--tm", decided.log)
+def test_it_is_finished_there_while_another_process_runs(decided: Left) -> None:
+    with closing(open_log(decided.log)):
+        assert "0 transactions left" in run("tm", "recover", decided.log)
     assert bodies(decided.ledger, "rows") == [b"row"]
-    logs.close()
-    own = open_log(decided.log / "slots" / "1")
-    told = fails("indoubt", "rollback", f"XAQ1{own.node}{1:08x}{9:016x}", "--tm", decided.log, code=ExitCode.ERROR)
-    assert "slots/1 is in use" in told
-    own.close()
 
 
 def test_heuristics_are_forgotten_there(decided: Left) -> None:
     session = attach(decided.root / "ledger", watch=False)
     decide(session.space, decided.xid("ledger"), False, "me@here")
     session.close()
-    assert "is heuristic\n" in run("indoubt", "commit", decided.gtrid, "--tm", decided.log)
-    run("indoubt", "forget", decided.gtrid, "--tm", decided.log, "--reason", "set right")
+    assert ": heuristic, ledger was rolled back by itself\n" in run("tm", "recover", decided.log, code=ExitCode.NOTHING)
+    with closing(open_log(decided.log / "slots" / "1")):
+        assert "slots/1 is in use" in fails("tm", "forget", decided.log, decided.gtrid, code=ExitCode.ERROR)
+    run("tm", "forget", decided.log, decided.gtrid, "--reason", "set right")
     assert [view.table.heuristics for view in view_logs(decided.log)] == [{}, {}]
-    assert decided.gtrid in run("indoubt", "list", "--forgotten", "--tm", decided.log)
+    (slot,) = json.loads(run("tm", "status", decided.log, "--json"))["slots"]
+    assert [line["gtrid"] for line in slot["forgotten"]] == [decided.gtrid]

@@ -104,7 +104,7 @@ def served(root: Path, fill: Callable[[Connection], None] = filled, work: str = 
     left = leave(root, "decided", work=work)
     definitions_file.write_definitions(left.queue, DEFINED)
     tm = left.configure((left.log / "participants.toml").read_text())
-    with HttpFront(HttpConfig("127.0.0.1:0"), partial(advise.document, tm)) as front:
+    with HttpFront(HttpConfig("127.0.0.1:0"), partial(advise.document, str(tm))) as front:
         server = ServerThread(left.queue, root / "socket")
         try:
             front.show(server.server)

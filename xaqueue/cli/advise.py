@@ -1,4 +1,5 @@
-"""What the log and every participant say of one global transaction, and the one consistent answer. Nothing is changed.
+"""What a log, or the database that decides, and every participant say of a global transaction, and the one consistent
+answer. Nothing is changed.
 
 A participant that cannot be asked is shown as such: its silence proves nothing, and neither does the absence of a
 branch. What an operator decided by hand is kept apart from what the coordinator did, also after it was forgotten.
@@ -6,8 +7,8 @@ branch. What an operator decided by hand is kept apart from what the coordinator
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,12 +16,20 @@ from typing import Any, TypeVar
 import typer
 
 from xaqueue.cli import output, parameters
-from xaqueue.cli.branches import backend_of
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.location import Location, remote
-from xaqueue.cli.tm_log import PREPARES_NOTHING, ParticipantConfig, TmConfig, load, of_node, opener, postgres
+from xaqueue.cli.tm_config import (
+    ANSWER_S,
+    PREPARES_NOTHING,
+    ParticipantConfig,
+    TmConfig,
+    named,
+    read_only,
+    tables_of,
+    why_not,
+)
+from xaqueue.cli.tm_nodes import state_of
 from xaqueue.core.engine import heuristics
-from xaqueue.core.engine.heuristics import Forgotten
 from xaqueue.core.model.format import read_format
 from xaqueue.core.recovery.prepared import Verdict
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
@@ -32,25 +41,18 @@ from xaqueue.rpc.client.reach import served_at
 from xaqueue.rpc.methods.service import RemoteOperator
 from xaqueue.tm import driver, last_resource
 from xaqueue.tm.advice import Advice, Advised, LogStatus, ParticipantStatus, advise
-from xaqueue.tm.driver import is_a
 from xaqueue.tm.gtrid import FORMAT_ID, Gtrid
 from xaqueue.tm.log import JOURNAL
-from xaqueue.tm.log_directory import view_logs
+from xaqueue.tm.log_directory import LogView, view_logs
+from xaqueue.tm.node_tables import NodeTables
 from xaqueue.tm.voting import ParticipantOutcome
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
 
 T = TypeVar("T")
-Held = list[tuple[Xid, InDoubt | None]] | str
-"""What a participant has in doubt, of a space with what is known of it; or why it could not be asked."""
 SPACE = "space"
 """Stands for one that is asked and not configured."""
-CONNECT_S = 10
-"""For how long a PostgreSQL is tried, unless its DSN says so."""
-ANSWER_S = 5
-"""For how long a participant's answer is waited for."""
-SQLITE_VERSIONS = slice(18, 20)
-"""In a database's file: how it is written and read, by a write-ahead log if both are 2."""
+UNKNOWN = "none of those that were named has begun it"
 _BY_HAND = {
     "commit": ParticipantStatus.BY_HAND_COMMITTED,
     "rollback": ParticipantStatus.BY_HAND_ROLLED_BACK,
@@ -63,6 +65,8 @@ _PARTIES = {
     ParticipantOutcome.HEUR_ROLLED_BACK: ParticipantStatus.BY_HAND_ROLLED_BACK,
     ParticipantOutcome.HEUR_MIXED: ParticipantStatus.BY_HAND_MIXED,
 }
+_DECIDED = {Outcome.COMMITTED: LogStatus.COMMIT, Outcome.ROLLED_BACK: LogStatus.ROLLBACK}
+_OPEN = {"alive": LogStatus.LIVE, "silent": LogStatus.SILENT, "ended": LogStatus.NONE}
 _SETTLED = (Advised.COMMIT, Advised.ROLLBACK, Advised.RECOVER, Advised.NOTHING)
 
 
@@ -79,12 +83,12 @@ class ParticipantReport:
     """It is known by a row in its database."""
 
 
-def run(path: Path, text: str, json: bool, space: Location | None = None) -> None:
-    """Asks the log and all participants of a configuration, and shows what they say and what follows from it.
+def run(tm: str, text: str, json: bool, space: Location | None = None) -> None:
+    """Asks the log, or the database, and all participants of a configuration, and shows what they say and what follows.
 
     space: one that is asked, too.
     """
-    config = load(path)
+    config = named(tm)
     if space is not None and all(space.place != one.address for one in config.participants.values()):
         asked_too = ParticipantConfig(SPACE, "xaqueue", space.place)
         config = replace(config, participants={**config.participants, SPACE: asked_too})
@@ -97,35 +101,59 @@ def run(path: Path, text: str, json: bool, space: Location | None = None) -> Non
         raise typer.Exit(ExitCode.NOTHING)
 
 
-def document(path: Path, text: str) -> dict[str, Any]:
+def document(tm: str, text: str) -> dict[str, Any]:
     """What ``run`` shows, for programs."""
-    return _json(*_asked(load(path), text))
+    return _json(*_asked(named(tm), text))
+
+
+def of_each(xids: Iterable[Xid], managers: Sequence[str]) -> dict[Xid, str]:
+    """What is said of each of these branches. managers: each a log's directory, a configuration, or a DSN.
+
+    Nobody guesses: where none of them has begun it, that is said. Raises what looking at one of them raises: a branch
+    that nobody else knows may be its.
+    """
+    gtrids = {xid: Gtrid.parse(xid.gtrid) for xid in xids}
+    said: dict[Gtrid | None, str] = {}
+    for text in managers:
+        found = _decisions(named(text), {gtrid for gtrid in gtrids.values() if gtrid is not None})
+        said |= {
+            gtrid: f"{one.status.value}; {one.detail}"
+            for gtrid, one in found.items()
+            if one.status is not LogStatus.FOREIGN
+        }
+    return {xid: said.get(gtrid, UNKNOWN) for xid, gtrid in gtrids.items()}
 
 
 def _asked(config: TmConfig, text: str) -> tuple[str, _LogReport, list[ParticipantReport], Advice]:
-    known, held = list[bytes](), dict[str, Held]()
-    with suppress(DecisionLogError, OSError):  # said of the log below
-        known = [one.gtrid for log in view_logs(config.log_dir) for one in log.open]
-    try:
-        name = bytes(parameters.gtrid_of(text, known))
-    except InvalidArgument:  # everybody is asked twice for the sake of what only they know
-        held = answers(config, _held_by)
-        name = _gtrid_among(text, held)
+    """The log first: where nobody had it open, nobody decides behind that what participants have in doubt."""
+    name = _gtrid_of(config, text)
     gtrid = Gtrid.parse(name)
-    if gtrid is None:
-        log = _LogReport(LogStatus.OTHER, "")
-        found = [one for each, waiting in held.items() for one in _of_foreign(each, name, waiting)]
-    else:
-        log = _read_log(config, gtrid)
-        found = log.completed(ask_all(config, gtrid))
+    log = _LogReport(LogStatus.OTHER)
+    if gtrid is not None:
+        try:
+            log = _decisions(config, [gtrid])[gtrid]
+        except (DecisionLogError, OSError) as error:
+            log = _LogReport(LogStatus.UNREAD, str(error))
+    found: list[ParticipantReport] = []
+    for each, said in answers(config, lambda one: list(_reports(config, one, name, look(one)))).items():
+        found += [ParticipantReport(each, ParticipantStatus.UNREACHABLE, said)] if isinstance(said, str) else said
+    found = log.completed(found)
     lasts = () if log.may_be_in_use else tuple(sorted(log.lasts))
     advice = advise(log.status, {report.participant: report.status for report in found}, lasts)
     return (name.decode("ascii", "backslashreplace"), log, found, advice)
 
 
-def _gtrid_among(text: str, held: Mapping[str, Held]) -> bytes:
-    """That of a transaction of which somebody has a branch, whoever made it. Raises InvalidArgument."""
-    waiting = [xid for one in held.values() if isinstance(one, list) for xid, _ in one]
+def _gtrid_of(config: TmConfig, text: str) -> bytes:
+    """That of a transaction which the log knows, or of which somebody has a branch, whoever made it.
+
+    Raises InvalidArgument.
+    """
+    known = list[bytes]()
+    with suppress(DecisionLogError, OSError):  # said of the log
+        known = [] if config.decides else [one.gtrid for log in view_logs(config.log_dir) for one in log.open]
+    with suppress(InvalidArgument):
+        return bytes(parameters.gtrid_of(text, known))
+    waiting = [one.xid for each in answers(config, look).values() if isinstance(each, Looked) for one in each.held]
     try:
         return bytes(parameters.gtrid_of(text, [xid.gtrid for xid in waiting if Gtrid.parse(xid.gtrid) is not None]))
     except InvalidArgument:
@@ -135,62 +163,23 @@ def _gtrid_among(text: str, held: Mapping[str, Held]) -> bytes:
         return found
 
 
-def answers(config: TmConfig, ask: Callable[[ParticipantConfig], list[T]]) -> dict[str, list[T] | str]:
+def answers(config: TmConfig, ask: Callable[[ParticipantConfig], T]) -> dict[str, T | str]:
     """What each participant says, in the configuration's order, or why it could not be asked."""
-    found: dict[str, list[T] | str] = {}
-    for one in config.participants.values():
+    found: dict[str, T | str] = {}
+    for name, one in config.participants.items():
         try:
-            found[one.name] = ask(one)
+            found[name] = ask(one)
         except Exception as error:
-            found[one.name] = why_not(error)
+            found[name] = why_not(error)
     return found
-
-
-def _held_by(participant: ParticipantConfig) -> list[tuple[Xid, InDoubt | None]]:
-    """What is in doubt there."""
-    if participant.kind == "xaqueue":
-        with backend_of(location(participant)) as backend:
-            return [(branch.xid, branch) for branch in backend.in_doubt()]
-    if participant.kind in PREPARES_NOTHING:
-        return []
-    with read_only(participant) as connection:
-        return [(xid, None) for xid, _ in prepared_in(connection)]
-
-
-def in_doubt_of(participant: ParticipantConfig, gtrid: bytes) -> list[Xid]:
-    """The transaction's branches there on which nobody has decided. Raises what cannot be asked raises."""
-    held = _held_by(participant)
-    return [xid for xid, branch in held if xid.gtrid == gtrid and (branch is None or branch.decision is None)]
-
-
-def prepared(config: TmConfig, gtrid: bytes) -> list[tuple[str, str]]:
-    """What each PostgreSQL has prepared of a transaction, whoever made it, or why it does not tell."""
-    kinds = {name: one for name, one in config.participants.items() if one.kind == "postgres"}
-    found: list[tuple[str, str]] = []
-    for name, held in answers(replace(config, participants=kinds), _held_by).items():
-        mine = [held] if isinstance(held, str) else [parameters.postgres_gid(x) for x, _ in held if x.gtrid == gtrid]
-        found += [(name, gid) for gid in mine or ["nothing is prepared"]]
-    return found
-
-
-def _of_foreign(name: str, gtrid: bytes, held: Held) -> Iterator[ParticipantReport]:
-    """Its branches are named by whoever made them: behind the first, the others with their names."""
-    if isinstance(held, str):
-        yield ParticipantReport(name, ParticipantStatus.UNREACHABLE, held)
-        return
-    mine = [(xid, branch) for xid, branch in held if xid.gtrid == gtrid]
-    if not mine:
-        yield ParticipantReport(name, ParticipantStatus.ABSENT, "it may never have been, or be over")
-    for number, (xid, branch) in enumerate(mine):
-        yield _of_held(name if not number else f"{name} {xid}", xid, branch)
 
 
 @dataclass(frozen=True, slots=True)
 class _LogReport:
-    """What the decision log says of a transaction, and whom it names."""
+    """What the decisions say of a transaction, and whom they name."""
 
     status: LogStatus
-    detail: str
+    detail: str = ""
     named: tuple[str, ...] = ()
     by_hand: Mapping[str, ParticipantReport] = field(default_factory=dict)
     """What it has noted of participants that acted by themselves."""
@@ -230,14 +219,26 @@ class _LogReport:
         return replace(one, detail="the decision names it, so it was prepared: it has carried it out, and is over")
 
 
-def _read_log(config: TmConfig, gtrid: Gtrid) -> _LogReport:
-    name = bytes(gtrid)
-    try:
-        seen = of_node(view_logs(config.log_dir), gtrid.node)
-        if seen.table.decision_on(name) is not None:
-            _harden(seen.root)
-    except (DecisionLogError, OSError) as error:
-        return _LogReport(LogStatus.UNREAD, str(error))
+def _decisions(config: TmConfig, gtrids: Collection[Gtrid]) -> dict[Gtrid, _LogReport]:
+    """What stands of each where the decisions are kept. Raises DecisionLogError, OSError, OperationalError."""
+    if config.database is None:
+        logs = view_logs(config.log_dir)
+        return {gtrid: _of_log(of_node(logs, gtrid.node), gtrid) for gtrid in gtrids}
+    with tables_of(config.database, to_look=True) as (connection, tables):
+        now_us = tables.clock_us(connection)
+        states = {one.node: state_of(one, now_us) for one in tables.all(connection)}
+        return {gtrid: _of_database(connection, tables, gtrid, states.get(gtrid.node, "alive")) for gtrid in gtrids}
+
+
+def of_node(logs: Sequence[LogView], node: str) -> LogView:
+    """That one's, or the first where none is."""
+    return next((log for log in logs if log.node == node), logs[0])
+
+
+def _of_log(seen: LogView, gtrid: Gtrid) -> _LogReport:
+    name, status = bytes(gtrid), seen.status(gtrid)
+    if seen.table.decision_on(name) is not None:
+        _harden(seen.root)
     rows = [one for one in seen.open if one.gtrid == name]
     named = dict.fromkeys(each for one in rows for each in (*one.participants, one.last_resource) if each is not None)
     noted = {
@@ -249,7 +250,8 @@ def _read_log(config: TmConfig, gtrid: Gtrid) -> _LogReport:
         if heuristic.outcome in _PARTIES
     }
     detail, lasts = f"node {seen.node}, boot {seen.epoch}, {seen.use}", frozenset(seen.table.lasts_of(name))
-    return _LogReport(seen.status(gtrid), detail, tuple(named), noted, lasts, seen.in_use or bool(seen.is_elsewhere))
+    may_be_in_use = seen.in_use or bool(seen.is_elsewhere)
+    return _LogReport(status, detail, tuple(named), noted, lasts, may_be_in_use)
 
 
 def _harden(log_dir: Path) -> None:
@@ -259,6 +261,17 @@ def _harden(log_dir: Path) -> None:
             if name.endswith(".log"):
                 with suppress(FileNotFoundError):  # recycled meanwhile: what it had was hardened again elsewhere
                     fs.sync_data(f"{JOURNAL}/{name}")
+
+
+def _of_database(connection: Any, tables: NodeTables, gtrid: Gtrid, node: str) -> _LogReport:
+    """node: its state. Of a copy nothing is presumed."""
+    status, named = LogStatus.FOREIGN, tuple[str, ...]()
+    if gtrid.database == tables.database:
+        found = tables.state_of(connection, bytes(gtrid))
+        is_known = found.is_known(gtrid.epoch) and not tables.trouble
+        status = _DECIDED[found.decision] if found.decision else _OPEN[node] if is_known else LogStatus.LOST
+        named = tuple(name for one in tables.decided(connection, bytes(gtrid)) for name in one.names().values())
+    return _LogReport(status, f"node {gtrid.node}, {node}, of database {tables.database}", named)
 
 
 def _print(config: TmConfig, gtrid: str, log: _LogReport, found: list[ParticipantReport], advice: Advice) -> None:
@@ -308,33 +321,31 @@ def _json(gtrid: str, log: _LogReport, found: list[ParticipantReport], advice: A
     }
 
 
-def ask_all(config: TmConfig, gtrid: Gtrid) -> list[ParticipantReport]:
-    """In the configuration's order; behind a participant, branches that it has under names that are not configured.
-
-    Why a participant could not be asked is what is said of it.
-    """
-
-    def ask(participant: ParticipantConfig) -> list[ParticipantReport]:
-        asker = _ask_space if participant.kind == "xaqueue" else _ask_database
-        return list(asker(participant, gtrid, config))
-
-    found: list[ParticipantReport] = []
-    for name, answer in answers(config, ask).items():
-        unreachable = [ParticipantReport(name, ParticipantStatus.UNREACHABLE, str(answer))]
-        found += unreachable if isinstance(answer, str) else answer
-    return found
+# What a participant has
 
 
-def why_not(error: Exception) -> str:
-    """Why a participant could not be asked. Raises the error where it is neither ours nor a driver's."""
-    if not isinstance(error, OSError) and not is_a(error, "Error"):
-        raise error
-    if getattr(error, "sqlite_errorname", "") == "SQLITE_READONLY_ROLLBACK":
-        return "a transaction was killed in it: SQLite repairs that when it is opened to write, as its application does"
-    return " ".join(str(error).split())
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What one participant has: branches in doubt or decided by hand, of which a database tells less; and what its rows
+    of decisions say, by gtrid. damage: there may be more."""
+
+    held: list[InDoubt]
+    rows: Mapping[str, str] = field(default_factory=dict)
+    damage: str = ""
 
 
-# A queue space
+def look(participant: ParticipantConfig) -> Looked:
+    """A directory is read, also where a server has it: one that hangs says nothing. Raises what a driver raises."""
+    if participant.kind != "xaqueue":
+        with read_only(participant) as connection:
+            held = [] if participant.kind in PREPARES_NOTHING else _prepared_in(connection)
+            return Looked(held, _rows(participant, connection))
+    place = location(participant)
+    if place.url:
+        with remote(place.url, answer_s=ANSWER_S) as manager:
+            return Looked(RemoteOperator(manager).in_doubt())
+    looked = look_into(_directory(place))
+    return Looked(in_doubt_in(looked.fs, looked.again), damage=looked.journal.damage)
 
 
 def location(participant: ParticipantConfig) -> Location:
@@ -343,151 +354,98 @@ def location(participant: ParticipantConfig) -> Location:
     return Location(url=address) if is_url(address) else Location(directory=address)
 
 
-def directory(place: Location) -> str:
+def _directory(place: Location) -> str:
     """That of a space which is there. Raises SpaceError."""
     read_format(place.directory, is_expected=True)
     return place.directory
 
 
-def _ask_space(participant: ParticipantConfig, gtrid: Gtrid, config: TmConfig) -> Iterator[ParticipantReport]:
-    """The outcome is asked for first, so that what a person did meanwhile is not taken for the coordinator's doing."""
-    place = location(participant)
-    own = Xid(FORMAT_ID, bytes(gtrid), participant.name.encode())
-    outcome = Outcome.UNKNOWN
-    url = place.url or served_at(directory(place))
-    if url:
-        with remote(url, answer_s=ANSWER_S) as manager:
-            outcome, operator = manager.outcome(own), RemoteOperator(manager)
-            waiting, forgotten = operator.in_doubt(), operator.forgotten()
-    else:
-        looked = look_into(place.directory)
-        waiting = in_doubt_in(looked.fs, looked.again)
-        if looked.journal.damage and own not in [branch.xid for branch in waiting]:
-            yield ParticipantReport(participant.name, ParticipantStatus.UNREACHABLE, looked.journal.damage)
-            return
-        forgotten = heuristics.forgotten(place.directory)
-    held = {branch.xid: branch for branch in waiting}
-    if own in held:
-        yield _of_held(participant.name, own, held[own])
-    else:
-        yield _of_ended(participant.name, own, outcome, forgotten)
-    yield from _not_configured(held, gtrid, config, f"in the space of {participant.name}")
-
-
-def _of_ended(name: str, xid: Xid, outcome: Outcome, forgotten: Iterable[Forgotten]) -> ParticipantReport:
-    for line in forgotten:
-        if line.xid == str(xid) and line.outcome in _BY_HAND:
-            return ParticipantReport(name, _BY_HAND[line.outcome], f"by {line.by}, forgotten by {line.forgotten_by}")
-    if outcome in _OUTCOMES:
-        return ParticipantReport(name, _OUTCOMES[outcome])
-    return ParticipantReport(name, ParticipantStatus.ABSENT, "it may never have been, or be over")
-
-
-def _not_configured(
-    held: Mapping[Xid, InDoubt | None], gtrid: Gtrid, config: TmConfig, where: str
-) -> Iterator[ParticipantReport]:
-    """Branches of the transaction under names that the configuration does not have."""
-    for xid, branch in held.items():
-        name = xid.bqual.decode("ascii", "backslashreplace")
-        if xid.gtrid == bytes(gtrid) and name not in config.participants:
-            yield _of_held(name, xid, branch, f"{where}, and not in the configuration")
-
-
-def _of_held(name: str, xid: Xid, branch: InDoubt | None, note: str = "") -> ParticipantReport:
-    """Of a branch that is there. A database tells no more than that."""
-    if branch is None:
-        return ParticipantReport(name, ParticipantStatus.IN_DOUBT, _joined((parameters.postgres_gid(xid), note)), xid)
-    decision = branch.decision
-    if decision is not None:
-        details = (f"by {decision.by}", decision.reason, note)
-        return ParticipantReport(name, _BY_HAND[decision.outcome], _joined(details))
-    if branch.state == Verdict.IN_DOUBT.value:
-        details = (str(xid), "damaged" if branch.damage else "", note)
-        return ParticipantReport(name, ParticipantStatus.IN_DOUBT, _joined(details), xid)
-    if branch.state == Verdict.COMMITTING.value:
-        return ParticipantReport(name, ParticipantStatus.COMMITTED, _joined(("past its commit point", note)))
-    return ParticipantReport(name, ParticipantStatus.UNREACHABLE, _joined((branch.state, note)))
-
-
-# Databases
-
-
-def _ask_database(participant: ParticipantConfig, gtrid: Gtrid, config: TmConfig) -> Iterator[ParticipantReport]:
-    with read_only(participant) as connection:
-        row = _of_row(participant, connection, gtrid)
-        if row.status is not ParticipantStatus.ABSENT or participant.kind in PREPARES_NOTHING:
-            yield row
-            return
-        held = {xid: None for xid, _ in prepared_in(connection)}
-    own = Xid(FORMAT_ID, bytes(gtrid), participant.name.encode())
-    if own in held:
-        yield _of_held(participant.name, own, None)
-    else:
-        yield ParticipantReport(participant.name, ParticipantStatus.ABSENT, "PostgreSQL tells only what is prepared")
-    yield from _not_configured(held, gtrid, config, f"in the database of {participant.name}")
-
-
-def prepared_in(connection: Any) -> list[tuple[Xid, int]]:
-    """What is prepared in its database under a gid that is an xid, and since when, int microseconds UTC."""
+def _prepared_in(connection: Any) -> list[InDoubt]:
+    """What is prepared in its database under a gid that is an xid."""
     statement = "SELECT gid, (extract(epoch FROM prepared) * 1000000)::bigint FROM pg_prepared_xacts"
     found = []
     for gid, since in connection.execute(f"{statement} WHERE database = current_database()").fetchall():
         with suppress(InvalidArgument):  # another application's
-            found.append((parameters.xid(gid), since))
+            found.append(InDoubt(parameters.xid(gid), Verdict.IN_DOUBT.value, since, [], [], []))
     return found
 
 
-def read_only(participant: ParticipantConfig) -> closing[Any]:
-    """A connection to its database, to look."""
-    if participant.kind == "sqlite":
-        import sqlite3
-
-        path = Path(participant.address)
-        alone = "&immutable=1" if _is_at_rest(path) else ""
-        return closing(sqlite3.connect(f"{path.as_uri()}?mode=ro{alone}", uri=True, timeout=ANSWER_S))
-    if participant.kind == "mysql":
-        return closing(opener(participant)())
-    timeout = {} if "connect_timeout" in participant.address else {"connect_timeout": CONNECT_S}
-    with ExitStack() as failed:
-        connection = failed.enter_context(closing(postgres().connect(participant.address, autocommit=True, **timeout)))
-        connection.execute(f"SET statement_timeout = '{ANSWER_S}s'")
-        failed.pop_all()
-    return closing(connection)
-
-
-def _is_at_rest(path: Path) -> bool:
-    """Whether it has a write-ahead log that nobody has open, and which is empty.
-
-    To look at it SQLite would make that log's files, of whoever looks, and its application could not write them.
-    """
-    try:
-        with path.open("rb") as file:
-            versions = file.read(SQLITE_VERSIONS.stop)[SQLITE_VERSIONS]
-    except OSError:
-        return False  # SQLite says why
-    return versions == b"\2\2" and not path.with_name(f"{path.name}-wal").exists()
-
-
-def columns(participant: ParticipantConfig, connection: Any) -> set[str]:
+def _rows(participant: ParticipantConfig, connection: Any) -> dict[str, str]:
     """Of the table where decisions may stand; none without it."""
     listed = {
         "sqlite": f"SELECT name FROM pragma_table_info('{last_resource.TABLE}')",
-        "postgres": f"SELECT attname FROM pg_attribute WHERE attrelid = to_regclass('{last_resource.TABLE}')",
-        "mysql": "SELECT column_name FROM information_schema.columns WHERE table_schema = DATABASE() "
+        "postgres": f"SELECT 1 WHERE to_regclass('{last_resource.TABLE}') IS NOT NULL",
+        "mysql": "SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() "
         f"AND table_name = '{last_resource.TABLE}'",
     }[participant.kind]
-    return {name for (name,) in driver.run(connection, listed)}
+    if not driver.run(connection, listed):
+        return {}
+    found = driver.run(connection, f"SELECT gtrid, decision FROM {last_resource.TABLE}")
+    return {str(gtrid): str(decision) for gtrid, decision in found}
 
 
-def _of_row(participant: ParticipantConfig, connection: Any, gtrid: Gtrid) -> ParticipantReport:
-    """The row of a database that may have decided. Without one it may yet come, or be over and gone."""
-    name, statement = participant.name, f"SELECT decision FROM {last_resource.TABLE} WHERE gtrid = '{gtrid}'"
-    rows = driver.run(connection, statement) if columns(participant, connection) else []
-    if not rows:
-        return ParticipantReport(name, ParticipantStatus.ABSENT, f"no row in {last_resource.TABLE}")
-    status = _ROWS.get(str(rows[0][0]), ParticipantStatus.UNREACHABLE)
-    return ParticipantReport(name, status, f"its row in {last_resource.TABLE}", is_row=True)
+# What follows from it of one transaction
 
 
-def _joined(parts: Iterable[str]) -> str:
-    return ", ".join(part for part in parts if part)
+def _reports(
+    config: TmConfig, participant: ParticipantConfig, gtrid: bytes, seen: Looked
+) -> Iterator[ParticipantReport]:
+    """Behind its own branch, those that it has under names that are not configured; of another product's transaction,
+    whose branches are named by whoever made them, all of them."""
+    name, is_ours = participant.name, Gtrid.parse(gtrid) is not None
+    mine = {one.xid: one for one in seen.held if one.xid.gtrid == gtrid}
+    own = Xid(FORMAT_ID, gtrid, name.encode()) if is_ours else next(iter(mine), None)
+    row = seen.rows.get(gtrid.decode("latin-1")) if is_ours else None
+    if row is not None:
+        status = _ROWS.get(row, ParticipantStatus.UNREACHABLE)
+        yield ParticipantReport(name, status, f"its row in {last_resource.TABLE}", is_row=True)
+    elif own in mine:
+        yield _of_held(participant, name, mine[own])
+    elif seen.damage:
+        yield ParticipantReport(name, ParticipantStatus.UNREACHABLE, seen.damage)
+    elif participant.kind == "xaqueue" and own is not None:
+        yield _of_ended(participant, own)
+    else:
+        why = "it may never have been, or be over"
+        if is_ours:
+            why = f"no row in {last_resource.TABLE}"
+            why += "" if participant.kind in PREPARES_NOTHING else ", and PostgreSQL tells only what is prepared"
+        yield ParticipantReport(name, ParticipantStatus.ABSENT, why)
+    where = f"at {name}, and not in the configuration" if is_ours else ""
+    for xid, branch in mine.items():
+        other = xid.bqual.decode("ascii", "backslashreplace") if is_ours else f"{name} {xid}"
+        if xid != own and other not in config.participants:
+            yield _of_held(participant, other, branch, where)
+
+
+def _of_ended(participant: ParticipantConfig, xid: Xid) -> ParticipantReport:
+    """It is not in doubt. The outcome is asked for first, so that what a person did meanwhile is not taken for the
+    coordinator's doing."""
+    place, outcome = location(participant), Outcome.UNKNOWN
+    url = place.url or served_at(_directory(place))
+    if url:
+        with remote(url, answer_s=ANSWER_S) as manager:
+            outcome, forgotten = manager.outcome(xid), RemoteOperator(manager).forgotten()
+    else:
+        forgotten = heuristics.forgotten(place.directory)
+    for line in forgotten:
+        if line.xid == str(xid) and line.outcome in _BY_HAND:
+            by = f"by {line.by}, forgotten by {line.forgotten_by}"
+            return ParticipantReport(participant.name, _BY_HAND[line.outcome], by)
+    if outcome in _OUTCOMES:
+        return ParticipantReport(participant.name, _OUTCOMES[outcome])
+    return ParticipantReport(participant.name, ParticipantStatus.ABSENT, "it may never have been, or be over")
+
+
+def _of_held(participant: ParticipantConfig, name: str, branch: InDoubt, note: str = "") -> ParticipantReport:
+    """Of a branch that is there."""
+    decision, state = branch.decision, branch.state
+    status, details, xid = ParticipantStatus.UNREACHABLE, [state], None
+    if decision is not None:
+        status, details = _BY_HAND[decision.outcome], [f"by {decision.by}", decision.reason]
+    elif state == Verdict.IN_DOUBT.value:
+        shown = str(branch.xid) if participant.kind == "xaqueue" else parameters.postgres_gid(branch.xid)
+        status, details, xid = ParticipantStatus.IN_DOUBT, [shown, "damaged" if branch.damage else ""], branch.xid
+    elif state == Verdict.COMMITTING.value:
+        status, details = ParticipantStatus.COMMITTED, ["past its commit point"]
+    return ParticipantReport(name, status, ", ".join(part for part in (*details, note) if part), xid)

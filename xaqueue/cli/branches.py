@@ -67,10 +67,10 @@ def print_forgotten(found: Sequence[Forgotten], json: bool) -> None:
     output.records(found, json, asdict, headings, row, none="no decision was forgotten")
 
 
-def print_branch(branch: InDoubt, json: bool, prepared: Sequence[tuple[str, str]] = ()) -> None:
-    """Everything that the space knows of a branch. prepared: what each PostgreSQL has of its transaction."""
+def print_branch(branch: InDoubt, json: bool) -> None:
+    """Everything that the space knows of a branch."""
     if json:
-        output.as_json({**branch_json(branch), **({"prepared": prepared} if prepared else {})})
+        output.as_json(branch_json(branch))
         return
     origin = _origin_of(branch.xid)
     output.pairs(
@@ -78,8 +78,7 @@ def print_branch(branch: InDoubt, json: bool, prepared: Sequence[tuple[str, str]
             ("xid", branch.xid),
             ("gtrid", output.printable(branch.xid.gtrid)),
             ("bqual", output.printable(branch.xid.bqual)),
-            *((f"prepared at {name}", gid) for name, gid in prepared),
-            ("postgres gid", "" if prepared else f"{parameters.postgres_gid(branch.xid, whole=False)}..."),
+            ("postgres gid", f"{parameters.postgres_gid(branch.xid, whole=False)}..."),
             ("state", branch.state),
             *_when(branch),
             ("coordinator", origin.full),
@@ -154,7 +153,7 @@ def _origin_of(xid: Xid) -> BranchOrigin:
         return BranchOrigin(FOREIGN, full, f"{others} its log tells")
     gtrid = branch.gtrid
     full = f"node {gtrid.node}, epoch {gtrid.epoch}, transaction {gtrid.counter}, here as {branch.participant}"
-    return BranchOrigin(gtrid.node, full, f"{others} `xaqueue indoubt show {gtrid} --tm DIR`, DIR its log, tells")
+    return BranchOrigin(gtrid.node, full, f"{others} `xaqueue indoubt advise {gtrid} --tm DIR`, DIR its log, tells")
 
 
 # Deciding

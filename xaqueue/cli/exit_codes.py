@@ -53,6 +53,8 @@ WORDS = {
     "Got unexpected extra argument(s)": "there are words too many",
     "Got unexpected extra arguments": "there are words too many",
     "Got unexpected extra argument": "there are words too many",
+    "No such command 'new-id'": "No such command 'new-id'. Did you mean 'claim --new-id'?",
+    "No such option: --tm": "No such option: --tm. See `xaqueue tm`",
 }
 """What Typer says of a value, and we do."""
 EXIT_HELP = (

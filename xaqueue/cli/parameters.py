@@ -155,13 +155,6 @@ def gtrid_of(text: str, known: Iterable[bytes], *, exact: bool = False) -> Gtrid
     return gtrid
 
 
-def is_foreign(text: str) -> bool:
-    """Whether it is the whole name of a branch that no transaction manager of this package made."""
-    with suppress(InvalidArgument):
-        return Gtrid.parse(xid(text).gtrid) is None
-    return False
-
-
 def foreign_gtrid(text: str, xids: Iterable[Xid]) -> bytes | None:
     """As ``gtrid_of``, of a transaction that another product began; None where no branch of these is meant."""
     with suppress(InvalidArgument):

@@ -64,8 +64,10 @@ def serve(
         typer.Option(metavar=f"{_PLACE}|PATH", help="The console and its data, there; needs xaqueue[http]."),
     ] = None,
     tm: Annotated[
-        Path | None,
-        typer.Option(metavar="CONFIG", help="With --http: the transaction manager that advises on branches in doubt."),
+        str | None,
+        typer.Option(
+            metavar="CONFIG|DSN", help="With --http: the transaction manager that advises on branches in doubt."
+        ),
     ] = None,
     sync: Annotated[str | None, typer.Option("--sync", metavar="FLAGS", help="How durable a commit is.")] = None,
     verify: Annotated[
@@ -112,7 +114,7 @@ def serve(
     opens DIR, and this is refused and says which: with [space] served_only = true in queues.toml none does.
     """
     from xaqueue.cli import advise as advising
-    from xaqueue.cli.tm_log import load
+    from xaqueue.cli.tm_config import named
     from xaqueue.rpc.server.listeners import ListenConfig, with_default
 
     with extra_there("server" if http is None else "http"):
@@ -126,7 +128,7 @@ def serve(
 
         config = HttpConfig(http, _mode(socket_mode), **files, insecure=insecure)
         if tm is not None:
-            load(tm)  # what is wrong with it is said now
+            named(tm)  # what is wrong with it is said now
         advise = None if tm is None else partial(advising.document, tm)
         front, is_for_http = HttpFront(config, advise), config.has_tls and not tls
     elif tm is not None:

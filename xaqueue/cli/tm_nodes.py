@@ -5,16 +5,14 @@ Whoever looks is no node.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import typer
 
-from xaqueue.cli import advise, output, tm_log
+from xaqueue.cli import output
 from xaqueue.cli.exit_codes import ExitCode
-from xaqueue.cli.tm_log import ParticipantConfig, opener
-from xaqueue.errors import Error, OperationalError
+from xaqueue.cli.tm_config import ParticipantConfig, tables_of
 from xaqueue.tm.decisions import wall_clock
 from xaqueue.tm.driver import Dialect, is_a
 from xaqueue.tm.gtrid import Gtrid
@@ -26,41 +24,14 @@ ALIVE_S = 60.0
 """Who gave no sign for longer is ended by the others, where there are any."""
 STILL_S = 30
 """A session that stands still for longer may be what keeps a silent node from being ended."""
-BY_HAND = "what it leaves is for a person, who ends it: `xaqueue indoubt list --space QUEUE`, `xaqueue tm resolve`"
-
-
-@contextmanager
-def told() -> Iterator[None]:
-    """What a driver raises inside is an error of the command line."""
-    try:
-        yield
-    except Error:
-        raise
-    except Exception as error:
-        if not is_a(error, "Error"):
-            raise
-        raise OperationalError(f"the database: {error}") from error
-
-
-@contextmanager
-def opened(database: ParticipantConfig, *, to_look: bool = False) -> Iterator[tuple[Any, NodeTables]]:
-    """A connection, and the tables there."""
-    looks_at_file = to_look and database.kind == "sqlite"
-    with (
-        told(),
-        advise.read_only(database) if looks_at_file else closing(opener(database)()) as connection,
-    ):
-        tables = NodeTables.find(connection)
-        if tables is None:
-            raise OperationalError(
-                "no transaction manager was at work in this database, or not in this schema: there are no tables "
-                "of nodes"
-            )
-        yield connection, tables
+BY_HAND = (
+    "what it leaves is for a person, who ends it: `xaqueue indoubt list --space QUEUE`, then `commit` or `rollback`"
+)
+HEURISTIC_HEADINGS = ("gtrid", "participant", "was told", "and", "noticed", "in its words")
 
 
 def print_status(database: ParticipantConfig, json: bool) -> None:
-    with opened(database, to_look=True) as (connection, tables):
+    with tables_of(database, to_look=True) as (connection, tables):
         nodes, decided = tables.all(connection), tables.decided(connection)
         seen = Seen(tables.clock_us(connection), nodes, decided, tables.heuristics(connection))
         if "silent" in seen.states:
@@ -158,9 +129,7 @@ def _print(tables: NodeTables, seen: Seen) -> None:
     ]
     output.below(NODE_HEADINGS, rows, right=("last sign", "ended", "decisions kept"))
     output.below(("decision", "waits for"), [(one.key, parties(one)) for one in seen.decisions])
-    output.below(
-        tm_log.HEURISTIC_HEADINGS, [(one.gtrid.decode(), *tm_log.heuristic_row(one)) for one in seen.heuristics]
-    )
+    output.below(HEURISTIC_HEADINGS, list(map(heuristic_row, seen.heuristics)))
     for note in _notes(tables, seen):
         typer.echo(f"\n{note}")
     if {"silent", "ended"} & set(states):
@@ -178,8 +147,24 @@ def _json(tables: NodeTables, seen: Seen) -> dict[str, object]:
             for one, state in zip(seen.nodes, seen.states, strict=True)
         ],
         "decisions": [{"gtrid": one.key, "node": node_of(one), "participants": one.names()} for one in seen.decisions],
-        "heuristics": [{"gtrid": one.gtrid.decode(), **tm_log.heuristic_json(one)} for one in seen.heuristics],
+        "heuristics": list(map(heuristic_json, seen.heuristics)),
         "oldest_us": seen.oldest_us,
         "sessions": seen.still and [{"session": one, "idle_s": s, "end": f"KILL {one}"} for one, s in seen.still],
         "notes": _notes(tables, seen),
+    }
+
+
+def heuristic_row(one: Heuristic) -> tuple[str, ...]:
+    at = output.moment(one.when_us)
+    return one.gtrid.decode(), one.participant, one.decision.value, one.outcome.value, at, one.detail
+
+
+def heuristic_json(one: Heuristic) -> dict[str, object]:
+    return {
+        "gtrid": one.gtrid.decode(),
+        "participant": one.participant,
+        "decision": one.decision.value,
+        "party": one.outcome.value,
+        "when": one.when_us,
+        "detail": one.detail,
     }

@@ -3,75 +3,74 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from contextlib import closing
+from dataclasses import asdict
+from typing import Any
 
 import typer
 
-from xaqueue.cli import advise, output, spaces
+from xaqueue.cli import advise, output
+from xaqueue.cli.branches import gtrid_json
 from xaqueue.cli.exit_codes import ExitCode
-from xaqueue.cli.location import remote
-from xaqueue.cli.tm_log import ParticipantConfig, TmConfig, load
-from xaqueue.errors import JournalDamaged
-from xaqueue.features.carry.carrier_note import statuses as carriers_in
-from xaqueue.offline.inspect_branches import in_doubt_in
-from xaqueue.offline.redo_view import look_into
-from xaqueue.rpc.methods.service import RemoteOperator, status_of
-from xaqueue.tm import driver, last_resource
+from xaqueue.cli.tm_config import PREPARES_NOTHING, TmConfig
+from xaqueue.cli.tm_nodes import HEURISTIC_HEADINGS, heuristic_json, heuristic_row
+from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.tm.gtrid import Gtrid
-from xaqueue.tm.log_directory import PARTICIPANTS, LogView, view_logs
-from xaqueue.xid import Xid
+from xaqueue.tm.log_directory import PARTICIPANTS, LogView, read_forgotten, view_logs
+from xaqueue.tm.records import InDoubtTransaction
 
-HEADINGS = ("participant", "kind", "in doubt", "oldest", "decisions kept", "with queue change", "note")
-
-
-@dataclass(slots=True)
-class _Waiting:
-    """What one participant has of this node. None is what it has not, or has not answered."""
-
-    name: str
-    kind: str
-    in_doubt: int | None = None
-    since: int = 0
-    """Of the oldest branch in doubt, int microseconds UTC; 0 without one, or where that is lost."""
-    decisions: int | None = None
-    """Rows in its database that are kept until all who prepared have hardened what they decide."""
-    carried: int | None = None
-    """Those of them that carry a change of a queue."""
-    note: str = ""
-    error: str = ""
-    """Why it could not be asked."""
+HEADINGS = ("gtrid", "state", "age", "participants", "outstanding")
 
 
-def print_status(path: Path, json: bool) -> None:
+def print_status(config: TmConfig, json: bool) -> None:
     """Exit 1 where a participant cannot be asked."""
-    config = load(path)
     logs = view_logs(config.log_dir)
-    nodes = [log.node for log in logs]
-    found = [_ask(nodes, participant) for participant in config.participants.values()]
+    found = [_participant(config, name, looked, logs) for name, looked in advise.answers(config, advise.look).items()]
     found += _unknown(config, logs)
     if json:
         slots = [{"log_dir": str(log.root), **_json(log)} for log in logs[1:]]
-        output.as_json({**_json(logs[0]), "slots": slots, "participants": [asdict(one) for one in found]})
+        output.as_json({**_json(logs[0]), "slots": slots, "participants": found})
     else:
         _print(config, logs, found)
-    if any(one.error for one in found):
+    if any(one["error"] for one in found):
         raise typer.Exit(ExitCode.NOTHING)
 
 
-def _unknown(config: TmConfig, logs: Sequence[LogView]) -> list[_Waiting]:
+def _participant(config: TmConfig, name: str, looked: advise.Looked | str, logs: Sequence[LogView]) -> dict[str, Any]:
+    """What one has of these nodes. None is what it has not, or has not answered. since: of the oldest branch in doubt;
+    0 without one, or where that is lost. decisions: rows in its database that are kept until all have hardened them."""
+    one = config.participants[name]
+    found: dict[str, Any] = {"name": name, "kind": one.kind, "in_doubt": None, "since": 0, "decisions": None}
+    if isinstance(looked, str):
+        return {**found, "note": "", "error": f"cannot be asked: {looked}"}
+    begun = tuple(f"XAQ1{log.node}" for log in logs)
+    mine = [
+        each for each in looked.held if each.decision is None and each.xid.gtrid.decode("latin-1").startswith(begun)
+    ]
+    note, damaged = "", sum(1 for each in mine if each.damage)
+    if one.kind != "xaqueue":
+        found["decisions"] = sum(gtrid.startswith(begun) and gtrid not in begun for gtrid in looked.rows)
+        note = "what is prepared keeps its locks, and holds back the vacuum" if mine else ""
+    elif damaged:
+        note = f"{damaged} of them damaged: xaqueue indoubt list --space {one.address}"
+    found["in_doubt"] = None if one.kind in PREPARES_NOTHING else len(mine)
+    found["since"] = min(filter(None, (each.since for each in mine)), default=0)
+    return {**found, "note": note, "error": looked.damage}
+
+
+def _unknown(config: TmConfig, logs: Sequence[LogView]) -> list[dict[str, Any]]:
     """Participants that a log waits for, or decides in, and that the configuration does not name."""
-    if not config.participants:
-        return []
     named = {name for log in logs for one in log.open for name in one.outstanding}
     named.update(*(log.table.lasts for log in logs))
+    none = {"kind": "unknown", "in_doubt": None, "since": 0, "decisions": None, "note": ""}
     return [
-        _Waiting(name, "unknown", error="not in participants.toml")
+        {"name": name, **none, "error": "not in participants.toml"}
         for name in sorted(named - config.participants.keys())
+        if config.participants
     ]
 
 
-def _print(config: TmConfig, logs: Sequence[LogView], found: list[_Waiting]) -> None:
+def _print(config: TmConfig, logs: Sequence[LogView], found: list[dict[str, Any]]) -> None:
     waits = "not running: start its application; branches in doubt wait until then"
     if any(log.in_use for log in logs):
         waits = "free: what its process has left is finished by another one"
@@ -81,100 +80,70 @@ def _print(config: TmConfig, logs: Sequence[LogView], found: list[_Waiting]) -> 
                 ("log", log.root),
                 ("node", f"{log.node}, epoch {log.epoch}"),
                 ("state", "open in a process" if log.in_use else waits),
-                ("unfinished", _unfinished(config, log)),
+                ("unfinished", _unfinished(log)),
                 ("heuristic", len(log.table.heuristics) or ""),
             ]
         )
+        output.below(HEADINGS, [_row(one) for one in log.open], right=("age",))
+        output.below(HEURISTIC_HEADINGS, list(map(heuristic_row, log.table.heuristics.values())))
         typer.echo()
     if not found:
         typer.echo(f"participants are not known: name them in {config.log_dir / PARTICIPANTS}, see xaqueue(5)")
         return
-    output.table(HEADINGS, map(_row, found), right=("in doubt", "oldest", "decisions kept", "with queue change"))
+    rows = [
+        (*(one[key] for key in ("name", "kind", "in_doubt")), output.age(one["since"]), one["decisions"], _note(one))
+        for one in found
+    ]
+    headings = ("participant", "kind", "in doubt", "oldest", "decisions kept", "note")
+    output.table(headings, rows, right=headings[2:5])
 
 
-def _unfinished(config: TmConfig, log: LogView) -> str:
+def _note(one: dict[str, Any]) -> str:
+    return "; ".join(text for text in (one["error"], one["note"]) if text)
+
+
+def _unfinished(log: LogView) -> str:
     lasts = ", ".join(sorted(log.table.lasts))
     elsewhere = f"; decisions stand in the database of {lasts}, too" if lasts else ""
     if not log.open:
         return f"no decision of the log{elsewhere}"
     oldest = output.age(min(one.decided_us for one in log.open))
-    counted = output.counted(len(log.open), "transaction")
-    return f"{counted}, the oldest {oldest}; see `xaqueue indoubt list --tm {config.log_dir}`{elsewhere}"
+    return f"{output.counted(len(log.open), 'transaction')}, the oldest {oldest}{elsewhere}"
 
 
 def _json(log: LogView) -> dict[str, object]:
+    with closing(DirectoryFileSystem(log.root)) as fs:
+        forgotten = read_forgotten(fs)
     return {
         "node": log.node,
         "epoch": log.epoch,
         "in_use": log.in_use,
         "unfinished": len(log.open),
         "since": min((one.decided_us for one in log.open), default=0),
+        "transactions": list(map(_transaction_json, log.open)),
         "heuristics": len(log.table.heuristics),
+        "forgotten": list(map(asdict, forgotten)),
         "decides": sorted(log.table.lasts),
     }
 
 
-def _row(one: _Waiting) -> tuple[object, ...]:
-    note = f"{one.error}; {one.note}".rstrip("; ") if one.error else one.note
-    return one.name, one.kind, one.in_doubt, output.age(one.since), one.decisions, one.carried, note
+def _row(one: InDoubtTransaction) -> tuple[object, ...]:
+    parties, outstanding = " ".join(_parties(one)), " ".join(one.outstanding)
+    return one.gtrid.decode("ascii"), one.state.value, output.age(one.decided_us), parties, outstanding
 
 
-def _ask(nodes: Sequence[str], participant: ParticipantConfig) -> _Waiting:
-    found = _Waiting(participant.name, participant.kind)
-    ask = {"xaqueue": _ask_space, "postgres": _ask_postgres, "mysql": _ask_rows, "sqlite": _ask_rows}[participant.kind]
-    try:
-        ask(found, nodes, participant)
-    except Exception as error:
-        found.error = f"cannot be asked: {advise.why_not(error)}"
-    return found
+def _parties(one: InDoubtTransaction) -> list[str]:
+    return [*one.participants, *([one.last_resource] if one.last_resource is not None else [])]
 
 
-def _ask_space(found: _Waiting, nodes: Sequence[str], participant: ParticipantConfig) -> None:
-    """A directory is read, also where a server has it: one that hangs says nothing."""
-    place = advise.location(participant)
-    if place.url:
-        with remote(place.url, answer_s=advise.ANSWER_S) as manager:
-            branches, carriers = RemoteOperator(manager).in_doubt(), status_of(manager.status()).carriers
-        damage = ""
-    else:
-        looked = look_into(advise.directory(place))
-        branches, carriers = in_doubt_in(looked.fs, looked.again), carriers_in(looked.fs, owned=looked.owned)
-        damage = looked.journal.damage
-    mine = [one for one in branches if one.decision is None and _is_of(one.xid, nodes)]
-    _count(found, [one.since for one in mine])
-    notes = [spaces.carrier(one) for one in carriers if one.carrier.partition(".")[0] in nodes]
-    damaged = sum(1 for one in mine if one.damage)
-    if damaged:
-        notes.append(f"{damaged} of them damaged: xaqueue indoubt list --space {place}")
-    found.note = "; ".join(notes)
-    if damage:
-        raise JournalDamaged(damage)
-
-
-def _ask_postgres(found: _Waiting, nodes: Sequence[str], participant: ParticipantConfig) -> None:
-    with advise.read_only(participant) as connection:
-        _count(found, [since for xid, since in advise.prepared_in(connection) if _is_of(xid, nodes)])
-    _ask_rows(found, nodes, participant)
-    if found.in_doubt:
-        found.note = "what is prepared keeps its locks, and holds back the vacuum"
-
-
-def _ask_rows(found: _Waiting, nodes: Sequence[str], participant: ParticipantConfig) -> None:
-    with advise.read_only(participant) as connection:
-        columns = advise.columns(participant, connection)
-        found.decisions = found.carried = 0
-        if columns:
-            counts = f"count(*), count({'carried' if 'carried' in columns else 'NULL'})"
-            own = " OR ".join(f"gtrid LIKE 'XAQ1{node}_%'" for node in nodes)
-            kept = f"FROM {last_resource.TABLE} WHERE {own}"
-            ((found.decisions, found.carried),) = driver.run(connection, f"SELECT {counts} {kept}")
-
-
-def _count(found: _Waiting, since: list[int]) -> None:
-    """since: 0 of one whose time is lost."""
-    found.in_doubt, found.since = len(since), min(filter(None, since), default=0)
-
-
-def _is_of(xid: Xid, nodes: Sequence[str]) -> bool:
-    gtrid = Gtrid.parse(xid.gtrid)
-    return gtrid is not None and gtrid.node in nodes
+def _transaction_json(one: InDoubtTransaction) -> dict[str, Any]:
+    gtrid = Gtrid.parse(one.gtrid)
+    return {
+        **(gtrid_json(gtrid) if gtrid is not None else {"gtrid": one.gtrid.decode("latin-1")}),
+        "state": one.state.value,
+        "decided": one.decided_us,
+        "participants": one.participants,
+        "outstanding": one.outstanding,
+        "last_resource": one.last_resource,
+        "heuristics": list(map(heuristic_json, one.heuristics)),
+    }

@@ -25,7 +25,7 @@ from xaqueue.errors import InvalidArgument, ResourceFailed
 from xaqueue.message import Message, check_queue_name
 
 if TYPE_CHECKING:
-    from xaqueue.cli.tm_log import TmConfig
+    from xaqueue.cli.tm_config import TmConfig
     from xaqueue.work.loop import Loop
 
 UntilEmptyOption = Annotated[
@@ -55,7 +55,7 @@ def work(
     signal lets what runs finish, and a second one ends it at once. Where the disk of a space that nobody serves fails,
     it ends with exit code 5.
     """
-    from xaqueue.cli import tm_log
+    from xaqueue.cli import tm_config
     from xaqueue.work.worker import Worker, checked
 
     handler = checked(_function(function))
@@ -66,9 +66,9 @@ def work(
         if tm is None:
             target, manager = str(location_of(space)), None
         else:
-            config = tm_log.load_any(tm)
+            config = tm_config.load(tm)
             target = _participant(config, participant)
-            manager = stack.enter_context(tm_log.opened(config))
+            manager = stack.enter_context(tm_config.opened(config))
         worker = Worker(target, queue, handler, threads=threads, tm=manager, until_empty=until_empty)
         where = f"participant {target}" if manager else target
         _run(worker, f"{function} works on queue {queue} of {where}", "handled")
@@ -97,7 +97,7 @@ def forward(
     Within a space in local transactions, between spaces in those of a transaction manager with a log of its own: after
     a crash, start it again with the same log.
     """
-    from xaqueue.cli import tm_log
+    from xaqueue.cli import tm_config
     from xaqueue.work.forward import SOURCE, Forwarder
 
     source = location_of(space)
@@ -115,7 +115,7 @@ def forward(
         return
     config = _config(source, target, log, queue)
     _check_lasts(target, to_queue)
-    with tm_log.opened(config) as manager:
+    with tm_config.opened(config) as manager:
         forwarder = Forwarder(SOURCE, queue, to_queue, tm=manager, until_empty=until_empty)
         forwarder.check = partial(_check_each, target, to_queue)
         _run(forwarder, f"{text} of {target}", "forwarded")
@@ -174,8 +174,8 @@ def _participant(config: TmConfig, name: str | None) -> str:
 def _config(source: Location, target: Location, log: Path | None, queue: str) -> TmConfig:
     """The transaction manager of a forward, as its log has it. It is written down with the first start, so that what is
     begun is never finished elsewhere."""
-    from xaqueue.cli import tm_log
-    from xaqueue.cli.tm_log import ParticipantConfig
+    from xaqueue.cli import tm_config
+    from xaqueue.cli.tm_config import ParticipantConfig
     from xaqueue.tm.log_directory import PARTICIPANTS, keep_participants
     from xaqueue.work.forward import SOURCE, TARGET
 
@@ -194,7 +194,7 @@ def _config(source: Location, target: Location, log: Path | None, queue: str) ->
             for name, one in ends.items()
         )
         keep_participants(where, "\n".join(("# of xaqueue forward\n", *tables)))
-    config = tm_log.load(where)
+    config = tm_config.load(where)
     if config.participants != ends:
         former = " to ".join(one.address for one in config.participants.values())
         raise InvalidArgument(f"{where} is the log of a forward from {former}: name another one with --log")

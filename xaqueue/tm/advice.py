@@ -29,6 +29,8 @@ class LogStatus(Enum):
         "no decision here, and this is a copy of the log, or another host had it open last: its transaction manager "
         "may be at work there: ask there; where that is gone for good, `xaqueue tm recover --moved` ends what is left"
     )
+    SILENT = "no decision, and its node is silent: once that is ended, as `xaqueue tm recover` does, it is rolled back"
+    LOST = "the database does not know of it: it is another one, or a copy"
     FOREIGN = "the transaction was begun by another node"
     OTHER = "another product's transaction manager has begun it, and its log has the decision"
     OLDER = "the transaction is of a later boot: the log is an old copy"
@@ -122,6 +124,8 @@ def _decision(log: LogStatus, says: Mapping[str, ParticipantStatus], lasts: Name
         return Advised.RECOVER, f"{_listed(lasts)}, where the decision would stand, {_have(lasts)} no row of it"
     elif log is LogStatus.LAST:
         why = "the decision may stand in a participant's database, which does not tell it: ask again when it does"
+    elif log is LogStatus.SILENT:
+        why = log.value
     else:
         why = f"{log.value}, and no participant can tell an outcome: find the log that has the decision"
     return Advised.UNKNOWN, why

@@ -391,7 +391,7 @@ def _whose(connection: Any, dialect: Dialect, schema: str) -> tuple[str, str]:
     database, place = id_of(connection, dialect, schema)
     if is_same(place, place_of(connection, dialect)):
         return database, ""
-    return database, "it is a copy of the database that it says it is: see `xaqueue tm claim` and `xaqueue tm new-id`"
+    return database, "it is a copy of the database that it says it is: see `xaqueue tm claim`, and its --new-id"
 
 
 def _made(connection: Any, dialect: Dialect, schema: str) -> Found:

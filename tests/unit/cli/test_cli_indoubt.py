@@ -43,7 +43,7 @@ def test_the_coordinator_of_a_branch_is_told_by_its_xid(tmp_path: Path, monkeypa
     assert (branch["participant"], branch["xid"]) == ("queue", str(xid))
     told = run("indoubt", "show", xid)
     assert "coordinator   node 0123456789abcdef, epoch 3, transaction 42, here as queue\n" in told
-    assert f"`xaqueue indoubt show {OURS} --tm DIR`" in told
+    assert f"`xaqueue indoubt advise {OURS} --tm DIR`" in told
 
 
 def test_list_of_nothing(space: Path) -> None:

@@ -126,29 +126,46 @@ def says(shop: Shop, *managers: object) -> str:
     return said
 
 
+def advised(shop: Shop, code: int = 0) -> dict[str, Any]:
+    """By a configuration, as by the DSN, which names no queue."""
+    place = f'decides = "db"\n[participants.db]\nkind = "sqlite"\npath = "{shop.path}"\n'
+    config = shop.path.with_name("service.toml")
+    config.write_text(f'{place}[participants.queue]\nkind = "xaqueue"\nspace = "{shop.space}"\n')
+    words = ("indoubt", "advise", gtrid_of(shop), "--json")
+    found: dict[str, Any] = json.loads(run(*words, "--tm", config, code=code))
+    assert json.loads(run(*words, "--tm", shop.dsn, "--space", shop.space, code=code))["log"] == found["log"]
+    return found
+
+
 def test_a_branch_is_told_of_whose_node_is_gone(shop: Shop, tmp_path: Path) -> None:
     """XAT-30."""
     other = Shop(tmp_path / "other")
     other.die_at("prepared")
     shop.die_at("prepared")
     assert "it may be about to decide" in says(shop, other.dsn, shop.dsn)
+    assert advised(shop, ExitCode.NOTHING)["log"]["says"] == "live"
     shop.be_silent()
     assert "its node is silent" in says(shop, shop.dsn)
+    assert "`xaqueue tm recover`" in advised(shop, ExitCode.NOTHING)["why"]
     with closing(sqlite3.connect(shop.path)) as connection:
         tables = NodeTables.find(connection)
         assert tables is not None
         tables.end(connection, shop.node)
     assert "presumed rollback" in says(shop, shop.dsn)
+    assert (advised(shop)["answer"], advised(shop)["in_doubt"]) == ("rollback", ["queue"])
     assert says(shop, other.dsn) == "none of those that were named has begun it"
     shop.execute("delete from xaqueue_ended")
     assert "does not know of it" in says(shop, shop.dsn)
+    assert advised(shop, ExitCode.NOTHING)["log"]["says"] == "lost"
     told = fails("indoubt", "list", "--ask", tmp_path / "none", "--space", shop.space, code=ExitCode.USAGE)
     assert "cannot be read" in told
 
 
 def test_a_branch_is_told_of_whose_decision_stands(shop: Shop) -> None:
     shop.die_at("committed-last")
-    assert says(shop, shop.dsn) == "commit is decided"
+    assert says(shop, shop.dsn).startswith("commit is decided; ")
+    told = advised(shop)
+    assert (told["answer"], told["in_doubt"], told["log"]["says"]) == ("commit", ["queue"], "commit")
 
 
 def test_a_branch_is_told_of_whose_log_nobody_has_open(shop: Shop, tmp_path: Path) -> None:
@@ -163,11 +180,11 @@ def test_a_branch_is_told_of_whose_log_nobody_has_open(shop: Shop, tmp_path: Pat
     copy = shutil.copytree(log, tmp_path / "copy")
     assert "this is a copy of the log" in says(shop, copy)
     manager.close()
-    assert says(shop, log).endswith("presumed rollback; it is not running")
+    assert "presumed rollback; " in says(shop, log)
+    assert says(shop, log).endswith(", not in use")
     assert "presumed" not in says(shop, copy)
     for command in (
         ["tm", "recover", copy],
-        ["tm", "resolve", copy, Gtrid(manager.node, 1, 5), "--rollback", "--yes"],
         ["tm", "release", copy, "a" * 32, "--yes"],
     ):
         fails(*command, code=ExitCode.ERROR)
@@ -225,6 +242,10 @@ def test_nothing_is_done_in_a_copy(shop: Shop, monkeypatch: pytest.MonkeyPatch) 
     run("tm", "claim", shop.dsn, "--yes")
     place[0] = "1/3"
     assert "it is a copy" in fails("tm", "recover", shop.dsn, shop.space, code=ExitCode.ERROR)
+    assert "it is a copy" in fails(
+        "tm", "recover", shop.dsn, shop.space, "--end-node", shop.node, "--yes", code=ExitCode.ERROR
+    )
+    assert "another one, or a copy" in says(shop, shop.dsn), "nothing is presumed"
     assert "it is a copy" in shop.status(code=ExitCode.NOTHING)["trouble"]
     assert "trouble " in run("tm", "status", shop.dsn, code=ExitCode.NOTHING)
     assert shop.status(code=ExitCode.NOTHING)["nodes"][0]["is_silent"]
@@ -285,89 +306,67 @@ def gtrid_of(shop: Shop) -> str:
     return found
 
 
+def end(shop: Shop) -> list[str]:
+    return ["tm", "recover", shop.dsn, str(shop.space), "--end-node", shop.node]
+
+
 @pytest.mark.parametrize("step", ["prepared", "committed-last"])
-def test_one_transaction_is_ended_as_the_database_says(shop: Shop, step: str) -> None:
+def test_a_node_that_is_named_is_ended_at_once(shop: Shop, step: str) -> None:
     shop.die_at(step)
-    resolve = ("tm", "resolve", shop.dsn, gtrid_of(shop), shop.space)
     commits = step == "committed-last"
-    right, wrong = ("--commit", "--rollback") if commits else ("--rollback", "--commit")
-    said = fails(*resolve, wrong, "--end-node", code=ExitCode.ERROR)
-    assert ("commit is decided" if commits else "nothing is decided") in said
-    if not commits:
-        assert "stop its process first, or say --end-node" in fails(*resolve, right, code=ExitCode.ERROR)
-        assert shop.in_doubt == 1
-    told = run(*resolve, right, *(["--end-node"] if not commits else []))
+    told = run(*end(shop))
+    assert f"node {shop.node}: ended" in told
     assert ("1 committed" if commits else "1 rolled back") in told
-    assert (f"node {shop.node}: ended" in told) != commits
     assert (shop.messages, shop.in_doubt) == (commits, 0)
     assert len(shop.execute("select 1 from orders")) == commits
-
-
-def test_who_is_silent_is_ended_without_more_words(shop: Shop) -> None:
-    shop.die_at("prepared")
-    shop.be_silent()
-    assert "0 transactions left" in run("tm", "resolve", shop.dsn, gtrid_of(shop), shop.space, "--rollback")
-    assert shop.in_doubt == 0
+    assert "is none that may decide here" in fails(*end(shop), code=ExitCode.USAGE)
 
 
 def test_a_person_is_asked_before_a_node_is_ended(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     for room in (output, exit_codes):
         monkeypatch.setattr(room, "may_ask", lambda: True)
     shop.die_at("prepared")
-    words = ["tm", "resolve", shop.dsn, gtrid_of(shop)[:30], str(shop.space), "--rollback", "--end-node"]
-    assert "names no transaction" in CliRunner().invoke(app, words).output, "nobody has decided it, so it is not known"
-    words[3] = gtrid_of(shop)
-    refused = CliRunner().invoke(app, words, input="n\n")
+    refused = CliRunner().invoke(app, end(shop), input="n\n")
     assert f"node {shop.node} gave its last sign of life" in refused.output
-    assert "and all else that it has not decided? [y/N]" in refused.output
+    assert "and with it all that it has not decided? [y/N]" in refused.output
     assert (refused.exit_code, shop.in_doubt) == (ExitCode.NOTHING, 1)
-    assert CliRunner().invoke(app, words, input="y\n").exit_code == 0
+    assert CliRunner().invoke(app, end(shop), input="y\n").exit_code == 0
     assert shop.in_doubt == 0
 
 
 @pytest.mark.parametrize("way", ["new id", "older copy"])
 @pytest.mark.parametrize("verb", ["commit", "rollback"])
 def test_what_the_database_does_not_know_is_decided_by_hand(shop: Shop, way: str, verb: str) -> None:
+    """And left by whoever recovers, also once its node is ended."""
     shop.die_at("prepared")
-    gtrid = gtrid_of(shop)
     if way == "new id":
         shop.be_silent()
-        run("tm", "new-id", shop.dsn, "--yes")
+        run("tm", "claim", "--new-id", shop.dsn, "--yes")
+        told = run("tm", "recover", shop.dsn, shop.space)
     else:
         shop.execute("update xaqueue_signs set n = 0")
-        said = fails("tm", "resolve", shop.dsn, gtrid, shop.space, f"--{verb}", "--reason", "x", code=ExitCode.ERROR)
-        assert "--end-node" in said
-        shop.be_silent()
-    resolve = ("tm", "resolve", shop.dsn, gtrid, shop.space, f"--{verb}")
-    assert "--reason TEXT" in fails(*resolve, code=ExitCode.USAGE)
-    told = run(*resolve, "--reason", "a test")
-    assert "does not know transaction" in told
-    assert "recorded as a decision by" in told
+        told = run(*end(shop), code=ExitCode.NOTHING)
+        assert "does not know of it" in told
+        assert "then `commit` or `rollback`" in told
+    assert shop.in_doubt == 1
+    (branch,) = listed("--space", shop.space)
+    decide = ("indoubt", verb, branch["xid"], "--space", shop.space)
+    assert "--reason TEXT" in fails(*decide, code=ExitCode.USAGE)
+    assert "recorded as a decision by" in run(*decide, "--reason", "a test")
     assert shop.messages == (verb == "commit")
     assert listed("--space", shop.space)[0]["decision"]["reason"] == "a test"
-    assert "no branch of transaction" in fails(*resolve, "--reason", "a test", code=ExitCode.ERROR)
-
-
-def test_a_log_says_itself_how_its_transactions_end(shop: Shop, tmp_path: Path) -> None:
-    foreign = f"XAQ1{'a' * 16}{1:08x}{1:016x}"
-    shop.die_at("prepared")
-    said = fails("tm", "resolve", shop.dsn, foreign, shop.space, "--commit", code=ExitCode.USAGE)
-    assert "name its directory" in said
-    assert "the queues are not known" in fails("tm", "resolve", shop.dsn, foreign, "--commit", code=ExitCode.USAGE)
-    xaqueue.TransactionManager(tmp_path / "log", {"queue": str(shop.space)}).close()
-    log = ("tm", "resolve", tmp_path / "log", foreign, "--rollback")
-    assert "begun by another node" in fails(*log, code=ExitCode.ERROR)
-    assert "go with a DSN" in fails(*log, "--end-node", code=ExitCode.USAGE)
 
 
 def test_a_new_id_leaves_what_the_other_one_has(shop: Shop) -> None:
     shop.die_at("prepared")
     before = shop.status()["database"]
-    assert f"node {shop.node} gave a sign of life" in fails("tm", "new-id", shop.dsn, "--yes", code=ExitCode.ERROR)
+    assert f"node {shop.node} gave a sign of life" in fails(
+        "tm", "claim", "--new-id", shop.dsn, "--yes", code=ExitCode.ERROR
+    )
     shop.be_silent()
-    assert "--yes" in fails("tm", "new-id", shop.dsn, code=ExitCode.NOTHING)
+    assert "--yes" in fails("tm", "claim", "--new-id", shop.dsn, code=ExitCode.NOTHING)
     assert shop.status()["database"] == before
-    assert f", which was {before}" in run("tm", "new-id", shop.dsn, "--yes")
+    assert f", which was {before}" in run("tm", "claim", "--new-id", shop.dsn, "--yes")
     assert shop.status()["database"] != before
     run("tm", "recover", shop.dsn, shop.space)
     assert shop.in_doubt == 1
@@ -441,7 +440,17 @@ def test_a_driver_that_is_missing(scheme: str, package: str, monkeypatch: pytest
 
 
 def test_help() -> None:
-    assert {"claim", "forget", "new-id", "recover", "release", "resolve", "sql", "status"} <= set(
-        run("tm", "--help").split()
-    )
+    assert {"claim", "forget", "recover", "release", "sql", "status"} <= set(run("tm", "--help").split())
     assert "DSN" in run("tm", "recover", "--help")
+
+
+@pytest.mark.parametrize(
+    ("words", "way"),
+    [
+        (("tm", "resolve", "x"), "Did you mean 'recover'?"),
+        (("tm", "new-id", "x"), "Did you mean 'claim --new-id'?"),
+        (("indoubt", "list", "--tm", "x"), "See `xaqueue tm`"),
+    ],
+)
+def test_another_name_leads_to_the_verb(words: tuple[str, ...], way: str) -> None:
+    assert way in fails(*words, code=ExitCode.USAGE)

@@ -16,7 +16,7 @@ from support.tm_both import pytest_generate_tests, way  # noqa: F401
 from support.tm_last_scene import FILES, Scene
 from support.tm_world import COMMITTED, PREPARED, ROLLED_BACK, Rig
 from xaqueue import TransactionManager
-from xaqueue.cli.tm_log import ParticipantConfig, opener
+from xaqueue.cli.tm_config import ParticipantConfig, opener
 from xaqueue.errors import InvalidArgument, OperationalError, OutcomeUnknown, RolledBack
 from xaqueue.tm import branch, driver, last_resource
 from xaqueue.tm.branch import enlist
