@@ -552,6 +552,24 @@ def test_a_page_is_read_in_light_and_dark_and_on_each_screen(page: Page, console
         assert connection.remove("orders.failed", failed)
 
 
+def test_what_is_long_is_broken_and_what_gets_full_is_marked(page: Page, console: Console) -> None:
+    page.set_viewport_size({"width": 360, "height": 800})
+    rows = page.request.get(f"{console.url}api/overview").json()["status"]["queues"]
+    expect(page.locator("#queue-rows tr")).to_have_count(len(rows))
+    long = {"name": "orders." + "from" * 40, "description": "a" * 300}
+    health = [{"kind": "fenced", "text": f"fdatasync of journal/{'0' * 80}.log failed", "bad": True}]
+    with doctored(page, {"queues": [rows[0] | {"full": True}, rows[1] | long, *rows[2:]]}, health=health):
+        expect(page.locator("#queue-rows tr").first).to_have_class("fair")
+        expect(page.locator("#findings")).to_contain_text("fdatasync")
+        for width in (360, 800):
+            page.set_viewport_size({"width": width, "height": 800})
+            assert page.evaluate(scripts.CUT) == [], width
+        page.evaluate("name => { location.hash = `#queue=${name}`; }", long["name"])
+        page.get_by_role("heading", name=long["name"]).wait_for()
+        page.set_viewport_size({"width": 360, "height": 800})
+        assert page.evaluate(scripts.CUT) == []
+
+
 def test_an_empty_space_says_what_to_do(page: Page) -> None:
     overview = page.request.get(f"{page.url}api/overview").json()
     with doctored(page, {"queues": []}):

@@ -53,6 +53,7 @@ export function fill(body, rows) {
     here = here || made;
     if (body.rows[at] !== here) body.insertBefore(here, body.rows[at] || null);
     if (here !== made) [...made.cells].forEach((one, n) => here.cells[n].isEqualNode(one) || here.cells[n].replaceWith(one));
+    here.className = made.className;
     here.dataset.key = key;
     here.stamp = stamp;
   });
