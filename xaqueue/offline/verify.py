@@ -12,7 +12,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from glob import glob
 from itertools import groupby
@@ -24,7 +24,7 @@ from xaqueue.core.model import layout
 from xaqueue.core.model.format import read_format
 from xaqueue.core.owner.open import is_owned
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
-from xaqueue.errors import DamagedBlock, SpaceError
+from xaqueue.errors import DamagedBlock, OperationalError, SpaceError
 from xaqueue.offline.check import SpaceCheck
 from xaqueue.offline.check_committed import CommittedCheck, find_message, is_of_several
 from xaqueue.offline.findings import WRONG, Finding, Prober, Severity
@@ -182,10 +182,10 @@ def verify(
     spaces: Sequence[str], processes: int, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> tuple[Summary, list[Finding]]:
     """By processes of this machine. Ids and places of messages are in a file that is gone at the end, and so of any
-    number; what was found is in memory."""
+    number; what was found is in memory. Raises SpaceError, OperationalError where that file has no room."""
     todo = [share for space in spaces for share in shares(space)]
     findings, summary = list[Finding](), Summary(len(spaces), queues_of(spaces))
-    with closing(sqlite3.connect("")) as seen:
+    with _temporary() as seen:
         seen.execute("create table messages (id blob, space text, queue text, seq integer)")
         for done, (share, examined) in enumerate(zip(todo, _examined(todo, processes), strict=True), 1):
             findings += examined.findings
@@ -204,6 +204,18 @@ def verify(
             findings += duplicates(message_id, (MessagePlace(*place) for _, *place in places))
     summary.add(findings)
     return summary, findings
+
+
+@contextmanager
+def _temporary() -> Iterator[sqlite3.Connection]:
+    try:
+        with closing(sqlite3.connect("")) as made:
+            yield made
+    except sqlite3.Error as error:
+        raise OperationalError(
+            f"the ids of messages cannot be held against each other in a temporary file ({error}): set TMPDIR to a "
+            "directory that has room, 100 bytes for each message"
+        ) from error
 
 
 def queues_of(spaces: Iterable[str]) -> int:

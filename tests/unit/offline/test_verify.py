@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 import tracemalloc
 from pathlib import Path
 
@@ -237,3 +238,19 @@ def test_ids_and_places_of_very_many_are_in_no_memory(tmp_path: Path, monkeypatc
     tracemalloc.stop()
     assert summary.messages == many
     assert peak < 20 * many
+
+
+def test_without_room_for_the_ids_it_says_where_that_is_wanted(
+    cli: CliRunner, spaces: list[FabricatedSpace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = sqlite3.connect
+
+    def small(path: str) -> sqlite3.Connection:
+        made = connect(path)
+        made.execute("pragma max_page_count = 2")
+        return made
+
+    monkeypatch.setattr(sqlite3, "connect", small)
+    done = cli.invoke(app, ["verify", "--space", str(spaces[0].root), "--cores", "1"])
+    assert done.exit_code == 4
+    assert "set TMPDIR to a directory that has room" in done.output.replace("\n", " ")
