@@ -13,10 +13,10 @@ import signal
 import sqlite3
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from typer.testing import CliRunner
@@ -105,60 +105,27 @@ def first_id(queue: str, place: str = "data/orders-space") -> str:
         return message.message_id.hex()
 
 
-def test_a_message_and_a_row(place: Path) -> None:
-    exec(block_of("import sqlite3"), {})
-    with closing(sqlite3.connect("shop.db")) as connection:
-        assert connection.execute("select id from orders").fetchall() == [(42,)]
-    with xaqueue.connect("data/orders-space") as connection:
-        (message,) = connection.browse("orders")
-        assert message.body == b'{"id": 42}'
+def test_a_message_and_a_row_and_the_worker_behind(place: Path) -> None:
+    """In an empty directory, one block behind the other, with nothing made before."""
+    for block in (block_of("import sqlite3"), block_of("import json, sqlite3")):
+        exec(block, {})
+        with closing(sqlite3.connect("shop.db")) as connection:
+            ((number, state),) = connection.execute("select id, state from orders")
+        with xaqueue.connect("data/orders-space") as left:
+            bodies = [message.body for message in left.browse("orders")]
+        assert (number, state, bodies) in ((42, "new", [b'{"id": 42}']), (42, "packed", []))
+    assert state == "packed"
 
 
-def test_a_service_and_its_worker(place: Path) -> None:
-    """The one's handler called as a web server calls it, and then the other, until nothing is left."""
-    sqlalchemy = pytest.importorskip("sqlalchemy", reason="SQLAlchemy is not installed")
-    from sqlalchemy.orm import registry
-
-    class Order:
-        def __init__(self, number: int, item: str) -> None:
-            self.number, self.item = number, item
-
-    class App:
-        def put(self, path: str) -> Callable[[Any], Any]:
-            assert path == "/orders/{number}"
-            return lambda handler: handler
-
-    mapped, number = registry(), sqlalchemy.Column("number", sqlalchemy.Integer, primary_key=True)
-    columns = sqlalchemy.Column("item", sqlalchemy.String), sqlalchemy.Column("packed", sqlalchemy.Boolean)
-    mapped.map_imperatively(Order, sqlalchemy.Table("orders", mapped.metadata, number, *columns))
-    engine = sqlalchemy.create_engine("sqlite:///shop.db")
-    mapped.metadata.create_all(engine)
-    xaqueue.connect("data/orders-space", create=True).close()
-    known: dict[str, Any] = {"xaqueue": xaqueue, "engine": engine, "Order": Order, "app": App()}
-    exec(block_of("from xaqueue.contrib.sqlalchemy"), known)
-    with known["tm"]:
-        known["take"](7, "two apples")
-        assert first_id("orders")
-        worker = block_of("def pack(message")
-        assert worker.count("threads=4") == 1
-        exec(worker.replace("threads=4", "threads=4, until_empty=True"), known)
-    engine.dispose()
-    with closing(sqlite3.connect("shop.db")) as connection:
-        assert connection.execute("select * from orders").fetchall() == [(7, "two apples", 1)]
-
-
-def test_an_operator(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XAQUEUE_SPACE", "")
-    lines = lines_of(block_of("xaqueue init data/shop"))
+def test_an_operator(place: Path) -> None:
+    lines = lines_of(block_of("xaqueue init queue"))
     at = next(number for number, line in enumerate(lines) if line.startswith("xaqueue serve"))
     words = shlex.split(lines[at], comments=True)
     assert words == ["xaqueue", "serve", "--http", "127.0.0.1:8000", "&"]
     for line in lines[:at]:
         type_in(line)
-    server = ServerThread(place / "data/shop", place / "data/shop/socket")
+    server = ServerThread(place / "queue", place / "queue/socket")
     try:
-        type_in("xaqueue put orders 'one that failed'")
-        type_in("xaqueue move orders orders.failed")
         printed = {line.partition("#")[0].strip(): type_in(line) for line in lines[at + 1 :]}
     finally:
         server.stop()
@@ -168,24 +135,17 @@ def test_an_operator(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
 def test_in_spark(place: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stream, and then a table, with the session of the tests; what would wait for more ends with what is there."""
-    for space in ("spaces/shop", "audit-space", "orders-space"):
-        (place / "data" / space).parent.mkdir(exist_ok=True)
-        type_in(f"xaqueue init data/{space} --default fifo")
-        type_in(f"xaqueue put orders '{{\"id\": 42}}' --space data/{space}")
+    """Behind the first block, which has made the queue, with the session of the tests."""
+    exec(block_of("import sqlite3"), {})
     block = block_of("from xaqueue.spark import session").replace('"data/', f'"{place}/data/')
-    assert block.count(".start()") == 1
     try:
         with monkeypatch.context() as patched:
             patched.setattr("xaqueue.spark.session", lambda: spark)
-            exec(block.replace(".start()", ".trigger(availableNow=True).start()"), {})
-        assert first_id("audit", "data/audit-space")
-        for line in lines_of(block_of("xaqueue ingest")):
-            type_in(line, **{"data/": f"{place}/data/", "lake/": f"{place}/lake/"})
+            exec(block, {})
+        assert first_id("audit")
     finally:
         for owner in place.glob("data/**/owner"):
             end_server(owner.parent)
-    assert list((place / "lake").rglob("*.parquet"))
 
 
 def test_every_block_of_readme_is_run() -> None:
