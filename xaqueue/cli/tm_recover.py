@@ -30,9 +30,11 @@ from xaqueue.tm.gtrid import Gtrid
 from xaqueue.tm.log_directory import (
     OPERATOR_LOG,
     PARTICIPANTS,
+    claim,
     every_log,
     is_elsewhere,
     open_log,
+    opened_elsewhere,
     record_forgotten,
     view_logs,
 )
@@ -57,7 +59,11 @@ def recover(config: TmConfig, *, moved: bool, ends: Sequence[str], asks: bool) -
     elif ends:
         raise InvalidArgument("--end-node goes with a DSN: a log is recovered where no process has it open")
     else:
-        with opened(unused(config, moved=moved)) as manager:
+        unused(config, moved=moved)
+        if moved and not config.participants:
+            typer.echo(f"{config.log_dir} belongs here now: its transaction manager recovers when it is started")
+            return
+        with opened(config) as manager:
             report, found = manager.recover(RECOVER_S), manager.in_doubt()
         for name, scan in report.scans.items():
             typer.echo(f"{name}: {scan.error or 'recovered'}")
@@ -281,9 +287,10 @@ def claim(database: ParticipantConfig, *, is_new: bool, asks: bool) -> None:
 
 def unused(config: TmConfig, *, whole: bool = False, moved: bool = False) -> TmConfig:
     """The same, where a process may have a log there without making one, or all of them. moved: whoever had one open
-    elsewhere is gone. Raises DecisionLogInUse."""
-    if not moved:
-        check_here(config)
+    elsewhere is gone. Raises DecisionLogInUse, DecisionLogError."""
+    if moved:
+        claim(config.log_dir)
+    check_here(config)
     logs = every_log(config.log_dir)
     used = list(filter(is_owned, logs))
     if len(used) == len(logs) or (used and whole):
@@ -295,11 +302,7 @@ def unused(config: TmConfig, *, whole: bool = False, moved: bool = False) -> TmC
 
 
 def check_here(config: TmConfig) -> None:
-    """Raises DecisionLogInUse where its transaction manager may be at work elsewhere."""
+    """Raises DecisionLogError where its transaction manager may be at work elsewhere."""
     for root in every_log(config.log_dir):
         if is_elsewhere(root) and not is_owned(root):
-            raise DecisionLogInUse(
-                f"{root} is a copy of a log, or another host had it open last: its transaction manager may be at work "
-                f"there, so do this there; where that is gone for good, `xaqueue tm recover --moved {config.log_dir}` "
-                "takes it over here"
-            )
+            raise opened_elsewhere(root)

@@ -7,7 +7,9 @@
       journal/   the decisions
       slots/     more such directories, of other processes: see ``slots``
 
-The directory is its transaction manager's identity: a copy of it in use elsewhere would be a second one of that name.
+The directory is its transaction manager's identity: a copy of it in use elsewhere would be a second one of that name,
+and would roll back what that one commits. So a log whose ``lock`` is another file than ``owner`` says is not opened,
+until ``claim`` has it belong here.
 
 Operators may put their commands' ``participants.toml`` there, and these their ``operators.log``. In that it is noted
 first when a transaction's heuristics are forgotten: who, when and why. One line of JSON for each heuristic, on disk
@@ -27,6 +29,7 @@ from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from xaqueue.core.storage import append_log
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
@@ -117,6 +120,8 @@ def _open(lock: OwnerFile) -> DecisionLog:
     if not lock.acquire():
         raise DecisionLogInUse(f"{root} is in use by {_owner_of(lock)}: stop it, or give this one a log of its own")
     lock.read()  # which refuses a link
+    if _is_copy(_last_opened(root), root):
+        raise opened_elsewhere(root)
     fs = DirectoryFileSystem(root)
     try:
         lock.write(fs, _owner(lock, "", 0))
@@ -177,20 +182,65 @@ def is_elsewhere(root: Path) -> bool | None:
 
     A device may have another number behind a boot, before which nobody of the same host has it open.
     """
+    last = _last_opened(root)
+    if last is None:
+        return None
+    if _is_copy(last, root):
+        return True
+    if last.boot and last.boot == boot_id():
+        return bool(last.lock[0] != os.lstat(root / LOCK).st_dev)
+    return not last.host[1] or last.host != (socket.gethostname(), _machine_id())
+
+
+def claim(path: str | os.PathLike[str]) -> None:
+    """Has the logs of a directory belong here from now on, but those that somebody has open. For a person to call, who
+    knows that nobody uses them where they were. Raises DecisionLogError."""
+    for root in filter(is_elsewhere, every_log(path)):
+        try:
+            lock = OwnerFile(root)
+            try:
+                if lock.acquire():
+                    was = json.loads(lock.read() or b"")
+                    with closing(DirectoryFileSystem(root)) as fs:
+                        lock.write(fs, _owner(lock, was["node"], was["epoch"]))
+            finally:
+                lock.release()
+        except (OSError, ValueError, KeyError) as error:
+            raise DecisionLogError(f"{root} cannot be taken over ({error}): mend that") from error
+
+
+def opened_elsewhere(root: Path) -> DecisionLogError:
+    """What is raised where its transaction manager may be at work elsewhere."""
+    shared = root.parent.parent if is_slot(root) else root
+    return DecisionLogError(
+        f"{root} is a copy of a log, or another host had it open last: its transaction manager may be at work there, "
+        "and commit what would be rolled back here. Use the one that is there; where that is gone for good, "
+        f"`xaqueue tm recover --moved {shared}` takes this one over"
+    )
+
+
+class _LastOpened(NamedTuple):
+    host: tuple[str, str]
+    boot: str
+    lock: tuple[int, int]
+
+
+def _last_opened(root: Path) -> _LastOpened | None:
+    """As ``owner`` says; None where it does not."""
     try:
         owner = json.loads(read_owner_file(root))
-        host, boot, (device, inode) = (owner["host"], owner["machine"]), owner["boot"], owner["lock"]
+        device, inode = owner["lock"]
+        return _LastOpened((owner["host"], owner["machine"]), owner["boot"], (device, inode))
     except (OSError, ValueError, TypeError, KeyError):
         return None
-    try:
-        here = os.lstat(root / LOCK)
-    except OSError:
-        return True
-    if inode != here.st_ino:
-        return True
-    if boot and boot == boot_id():
-        return bool(device != here.st_dev)
-    return not host[1] or host != (socket.gethostname(), _machine_id())
+
+
+def _is_copy(last: _LastOpened | None, root: Path) -> bool:
+    """Whether the lock is another file than then. It is the same one behind a boot and a rename, and on a volume or an
+    NFS that another machine has now, where the lock itself keeps others out."""
+    with suppress(OSError):
+        return last is not None and last.lock[1] != os.lstat(root / LOCK).st_ino
+    return True
 
 
 # What an operator sees of it, while its owner is at work, and what operators forgot

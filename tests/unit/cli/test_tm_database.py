@@ -18,6 +18,7 @@ from support.doubtful import fails, listed, run
 from xaqueue.cli import exit_codes, output
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
+from xaqueue.errors import DecisionLogError
 from xaqueue.tm.driver import Dialect
 from xaqueue.tm.gtrid import FORMAT_ID, Gtrid
 from xaqueue.tm.node import DatabaseNode
@@ -189,6 +190,8 @@ def test_a_branch_is_told_of_whose_log_nobody_has_open(shop: Shop, tmp_path: Pat
     ):
         fails(*command, code=ExitCode.ERROR)
     assert "`xaqueue tm recover --moved" in fails("tm", "recover", copy, code=ExitCode.ERROR)
+    with pytest.raises(DecisionLogError, match="`xaqueue tm recover --moved"):
+        xaqueue.TransactionManager(copy, {"queue": str(shop.space)})
     assert says(shop, log).startswith("no decision"), "its branch is there"
     owner = json.loads((copy / "owner").read_text())
     (copy / "owner").write_text(json.dumps({key: owner[key] for key in ("node", "epoch", "pid", "host", "since")}))
@@ -196,6 +199,9 @@ def test_a_branch_is_told_of_whose_log_nobody_has_open(shop: Shop, tmp_path: Pat
     (copy / "owner").write_text(json.dumps(owner))
     assert "0 transactions left" in run("tm", "recover", "--moved", copy)
     assert "0 transactions left" in run("tm", "recover", copy), "it is where it was opened last"
+    other = shutil.copytree(log, tmp_path / "other", ignore=shutil.ignore_patterns("participants.toml"))
+    assert "other belongs here now" in run("tm", "recover", "--moved", other), "of its participants it knows nothing"
+    xaqueue.TransactionManager(other, {"queue": str(shop.space)}).close()
 
 
 def test_a_decision_waits_for_a_queue_that_is_not_named(shop: Shop, tmp_path: Path) -> None:

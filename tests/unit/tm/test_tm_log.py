@@ -31,8 +31,9 @@ from xaqueue.tm import log_directory
 from xaqueue.tm.advice import LogStatus
 from xaqueue.tm.gtrid import FORMAT_ID, Gtrid, checked_name, parse_listed
 from xaqueue.tm.log import DecisionLog
-from xaqueue.tm.log_directory import open_log, view_log
+from xaqueue.tm.log_directory import claim, log_of_slot, open_log, view_log
 from xaqueue.tm.records import Heuristic, TransactionState
+from xaqueue.tm.slots import open_slot
 from xaqueue.tm.voting import ParticipantOutcome as Ended
 from xaqueue.xa import Outcome
 
@@ -410,6 +411,33 @@ def test_a_log_knows_where_it_was_opened(tmp_path: Path, monkeypatch: pytest.Mon
         assert "does not say where it was opened" in view_log(copy).use
     open_log(copy).close()
     assert view_log(copy).status(Gtrid(owned.node, 2, 1)) is LogStatus.NONE, "it is where it was opened last"
+
+
+def test_a_copy_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would roll back what the other one commits. Behind a boot, a rename, and on another host that has the disk it
+    is none."""
+    here, copy = tmp_path / "log", tmp_path / "copy"
+    open_log(here).close()
+    open_log(log_of_slot(here, 1)).close()
+    shutil.copytree(here, copy)
+    for slot in (0, 1):
+        for _ in range(2):
+            with pytest.raises(DecisionLogError, match=f"`xaqueue tm recover --moved {copy}` takes this one over"):
+                open_log(log_of_slot(copy, slot))
+        assert view_log(log_of_slot(copy, slot)).epoch == 1
+    with pytest.raises(DecisionLogError, match="is a copy of a log"):
+        open_slot(copy)
+    claim(copy)
+    for slot in (0, 1):
+        assert view_log(log_of_slot(copy, slot)).epoch == 1, "what is newer than an old copy stays so"
+        open_log(log_of_slot(copy, slot)).close()
+    here.rename(tmp_path / "renamed")
+    open_log(tmp_path / "renamed").close()
+    monkeypatch.setattr(log_directory, "boot_id", lambda: "another")
+    open_log(tmp_path / "renamed").close()
+    monkeypatch.setattr(log_directory, "boot_id", lambda: "one more")
+    monkeypatch.setattr("socket.gethostname", lambda: "another")
+    assert open_log(tmp_path / "renamed").epoch == 4
 
 
 def test_looking_at_what_is_no_log(tmp_path: Path) -> None:
