@@ -5,6 +5,7 @@ OMS-34, OMS-37.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
@@ -15,6 +16,7 @@ import pytest
 
 import xaqueue
 from support.cutting_proxy import Cut, CuttingProxy
+from support.patience import PATIENCE_S
 from support.served import ServerThread
 from xaqueue.connection import Connection
 from xaqueue.core.owner.definitions_file import write_definitions
@@ -234,6 +236,52 @@ def test_where_no_token_can_be_left_work_goes_on(ground: Ground) -> None:
             assert ground.taken("plain") == BODIES
         connection.close()
         assert [message.body for message in other.browse(TOKENS)] == [b"in the way"]
+
+
+@pytest.mark.parametrize("ground", ["NONE"], indirect=True)
+@pytest.mark.parametrize("restarts", [False, True])
+def test_where_the_tokens_queue_goes_work_goes_on(ground: Ground, restarts: bool) -> None:
+    """As it does without one."""
+    with ground.connect(Cut("request", 100, "before")) as connection:
+        for tokens in (1, 0, 0):
+            add(connection, "plain")
+            connection.commit()
+            assert ground.taken("plain") == BODIES
+            assert (connection._manager._token is not None) == tokens  # type: ignore[attr-defined]
+            if tokens and restarts:
+                ground.has_no_tokens()
+            elif tokens:
+                ground.taken(TOKENS)
+                with xaqueue.connect(ground.server.url) as other:
+                    other.undefine(TOKENS)
+
+
+@pytest.mark.parametrize("ground", ["NONE"], indirect=True)
+@pytest.mark.parametrize("cut", [Cut("request", number, "before") for number in (100, 5, 6)], ids=str)
+def test_a_close_waits_for_no_server_that_is_away(ground: Ground, cut: Cut, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it, or in the middle of what takes its token away."""
+    connection = ground.connect(cut)
+    add(connection, "plain")
+    connection.commit()
+    if cut.number == 100:
+        ground.server.kill()
+        ground.proxy.hang_up()
+    with monkeypatch.context() as closing:
+        closing.setattr(ResendingManager, "_connect", lambda _: pytest.fail("it connects again"))
+        connection.close()
+    connection.close()
+
+
+@pytest.mark.parametrize("ground", ["NONE"], indirect=True)
+def test_a_close_waits_for_no_server_that_hangs(ground: Ground) -> None:
+    """An answer may take two minutes else."""
+    connection, goes_on = ground.connect(Cut("request", 100, "before")), threading.Event()
+    add(connection, "plain")
+    connection.commit()
+    ground.server.server.loop.call_soon_threadsafe(goes_on.wait, PATIENCE_S)
+    connection.close()
+    assert not goes_on.is_set()
+    goes_on.set()
 
 
 @pytest.mark.parametrize(

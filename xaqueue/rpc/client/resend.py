@@ -41,6 +41,8 @@ TOKENS = "xaqueue.resend"
 """The queue, where somebody has defined it: its ``max_age_s`` is how long a token lasts."""
 RENEW_S = 3600.0
 """So old a token is replaced before another transaction begins."""
+GOODBYE_S = 1.0
+"""For so long at most the last token is taken away; else ``max_age_s`` ends it."""
 _PLAIN = frozenset({"start", "enqueue", "enqueue_many", "end", "explain", "commit", "rollback", "outcome", "echo"})
 """Calls after which a transaction is yet one that only enqueues."""
 
@@ -112,9 +114,15 @@ class ResendingManager(RemoteManager, half="ask"):
 
     def close(self, left: Xid | None = None) -> None:
         token, self._token = self._token, None
-        if token is not None and self._branch.xid is None and self._socket is not None:
-            with suppress(Error):
-                self._exchange(token, None)
+        if token is not None and not self._closed and self._branch.xid is None and self._is_live():
+            assert self._socket is not None
+            self._socket.hurry(GOODBYE_S)
+            self._closed = True  # where it is lost now, it connects to no other one for that
+            try:
+                with suppress(Error):
+                    self._exchange(token, None)
+            finally:
+                self._closed = False
         super().close(left)
 
     def _check_space(self, said: dict[str, Any], only: str = "") -> None:
@@ -135,7 +143,7 @@ class ResendingManager(RemoteManager, half="ask"):
         if not kept or not self._left or not isinstance(lost, OutcomeUnknown | RolledBack):
             return False
         if isinstance(lost, RolledBack):
-            if not isinstance(lost.__cause__, ConnectionLost):
+            if not self._may_go_again(lost):
                 return False
         elif xid is not None:
             try:
@@ -156,6 +164,15 @@ class ResendingManager(RemoteManager, half="ask"):
         elif self._next is not None:
             self._hold(self._next)
         return is_committed
+
+    def _may_go_again(self, lost: RolledBack) -> bool:
+        """Where the connection was lost. Or its token was refused, whose queue has gone, or the right: without one."""
+        if isinstance(lost.__cause__, ConnectionLost):
+            return True
+        if self._next is None or self._may_have_come or TOKENS not in str(lost):
+            return False
+        self._hold(None)
+        return True
 
     def _undo(self, xid: Xid) -> None:
         with suppress(Error):
