@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 import xaqueue
 from support.iceberg_rest import rest_catalog
-from support.patience import eventually
+from support.patience import PATIENCE_S, eventually
 from support.served import ServerThread, serving
 from support.spark_space import FabricatedSpace, keep
 from xaqueue.cli.main import app
@@ -147,6 +147,48 @@ def test_once_has_what_was_committed_before(tmp_path: Path, lake: Path, monkeypa
     with pytest.raises(SpaceError, match="open it once"):
         run(job(left, lake, "parquet", "left"))
     assert run(job(left, lake, "parquet", "left", once=False), stopping=lambda: True).rows == 0
+
+
+def test_what_cannot_be_read_holds_up_no_other(tmp_path: Path, lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A space that was killed, and nobody has opened since; a queue that lags; one that is damaged."""
+    monkeypatch.setattr(threads, "LAG_S", 2 * PATIENCE_S)
+    monkeypatch.setitem(redo_view.FOLLOW_S, False, 0.05)
+    body, good, lags, killed = json.dumps(GOOD).encode(), *(tmp_path / name for name in ("good", "lags", "killed"))
+    for root in (good, lags, killed):
+        create(root)
+        (root / "queues.toml").write_text("[default]\n")
+        with xaqueue.connect(root) as connection:
+            connection.enqueue("flights", body)
+    for root, queue in ((lags, "late"), (killed, "flights")):
+        with xaqueue.connect(root) as connection:
+            connection.enqueue(queue, body)
+            connection.commit()
+            shutil.copytree(root, tmp_path / "left", dirs_exist_ok=False)
+        shutil.rmtree(root)
+        (tmp_path / "left").rename(root)
+    owner = json.loads((killed / "owner").read_text())
+    (killed / "owner").write_text(json.dumps({**owner, "boot": "another"}))
+    assert [lake_scan(lags, "flights"), lake_scan(good, "flights")] == [1, 1], "of another queue than the one that lags"
+    asked = replace(job(good, lake, "parquet"), space=f"{killed},{lags},{good}", queue="*")
+    said = rf"^{killed}/?.*open.*; queue late of {lags} has messages in the journal alone"
+    for rows, queue in ((2, "*"), (2, "late,flights")):
+        with pytest.raises(SpaceError, match=said):
+            run(replace(asked, queue=queue))
+        assert len(read(lake, "parquet")) == rows
+    with pytest.raises(SpaceError, match=str(killed)):
+        run(replace(asked, once=False, every_s=0))
+    for root in (lags, killed):
+        xaqueue.connect(root).close()
+    (file,) = (lags / "committed" / "queue=flights").rglob("0*.*")
+    again = replace(asked, target=target(lake, "parquet", "again"))
+    file.write_bytes(b"damaged")
+    with pytest.raises(SpaceError, match=rf"^{lags}.*{file.name}"):
+        run(again)
+    assert len(read(lake, "parquet", "again")) == 4
+
+
+def lake_scan(root: Path, queue: str) -> int:
+    return sum(batch.num_rows for batch in xaqueue.lake.scan(root, queue))
 
 
 def test_a_delta_table_that_was_not_made_to_its_end_is_made(space: FabricatedSpace, lake: Path) -> None:

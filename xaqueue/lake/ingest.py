@@ -22,7 +22,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from xaqueue.errors import InvalidArgument, OperationalError, SpaceError
+from xaqueue.errors import Error, InvalidArgument, OperationalError, SpaceError
 from xaqueue.lake.batches import record_batches
 from xaqueue.lake.columns import HOUSE, Rows
 from xaqueue.lake.ingest_bodies import KEPT, MESSAGE, Bodies, column, field_of, given, sampled
@@ -149,11 +149,12 @@ class _Ingest:
         progress, started = self._progress, time.monotonic()
         while True:
             begun, sources = time.monotonic(), self._look()
-            while (left := [one for one in sources if one.lag]) and not stopping():
+            while (left := [one for one in sources if one.lag and self._sources.has(one)]) and not stopping():
                 first = progress.batches % len(left)  # each comes first in its turn
                 self._batch(left[first:] + left[:first])
                 progress.seconds, progress.lag = time.monotonic() - started, sum(one.lag for one in sources)
                 notify(progress)
+            self._sources.check_failures()
             if self._job.once or stopping():
                 break
             while time.monotonic() < begun + self._job.every_s and not stopping():
@@ -163,7 +164,7 @@ class _Ingest:
         return progress
 
     def _look(self) -> list[Source]:
-        """All queues, and how far they are; of what is new, where it goes on. Raises SpaceError, OperationalError."""
+        """All queues, and how far they are; of what is new, where it goes on. What fails of one is said at the end."""
         found = self._sources.look()
         known = self._known[self._table.name].numbers
         if new := [one for one in found if one.key not in known]:
@@ -172,13 +173,14 @@ class _Ingest:
             for one in new:
                 one.done, one.dead = rows[one.key], dead[one.key]
         for one in found:
-            if one.done > one.found.seen:
-                raise SpaceError(
-                    f"{self._table.name} has queue {one.queue} up to message {one.done}, and {one.space} has published "
-                    f"{one.found.seen}: this is an older copy of the space, or a server serves one"
-                )
-        for one in new:
-            self._begin(one)
+            with self._sources.alone(one.space, one.queue):
+                if one.done > one.found.seen:
+                    raise SpaceError(
+                        f"{self._table.name} has queue {one.queue} up to message {one.done}, and {one.space} has "
+                        f"published {one.found.seen}: this is an older copy of the space, or a server serves one"
+                    )
+                if one in new:
+                    self._begin(one)
         return found
 
     def _begin(self, one: Source) -> None:
@@ -269,8 +271,12 @@ class _Ingest:
         for one in sources:
             if most <= 0 or size_bytes <= 0:
                 break
-            self._reserve(one, one.found.seen)
-            messages, upto = self._read(one, most, size_bytes)
+            try:
+                self._reserve(one, one.found.seen)
+                messages, upto = self._read(one, most, size_bytes)
+            except Error as error:
+                self._sources.fail(one.space, one.queue, error)
+                continue
             most, size_bytes = most - messages.num_rows, size_bytes - messages.nbytes
             if one.dead > one.done:  # a run that was killed between the two tables may have had another schema
                 messages = messages.filter(self._lacks(self._dead, one, messages, one.dead))
@@ -285,7 +291,8 @@ class _Ingest:
         progress.batches += progress.messages > before
         for part in rows:
             part.source.done = part.upto
-            self._consume(part.source)
+            with self._sources.alone(part.source.space, part.source.queue):
+                self._consume(part.source)
 
     def _read(self, one: Source, most: int, size_bytes: int) -> tuple[pa.Table, int]:
         """The next messages, so many at the most, and the number up to which there are no others."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -76,9 +76,9 @@ class Directory:
     def check(self) -> None:
         check_recovered(self._path)
 
-    def settle(self) -> None:
-        """What was committed before it is called is in the files. Raises SpaceError where it does not come."""
-        wait_followed(self._path)
+    def settle(self, is_wanted: Callable[[str], bool]) -> dict[str, SpaceError]:
+        """What was committed to these queues before it is called is in the files, but of those that it returns."""
+        return wait_followed(self._path, is_wanted)
 
     def names(self) -> Iterable[str]:
         """Of the queues that had a message."""
@@ -127,8 +127,8 @@ class Served:
     def check(self) -> None:
         pass
 
-    def settle(self) -> None:
-        pass  # it sees to that where it is asked for positions
+    def settle(self, is_wanted: Callable[[str], bool]) -> dict[str, SpaceError]:
+        return {}  # it sees to that where it is asked for positions
 
     def names(self) -> Iterable[str]:
         return [one["queue"] for one in self.ask("positions", [])]
@@ -251,6 +251,12 @@ def check_known(space: str, name: str, known: Collection[str], more: str = "") -
             f"{space} has no queue {name}{suggestion(name, known)}; it has {', '.join(sorted(known)) or 'none yet'}. "
             f"`xaqueue define {name}` makes it{more}"
         )
+
+
+def check_settled(place: Place, is_wanted: Callable[[str], bool]) -> None:
+    """Raises SpaceError where one of these queues lacks in the files what was committed before."""
+    for late in place.settle(is_wanted).values():
+        raise late
 
 
 def place_at(path: str, url: str = "", space_id: str = "") -> Place:

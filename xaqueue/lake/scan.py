@@ -16,7 +16,7 @@ from xaqueue.errors import InvalidArgument
 from xaqueue.lake import columns as house
 from xaqueue.lake.columns import Columns
 from xaqueue.lake.history import history, live
-from xaqueue.lake.place import Place, QueueScan, check_known, place_at
+from xaqueue.lake.place import Place, QueueScan, check_known, check_settled, place_at
 from xaqueue.message import check_queue_name
 
 _MS = pa.timestamp("ms", tz="UTC")
@@ -52,7 +52,7 @@ def scan(
     try:
         place.id()
         place.check()
-        place.settle()
+        check_settled(place, queue.__eq__)
         reader = place.queue(check_queue_name(queue))
         found = reader.position()
         if not found.seen:

@@ -253,21 +253,20 @@ class SpaceView:
         return _look_into(self.path).fs
 
 
-def wait_followed(path: str | os.PathLike[str]) -> None:
-    """Returns once the directories have each message that the journal has now: whoever committed it was told so.
-
-    Raises SpaceError where they do not get it.
+def wait_followed(path: str | os.PathLike[str], is_wanted: Callable[[str], bool]) -> dict[str, SpaceError]:
+    """Returns once the directories have each message of these queues that the journal has now: whoever committed it was
+    told so. What is wrong with those that do not get it, by queue. Raises SpaceError where it is no space.
     """
-    numbers = highest_numbers(_look_into(path).journal.records)
+    there = highest_numbers(_look_into(path).journal.records)
+    numbers = {queue: number for queue, number in there.items() if is_wanted(queue)}
     fs, begun = DirectoryFileSystem(Path(path), keep_unsynced=False), time.monotonic()
     while True:
         owned = is_owned(path)
         late = [queue for queue, number in numbers.items() if (watermark_in(fs, queue) or 0) < number]
-        if not late:
-            return
-        if time.monotonic() - begun > FOLLOW_S[owned]:
+        if not late or time.monotonic() - begun > FOLLOW_S[owned]:
             why = "its owner does not follow: see its log" if owned else "nobody has it open: open it once"
-            raise SpaceError(f"queue {late[0]} of {path} has messages in the journal alone, and {why}")
+            text = f"of {path} has messages in the journal alone, and {why}"
+            return {queue: SpaceError(f"queue {queue} {text}") for queue in late}
         time.sleep(PAUSE_S)
 
 

@@ -28,7 +28,7 @@ from xaqueue.core.model.layout import FORMAT
 from xaqueue.core.model.options import suggestion
 from xaqueue.errors import InvalidArgument, OperationalError, SpaceError, UnknownQueue
 from xaqueue.features.streams.record import StreamRecord
-from xaqueue.lake.place import Place, QueueScan, place_at
+from xaqueue.lake.place import Place, QueueScan, check_settled, place_at
 from xaqueue.offline.spans import Position
 from xaqueue.spark.source.options import SourceOptions, is_pattern
 
@@ -266,13 +266,13 @@ class Spaces:
         if self._opened is not None and place.is_behind():
             self._opened(path)
         place.check()
-        if self._is_only_look and last is None:
-            place.settle()
-        names = set(known)
+        names, has_pattern = set(known), self._options.has_pattern and not only_known
         if not only_known:
             names.update(self._options.names_in(path))
-            if self._options.has_pattern:
-                names.update(filter(self._wanted, place.names()))
+        if self._is_only_look and last is None:
+            check_settled(place, lambda name: name in names or (has_pattern and self._wanted(name)))
+        if has_pattern:
+            names.update(filter(self._wanted, place.names()))
         found = {one.queue: self._state(path, space_id, one) for one in place.positions(sorted(names))}
         # what vanished meanwhile looked like a space without messages
         if place.id() != space_id:
