@@ -116,6 +116,8 @@ def test_a_signal_lets_what_runs_finish_and_a_second_one_does_not(server: Server
         if signals == 2:
             worker.send_signal(signal.SIGINT)
             assert worker.wait(PATIENCE_S) == -signal.SIGINT
+            assert worker.stdout is not None
+            assert worker.stdout.read().endswith("\n0 messages handled\n")
             eventually(lambda: tries(server.url) == [1, 0])
             assert left(server.url, "parcels") == []
             return
@@ -124,6 +126,20 @@ def test_a_signal_lets_what_runs_finish_and_a_second_one_does_not(server: Server
         assert worker.stdout is not None
         assert worker.stdout.read().endswith("\n1 message handled\n")
     assert (left(server.url), left(server.url, "parcels")) == ([b"2"], [b"1"])
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.001, 0.01, 0.1])
+def test_two_quick_signals_take_no_line_away(server: ServerThread, pause_s: float) -> None:
+    """Of a worker that waits, which ends by itself just then."""
+    with started("work", "orders", "handlers:pack", "--space", server.url) as worker:
+        assert worker.stdout is not None
+        said = worker.stdout.readline()
+        time.sleep(0.2)
+        for _ in range(2):
+            worker.send_signal(signal.SIGTERM)
+            time.sleep(pause_s)
+        assert worker.wait(PATIENCE_S) in (0, -signal.SIGTERM), said
+        assert worker.stdout.read() == "0 messages handled\n"
 
 
 def tries(place: Path | str) -> list[int]:

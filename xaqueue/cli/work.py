@@ -134,15 +134,16 @@ def _check_each(target: Location, queue: str, found: Sequence[Message]) -> None:
 
 
 def _run(loop: Loop, text: str, done: str) -> None:
+    def tell() -> None:
+        failed = f", {output.counted(loop.failed, 'delivery', 'deliveries')} failed" if loop.failed else ""
+        typer.echo(f"{output.counted(loop.done, 'message')} {done}{failed}")
+
     typer.echo(text)
     try:
-        loop.run()
+        loop.run(tell)
     except ResourceFailed as fenced:
         complain(str(fenced))
         raise typer.Exit(ExitCode.FENCED) from None
-    finally:
-        failed = f", {output.counted(loop.failed, 'delivery', 'deliveries')} failed" if loop.failed else ""
-        typer.echo(f"{output.counted(loop.done, 'message')} {done}{failed}")
     if loop.is_until_empty and loop.failed:
         raise typer.Exit(ExitCode.NOTHING)
 

@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from enum import Enum
 from types import FrameType
@@ -71,6 +71,7 @@ class Loop:
         self._stopping = threading.Event()
         self._mutex = threading.Lock()
         self._failure: BaseException | None = None
+        self._at_end: Callable[[], object] | None = None
         self._is_embedded = False
         """This process has a space of it open."""
         self._lately_failed: deque[bytes] = deque(maxlen=None if until_empty else threads)
@@ -110,16 +111,18 @@ class Loop:
             raise self._failure
         return is_over
 
-    def run(self) -> None:
+    def run(self, at_end: Callable[[], object] = bool) -> None:
         """In the main thread: until SIGTERM or SIGINT, which let finish what runs. A second one ends the process.
 
-        Raises what has ended it.
+        at_end: is called once, whichever ends it. Raises what has ended it.
         """
+        self._at_end = at_end
         before = {number: signal.signal(number, self._heard) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             self.start()
             self.join()
         finally:
+            self._end()
             for number, action in before.items():
                 signal.signal(number, action)
 
@@ -140,11 +143,22 @@ class Loop:
 
     def _heard(self, number: int, _: FrameType | None) -> None:
         for each in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(each, signal.SIG_DFL)
+            signal.signal(each, self._heard_again)
         log.warning(
             "[worker-stops] %s: what runs is finished; a second signal ends it at once", signal.Signals(number).name
         )
         self._stopping.set()
+
+    def _heard_again(self, number: int, _: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        if self._at_end is not None:  # else it is being called, and the process ends behind it
+            self._end()
+            signal.raise_signal(number)
+
+    def _end(self) -> None:
+        at_end, self._at_end = self._at_end, None
+        if at_end is not None:
+            at_end()
 
     # A thread
 
