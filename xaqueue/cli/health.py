@@ -59,6 +59,11 @@ def health(
             if is_last or (url and kind == NOTE):  # without a URL its server may be about to listen
                 break
         sleep(LOOK_S)
+    if wait and not url and kind == NOTE:
+        raise ConnectionLost(
+            f"{location.directory} is well, and nobody serves it: a program has it open. Serve it once that has ended, "
+            "or leave --wait out"
+        )
     if json:
         output.as_json({"ready": kind == NOTE, "findings": [asdict(one) for one in found]})
     else:

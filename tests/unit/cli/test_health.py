@@ -111,6 +111,9 @@ def test_it_waits_for_a_server_that_comes_up(tmp_path: Path) -> None:
     xaqueue.connect(place, create=True).close()
     assert health(place, "--wait", "0.2")[0] == HEALTH_CODES["unowned"]
     assert health(f"xaq+unix://{tmp_path}/socket", "--wait", "0.2")[0] == 3
+    with xaqueue.connect(place):
+        code, told = health(place, "--wait", "0.2")
+        assert (code, "nobody serves it: a program has it open" in told) == (3, True)
     waiting = threading.Thread(target=lambda: said.append(health(place, "--wait", "60")))
     waiting.start()
     server = ServerThread(place, tmp_path / "socket", sync="NONE")
