@@ -96,7 +96,8 @@ _REASONS = {
     "WRONG_VERSION_NUMBER": "the {other} does not speak TLS here: xaqs:// is for ports with TLS, xaq:// for others",
     "RECORD_LAYER_FAILURE": "the {other} does not speak TLS here: xaqs:// is for ports with TLS, xaq:// for others",
     "HTTP_REQUEST": "the {other} speaks HTTP: this is no port for it",
-    "UNEXPECTED_EOF": "the {other} hung up in the middle: see its log, and whether it speaks TLS there",
+    "UNEXPECTED_EOF": "the {other} hung up in the middle: see its log, and whether it speaks TLS there (xaq:// is for "
+    "ports without)",
 }
 """Parts of OpenSSL's reasons."""
 

@@ -34,6 +34,7 @@ from xaqueue.errors import AccessDenied, ConnectionLost, Error, InvalidArgument,
 from xaqueue.features.opening import create
 from xaqueue.message import Message, MessageId, Origin, Properties
 from xaqueue.rpc.client.manager import RemoteManager, context_of, dial
+from xaqueue.rpc.client.sockets import Connected
 from xaqueue.rpc.server.listeners import ListenConfig
 from xaqueue.rpc.server.peer import Limits
 from xaqueue.xid import Xid
@@ -368,11 +369,21 @@ def test_a_port_with_tls_is_no_port_without(
 ) -> None:
     server = start(tcp=("127.0.0.1:0",), **tls_of(certificate))
     plain, secured = url_of(server, "xaq"), url_of(server, "xaqs")
-    with pytest.raises(ConnectionLost, match="see its log, and whether it speaks TLS there"):
+    with pytest.raises(ConnectionLost, match=r"whether it speaks TLS there \(xaq:// is for ports without\)"):
         dial(parse(plain.replace("xaq:", "xaqs:") + f"?ca={ours.ca}"))
-    with pytest.raises(ConnectionLost):
+    with pytest.raises(ConnectionLost, match=f"speaks TLS, connect to {secured}$"):
         RemoteManager(partial(dial, parse(secured.replace("xaqs:", "xaq:"))), connect_s=0)
     eventually(lambda: "it does not speak TLS, which this port wants (xaqs:// or https://)" in caplog.text)
+
+
+def test_a_port_that_resets_a_handshake_may_have_none() -> None:
+    """As asyncio's client is told."""
+
+    def connect(*_: object) -> Connected:
+        raise ConnectionResetError
+
+    with pytest.raises(ConnectionLost, match=r"\(ConnectionResetError; xaq:// is for ports without TLS\)"):
+        dial(parse("xaqs://host:7000"), connect)
 
 
 def test_garbage_and_silence_in_place_of_a_handshake_end_alone(

@@ -217,6 +217,8 @@ def _unreached(endpoint: Endpoint, error: OSError) -> ConnectionLost | AccessDen
         kind = AccessDenied if is_refusal(error) else ConnectionLost
         return kind(f"no connection to {place}: {explain(error, 'server')}")
     why = error.strerror or str(error) or type(error).__name__
+    if endpoint.scheme is Scheme.TLS and isinstance(error, ConnectionResetError):
+        why += "; xaq:// is for ports without TLS"
     return ConnectionLost(
         f"no server answers at {place} ({why}): start it with `xaqueue serve`, or check the "
         + ("path" if endpoint.scheme is Scheme.UNIX else "host and port")

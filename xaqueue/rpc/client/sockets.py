@@ -331,6 +331,8 @@ class ClientSocket:
 
     def _lost(self, why: str) -> ConnectionLost:
         self.close()
+        if self._place.startswith("xaq:"):
+            why += f". Where {self._place} speaks TLS, connect to {self._place.replace(':', 's:', 1)}"
         return ConnectionLost(f"the connection to the server is lost: {why}")
 
 
