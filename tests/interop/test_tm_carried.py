@@ -42,7 +42,7 @@ from xaqueue.tm.coordinator import TraceStep as Step
 from xaqueue.tm.driver import Dialect
 from xaqueue.tm.gtrid import Gtrid
 from xaqueue.tm.last_resource import DecisionRows, LifeOver
-from xaqueue.tm.log_directory import claim
+from xaqueue.tm.log_directory import take_over
 from xaqueue.xa import Outcome
 
 ROWS = DecisionRows()
@@ -362,7 +362,7 @@ def test_an_owner_that_wakes_up_too_late_commits_nothing(shop: Place) -> None:
         copied._stack = stack
         shutil.copytree(place.space, copied.space)
         shutil.copytree(place.root / "one", copied.root / "one")
-        claim(copied.root / "one")
+        take_over(copied.root / "one")
         copied.manager()
         eventually(lambda: not copied.waits())
         assert copied.messages() == [1]

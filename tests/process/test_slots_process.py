@@ -24,7 +24,7 @@ from xaqueue.core.storage.fs import replace_file
 from xaqueue.core.storage.owner_file import is_owned
 from xaqueue.errors import DecisionLogError
 from xaqueue.tm.gtrid import FORMAT_ID, Gtrid
-from xaqueue.tm.log_directory import claim, log_of_slot, open_log, view_log
+from xaqueue.tm.log_directory import log_of_slot, open_log, take_over, view_log
 from xaqueue.tm.slots import open_slot
 
 
@@ -98,7 +98,7 @@ def test_an_older_copy_that_is_put_back_leaves_what_is_newer(tmp_path: Path, cap
     state = prepared(bank, own.node, own.epoch)
     shutil.rmtree(root)
     shutil.copytree(tmp_path / "copy", root)
-    claim(root)
+    take_over(root)
     with over(root, bank) as tm:
         eventually(lambda: "it is an older copy, of epoch 1: a branch of epoch 4 is in doubt" in caplog.text)
         for _ in range(5):

@@ -30,12 +30,12 @@ from xaqueue.tm.gtrid import Gtrid
 from xaqueue.tm.log_directory import (
     OPERATOR_LOG,
     PARTICIPANTS,
-    claim,
     every_log,
     is_elsewhere,
     open_log,
     opened_elsewhere,
     record_forgotten,
+    take_over,
     view_logs,
 )
 from xaqueue.tm.node_tables import NodeTables
@@ -289,7 +289,7 @@ def unused(config: TmConfig, *, whole: bool = False, moved: bool = False) -> TmC
     """The same, where a process may have a log there without making one, or all of them. moved: whoever had one open
     elsewhere is gone. Raises DecisionLogInUse, DecisionLogError."""
     if moved:
-        claim(config.log_dir)
+        take_over(config.log_dir)
     check_here(config)
     logs = every_log(config.log_dir)
     used = list(filter(is_owned, logs))

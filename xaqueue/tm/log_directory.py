@@ -9,7 +9,7 @@
 
 The directory is its transaction manager's identity: a copy of it in use elsewhere would be a second one of that name,
 and would roll back what that one commits. So a log whose ``lock`` is another file than ``owner`` says is not opened,
-until ``claim`` has it belong here.
+until ``take_over`` has it belong here.
 
 Operators may put their commands' ``participants.toml`` there, and these their ``operators.log``. In that it is noted
 first when a transaction's heuristics are forgotten: who, when and why. One line of JSON for each heuristic, on disk
@@ -192,7 +192,7 @@ def is_elsewhere(root: Path) -> bool | None:
     return not last.host[1] or last.host != (socket.gethostname(), _machine_id())
 
 
-def claim(path: str | os.PathLike[str]) -> None:
+def take_over(path: str | os.PathLike[str]) -> None:
     """Has the logs of a directory belong here from now on, but those that somebody has open. For a person to call, who
     knows that nobody uses them where they were. Raises DecisionLogError."""
     for root in filter(is_elsewhere, every_log(path)):

@@ -31,7 +31,7 @@ from xaqueue.tm import log_directory
 from xaqueue.tm.advice import LogStatus
 from xaqueue.tm.gtrid import FORMAT_ID, Gtrid, checked_name, parse_listed
 from xaqueue.tm.log import DecisionLog
-from xaqueue.tm.log_directory import claim, log_of_slot, open_log, view_log
+from xaqueue.tm.log_directory import log_of_slot, open_log, take_over, view_log
 from xaqueue.tm.records import Heuristic, TransactionState
 from xaqueue.tm.slots import open_slot
 from xaqueue.tm.voting import ParticipantOutcome as Ended
@@ -427,7 +427,7 @@ def test_a_copy_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert view_log(log_of_slot(copy, slot)).epoch == 1
     with pytest.raises(DecisionLogError, match="is a copy of a log"):
         open_slot(copy)
-    claim(copy)
+    take_over(copy)
     for slot in (0, 1):
         assert view_log(log_of_slot(copy, slot)).epoch == 1, "what is newer than an old copy stays so"
         open_log(log_of_slot(copy, slot)).close()
