@@ -583,9 +583,6 @@ def test_of_several_what_is_wrong_is_said(space: FabricatedSpace, lake: Path, tm
     columns.unlink()
     assert run(asked).messages == 0
     assert len(read(lake, "parquet")) == 8
-    (lake / "parquet-flights" / "_ingest.json").touch()
-    with pytest.raises(InvalidArgument, match="made by an earlier xaqueue, with Spark: name a new target"):
-        run(asked)
 
 
 def test_a_space_becomes_another_one_while_it_runs(space: FabricatedSpace, lake: Path, tmp_path: Path) -> None:

@@ -39,8 +39,6 @@ DEAD_LETTERS = "_dead_letters"
 LOCK = "_lock"
 COLUMNS = "0-columns.parquet"
 """Before all others, as some readers take the columns from the first."""
-EARLIER = "_ingest.json"
-"""In what Spark wrote for the command, once."""
 _FILE = re.compile(r"(xaqueue\..+)\.(\d{19})\.parquet")
 _TEMPORARY = ".new"
 _KEY = b"xaqueue"
@@ -378,8 +376,6 @@ def _check_empty(root: Path, ours: Callable[[str], bool]) -> None:
     if root.exists() and not root.is_dir():
         raise InvalidArgument(f"{root} is no directory: name one that is new or empty, or an earlier ingest's")
     foreign = [name for name in sorted(os.listdir(root)) if not ours(name)] if root.is_dir() else []  # noqa: PTH208
-    if EARLIER in foreign:
-        raise InvalidArgument(f"{root} was made by an earlier xaqueue, with Spark: name a new target; that one stays")
     if foreign:
         raise InvalidArgument(
             f"{root} is not empty and was not made by an ingest of this kind (it has {foreign[0]}): "

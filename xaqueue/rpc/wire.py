@@ -34,8 +34,8 @@ from xaqueue.xa import Code, Flag
 from xaqueue.xid import Xid
 
 PROTOCOL = 4
-"""Version of the methods and values; ``hello`` settles it. Version 1 has neither ``work`` nor ``return``, version 2 no
-messages in columns, version 3 no options of each of many."""
+"""Version of the methods and values; ``hello`` settles it. 1.0.0rc1 has this one, and what was before is spoken by
+nobody."""
 REQUEST, RESPONSE, NOTIFICATION = 0, 1, 2
 ID_LIMIT = 2**32
 CHUNK_BYTES = 256 * 1024

@@ -22,9 +22,8 @@ from xaqueue.errors import Error, OutcomeUnknown, RolledBack
 from xaqueue.features.opening import create
 from xaqueue.rpc.client import ahead
 from xaqueue.rpc.client.manager import RemoteManager
-from xaqueue.rpc.methods import service
 from xaqueue.rpc.plain import WholeSession
-from xaqueue.rpc.server import calls, session
+from xaqueue.rpc.server import calls
 from xaqueue.xid import Xid
 
 QUEUES = "[queues.orders]\n[queues.others]\n[queues.grouped]\n"
@@ -388,50 +387,6 @@ def test_an_interrupt_loses_and_doubles_nothing(
             break
     assert sorted(rest) == [b"1", b"2", b"3"]
     assert list(other.browse("orders")) == []
-
-
-def test_an_older_server_gets_the_frames_that_it_knows(server: ServerThread, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    real, hello = calls.perform, calls.METHODS["hello"]
-
-    def perform(caller: Any, name: str, params: list[Any]) -> Any:
-        asked.append(name)
-        return real(caller, name, params)
-
-    def older(caller: Any, said: Any = None) -> dict[str, Any]:
-        return service.hello(caller, {**said, "protocol": 1})
-
-    monkeypatch.setattr(session, "perform", perform)
-    monkeypatch.setitem(calls.METHODS, "hello", hello._replace(call=older))
-    for name in ("work", "return"):
-        monkeypatch.delitem(calls.METHODS, name)
-    with xaqueue.connect(server.url) as connection:
-        connection.tpc_begin(X)
-        connection.enqueue("orders", b"0")
-        connection.enqueue("orders", b"1", priority=2)
-        assert connection.tpc_prepare()
-        connection.tpc_commit()
-        connection.enqueue("orders", b"2")
-        connection.commit()
-        assert connection.dequeue("others") is None
-        connection.rollback()
-        found = []
-        for message in connection.consume("orders", wait_s=0):
-            found.append(message.body)
-            connection.commit()
-        connection.rollback()
-        ids = connection.enqueue_many("others", [b"0", (b"1", {"content_type": "text/plain"})])
-        connection.commit()
-        copied = list(connection.browse("others"))
-        assert [one.content_type for one in copied] == [None, "text/plain"]
-        assert connection.restore_many(copied + copied[:1], "orders") == [True, True, False]
-        connection.rollback()
-        assert [one.message_id for one in connection.dequeue_many("others", 9)] == ids
-        connection.rollback()
-        assert [one.message.message_id for one in connection.receive("others", 9)] == ids
-    assert found == [b"0", b"1", b"2"]
-    assert not {"work", "return"} & {*asked}
-    assert asked[:6] == ["hello", "start", "enqueue", "enqueue", "end", "prepare"]
 
 
 def test_what_is_returned_is_of_the_branch_that_one_is_in(connection: Connection) -> None:

@@ -169,18 +169,6 @@ def test_it_may_be_archived_or_kept(
     assert {asked[0] for asked in owner.asked} == verbs
 
 
-def test_a_batch_of_a_checkpoint_from_before_is_read_without_reserving(
-    space: FabricatedSpace, owner: RecordingOwner
-) -> None:
-    reader = stream(space.root)
-    assert len(rows(reader, reader.partitions({"seq": 2}, {"seq": 6}))) == 4
-    reader.commit({"seq": 6})
-    assert owner.asked == []
-    query = Query(reader, {"seq": 6})
-    query.batch()
-    assert owner.asked == [("reserve", "one", "orders", 6, 10)]
-
-
 @pytest.mark.parametrize("gone", [0b111, 0b11])
 def test_to_begin_behind_what_is_gone_of_a_block_is_no_harm(tmp_path: Path, owner: RecordingOwner, gone: int) -> None:
     root = FabricatedSpace(tmp_path / "blocks").root

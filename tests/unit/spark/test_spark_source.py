@@ -517,7 +517,7 @@ def test_planning_lists_no_messages(space: FabricatedSpace) -> None:
         space.path("orders", number).parent.rename(space.root / f"hidden-{number}")
         space.path("orders", number).parent.write_text("a file where a directory was: listing it would fail")
     end = reader.latestOffset(at(space, 0), ReadMaxRows(RANGE_SIZE))
-    assert reader.partitions({"seq": 0}, end)
+    assert reader.partitions(at(space, 0), end)
 
 
 def test_spans_are_clipped_to_what_is_asked() -> None:

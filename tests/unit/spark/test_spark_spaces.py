@@ -492,14 +492,3 @@ def test_planning_by_bytes_looks_at_no_more_files_than_the_batch_has(
     end = reader.latestOffset(begun, reader.getDefaultReadLimit())
     assert end["spaces"][str(space.root)] == {"orders": 10}
     assert len(looked) <= 12
-
-
-def test_an_offset_of_one_queue_as_it_was_written_before_is_gone_on_with(spaces: Path) -> None:
-    query = Query(stream(spaces / "a", consume="keep"), {"seq": 2})
-    (found,) = query.all()
-    assert places(found) == ORDERS[2:5]
-    assert query.offset["spaces"] == {f"{spaces}/a": {"orders": 5}}
-    reader = stream(spaces / "a", consume="keep")
-    assert places(rows(reader, reader.partitions({"seq": 1}, {"seq": 3}))) == ORDERS[1:3]
-    with pytest.raises(InvalidArgument, match="of one queue in one space"):
-        Query(stream(spaces / "*", consume="keep"), {"seq": 2}).batch()

@@ -105,7 +105,7 @@ def receive(
     way is back when its lease has ended."""
     count, lease_s, limit_s = checked_count(max_messages), checked_lease_s(lease_s), check_seconds("wait_s", wait_s)
     options = {"max_messages": count, "lease_s": lease_s, "wait_s": limit_s}
-    if count > 1 and self.space["protocol"] > 2:
+    if count > 1:
         leases, columns = self.call("receive", queue, options | {"columns": True}, waits_s=limit_s)
         found: list[tuple[bytes, Message]] = [*zip(ids_in(leases), wire.messages_of(queue, columns), strict=True)]
     else:

@@ -131,14 +131,10 @@ def enqueue_many(
     made = adding.complete(ids, len(bodies))
     if each:
         sizes = [*map(add, sizes, adding.sizes_of(queue, each))]
-        if self.space["protocol"] < 4:
-            rows = zip(bodies, each, made, strict=True)
-            return [self._ask("enqueue", queue, body, {**more, "message_id": one}) for body, more, one in rows]
     is_asked = ids is not None or checked.dedup_key is not None or "dedup_key" in chain.from_iterable(each)
     is_asked |= self._branch.is_marked
     for page in _pages(sizes, min(PAGE_BYTES, self.space["max_body_bytes"])):
-        some = b"".join(made[page]) if self.space["protocol"] > 2 else made[page]
-        call = "enqueue_many", queue, some, bodies[page], options, *([each[page]] if each else ())
+        call = "enqueue_many", queue, b"".join(made[page]), bodies[page], options, *([each[page]] if each else ())
         if is_asked:
             made[page] = self._ask(*call)
         else:
@@ -197,8 +193,6 @@ def _(self: Link, queue: str, found: Sequence[Message]) -> list[bool]:
     self._check_size(max([len(message.body) for message in found], default=0))
     each = [repacked(queue, message.properties) for message in found]
     rows = [(one.message_id, property_map(more), one.body) for one, (more, _) in zip(found, each, strict=True)]
-    if self.space["protocol"] < 4:
-        return [self._ask("restore", queue, *row) for row in rows]
     added: list[bool] = []
     sizes = [len(one.body) + len(packed) for one, (_, packed) in zip(found, each, strict=True)]
     for page in _pages(sizes, min(PAGE_BYTES, self.space["max_body_bytes"])):
@@ -297,7 +291,7 @@ def take_each(
 def dequeue_many(self: Link, queue: str, count: int, *, wait_s: float | None = 0.0) -> list[Message]:
     self._check_working()
     found: list[Message] = []
-    more, limit_s, in_columns = True, check_seconds("wait_s", wait_s), count > 1 and self.space["protocol"] > 2
+    more, limit_s, in_columns = True, check_seconds("wait_s", wait_s), count > 1
     while more and len(found) < count:
         waits_s = 0.0 if found else limit_s
         options = {"wait_s": waits_s} | ({"columns": True} if in_columns else {})

@@ -29,7 +29,6 @@ from xaqueue.rpc.client.branch import DEFERRED_BYTES, WORK_BYTES, Ahead, RemoteB
 from xaqueue.rpc.client.sockets import ClientSocket, Refused, Request
 from xaqueue.rpc.credentials import is_refusal
 from xaqueue.rpc.wire import enqueue_of
-from xaqueue.xa import Flag
 from xaqueue.xid import LOCAL_FORMAT_ID, Xid
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.25
@@ -87,8 +86,6 @@ class Link:
         self.queues = set[str]()
         """Names with which nothing is wrong that keeps them from being sent."""
         self.max_body_bytes = 0
-        self.takes_work = False
-        """It knows ``work``, and ``return``; an older one takes each call in a frame of its own."""
         self._connect()
 
     def call(self, method: str, *params: Any, waits_s: float = 0.0) -> Any:
@@ -177,9 +174,6 @@ class Link:
 
     def _work(self, branch: RemoteBranch, *last: Any) -> Any:
         """What is deferred and this, in one frame. last: a dequeue's queue; or, behind its end, how the branch ends."""
-        if not self.takes_work:
-            endings = {"prepare": (branch.xid,), "commit": (branch.xid, Flag.ONEPHASE)}
-            return self._ask(last[0], *endings[last[0]]) if branch.ends else self._ask("dequeue", *last)
         try:
             work: Any
             work, branch.deferred = branch.deferred, None
@@ -369,7 +363,7 @@ class Link:
                 known = {"protocol": wire.PROTOCOL, "session": key, "instead_of": self._key}
                 said = self._request("hello", [{**known, **self._hello()}])
                 self._check_space(said)
-                self.space, self.takes_work = said, said["protocol"] > 1
+                self.space = said
                 self.queues, self.max_body_bytes = set(said["queues"]), said["max_body_bytes"]
             except (ConnectionLost, ResourceFailed) as error:  # not there, or it takes no sessions now
                 self._lose(error)

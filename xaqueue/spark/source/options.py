@@ -123,11 +123,9 @@ class SourceOptions:
         return self.consume in (DELETE, ARCHIVE)
 
     @property
-    def alone(self) -> tuple[str, str] | None:
-        """Path and queue, where there is one of each and can never be another."""
-        if len(self.paths) == len(self.queues) == 1 and not self.has_pattern and not is_pattern(self.paths[0]):
-            return self.paths[0], self.queues[0]
-        return None
+    def is_alone(self) -> bool:
+        """It names one queue of one space, and there can never be another."""
+        return len(self.paths) == len(self.queues) == 1 and not self.has_pattern and not is_pattern(self.paths[0])
 
     def server_of(self, path: str) -> str | None:
         """The URL that was given for the space. Raises InvalidArgument for one URL and several spaces."""

@@ -18,8 +18,7 @@ A stream's offset says of each queue of each space how far it was read, and whos
 restored from an older copy, in which the same numbers are given to other messages.
 ``first`` is where those queues began that are read for the first time in the batch that ends here: what a new query
 answers as its initial offset is not in the checkpoint, and may be another after a crash. Spark sees that there is
-nothing new by the very same text, so an offset that stays is given back as it came. ``{"seq": N}`` was written when a
-stream had one queue of one space and belonged to nobody.
+nothing new by the very same text, so an offset that stays is given back as it came.
 """
 
 from __future__ import annotations
@@ -142,7 +141,7 @@ class StreamOffsets:
     """What a stream's offset says; the fields are those of its text."""
 
     stream: str
-    """Empty: read by a version that did not reserve what it read."""
+    """Empty where nobody said."""
     spaces: Numbers
     ids: Mapping[str, str] = field(default_factory=dict)
     """The beginnings of the spaces' ids, as far as they are known."""
@@ -196,18 +195,8 @@ def merged(one: Numbers, other: Numbers) -> dict[str, dict[str, int]]:
     return both
 
 
-def read(document: Mapping[str, Any], alone: tuple[str, str] | None) -> StreamOffsets:
-    """``alone``: path and queue of a stream that has one. Raises InvalidArgument."""
-    if "spaces" in document:
-        known = {name: document[name] for name in StreamOffsets.__slots__ if name in document}
-        return StreamOffsets(**known)
-    if "seq" in document and alone is not None:
-        path, queue = alone
-        return StreamOffsets("", {path: {queue: int(document["seq"])}})
-    raise InvalidArgument(
-        f"the checkpoint's offset {str(document)[:80]} is of one queue in one space: go on with just that path and "
-        "queue until a batch was read, and name more after that"
-    )
+def read(document: Mapping[str, Any]) -> StreamOffsets:
+    return StreamOffsets(**{name: document[name] for name in StreamOffsets.__slots__ if name in document})
 
 
 def between(start: StreamOffsets, end: StreamOffsets) -> Iterator[tuple[str, int, str, int, int]]:

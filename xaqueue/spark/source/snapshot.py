@@ -205,7 +205,7 @@ class Spaces:
         options = self._options
         reasons = "; ".join(list(missing.values())[:NAMED])
         more = f"; and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
-        hint = "" if options.alone else '; option "skipMissingSpaces" lets the other spaces go on without'
+        hint = "" if options.is_alone else '; option "skipMissingSpaces" lets the other spaces go on without'
         if planned:
             hint = (
                 ". This batch was written down with messages of it: bring the space back, or give those messages up "

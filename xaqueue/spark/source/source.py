@@ -100,7 +100,7 @@ class StreamReader(Reader, spark.DataSourceStreamReader, streaming.SupportsTrigg
         Raises QueueReserved for what another stream consumes.
         """
         self._log_once()
-        begun = read(start, self._options.alone)
+        begun = read(start)
         if not self._is_checked:
             check_of(self._options.checkpoint, begun.stream)
             self._is_checked = True
@@ -150,8 +150,8 @@ class StreamReader(Reader, spark.DataSourceStreamReader, streaming.SupportsTrigg
     def partitions(self, start: Document, end: Document) -> list[InputPartition]:
         """The batch that Spark has written down: the same messages, however often it is asked."""
         self._log_once()
-        ended = read(end, self._options.alone)
-        parts = list(between(read(start, self._options.alone), ended))
+        ended = read(end)
+        parts = list(between(read(start), ended))
         known = nested((path, queue, upto) for path, _, queue, _, upto in parts)
         snapshot = self._spaces.look(known, only_known=True)
         if snapshot.missing and self._options.fails_on_loss:  # a batch without them would lose what they hold
@@ -184,7 +184,7 @@ class StreamReader(Reader, spark.DataSourceStreamReader, streaming.SupportsTrigg
 
     def commit(self, end: Document) -> None:
         """Everything up to here is consumed. Spark says so late, or not at all: it holds for all before, too."""
-        self._consume(read(end, self._options.alone))
+        self._consume(read(end))
 
     def _spans(
         self, begun: StreamOffsets, snapshot: SpaceSnapshot
