@@ -34,7 +34,7 @@ from xaqueue.core.model.format import read_format
 from xaqueue.core.recovery.prepared import Verdict
 from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.endpoint import is_url
-from xaqueue.errors import DecisionLogError, InvalidArgument
+from xaqueue.errors import DecisionLogError, InvalidArgument, OperationalError
 from xaqueue.offline.inspect_branches import InDoubt, in_doubt_in
 from xaqueue.offline.redo_view import look_into
 from xaqueue.rpc.client.reach import served_at
@@ -132,7 +132,7 @@ def _asked(config: TmConfig, text: str) -> tuple[str, _LogReport, list[Participa
     if gtrid is not None:
         try:
             log = _decisions(config, [gtrid])[gtrid]
-        except (DecisionLogError, OSError) as error:
+        except (OperationalError, OSError) as error:
             log = _LogReport(LogStatus.UNREAD, str(error))
     found: list[ParticipantReport] = []
     for each, said in answers(config, lambda one: list(_reports(config, one, name, look(one)))).items():

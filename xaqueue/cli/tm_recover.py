@@ -6,7 +6,7 @@ finishes what ended nodes of a database have left is no node there, and leaves n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -203,22 +203,20 @@ def _say(place: str, report: ScanReport) -> None:
 
 def forget(config: TmConfig, text: str, reason: str, *, asks: bool) -> None:
     """Ends the memory of a transaction's heuristics: where they are noted, and at the participants that are known."""
-    gtrid, noted = (
-        _forgotten_in_log(config, text, reason, asks=asks)
-        if config.database is None
-        else (_forgotten_in_database(config, config.database, text, asks=asks))
-    )
-    recorded = f", recorded in {OPERATOR_LOG}" if config.database is None else ""
-    typer.echo(f"transaction {gtrid}: its heuristics are forgotten{recorded}")
-    if not (config.queues if config.database is not None else config.participants):
+    if config.database is not None:
+        gtrid, noted = _forgotten_in_database(config, config.database, text, asks=asks)
+        typer.echo(f"transaction {gtrid}: its heuristics are forgotten")
+        known, way = bool(config.queues), f"behind {gtrid}"
+    else:
+        gtrid, noted = _forgotten_in_log(config, text, reason, asks=asks)
+        typer.echo(f"transaction {gtrid}: its heuristics are forgotten, recorded in {OPERATOR_LOG}")
+        known, way = bool(config.participants), f"in a {PARTICIPANTS}"
+    if not known:
         names = " and ".join(one.participant for one in noted)
-        way = f"behind {gtrid}" if config.database is not None else f"in a {PARTICIPANTS}"
-        typer.echo(
-            f"{names} was not told, and tells of it again: name its space {way}, and this command forgets it there, too"
-        )
+        typer.echo(f"{names} was not told, and tells of it again: name its space {way}, which forgets it, too")
 
 
-def _noted(found: Sequence[Heuristic], gtrid: Gtrid, *, asks: bool) -> list[Heuristic]:
+def _noted(found: Iterable[Heuristic], gtrid: Gtrid, *, asks: bool) -> list[Heuristic]:
     """Those of this transaction, which are to be forgotten. Raises UnknownXid."""
     noted = [one for one in found if one.gtrid == bytes(gtrid)]
     if not noted:
@@ -226,9 +224,8 @@ def _noted(found: Sequence[Heuristic], gtrid: Gtrid, *, asks: bool) -> list[Heur
             f"transaction {gtrid} has no heuristics here, and only those are forgotten: `xaqueue tm status` has them"
         )
     if asks:
-        agreed(
-            f"forget of transaction {gtrid} that {', '.join(f'{h.participant} was {h.outcome.value}' for h in noted)}?"
-        )
+        outcomes = ", ".join(f"{one.participant} was {one.outcome.value}" for one in noted)
+        agreed(f"forget of transaction {gtrid} that {outcomes}?")
     return noted
 
 
@@ -241,7 +238,7 @@ def _forgotten_in_log(config: TmConfig, text: str, reason: str, *, asks: bool) -
             f"{log.root} is in use: stop its transaction manager first, or call its forget({str(gtrid)!r})"
         )
     check_here(config)
-    noted, at_us = _noted(list(log.table.heuristics.values()), gtrid, asks=asks), wall_clock()
+    noted, at_us = _noted(log.table.heuristics.values(), gtrid, asks=asks), wall_clock()
     with (
         closing(DirectoryFileSystem(log.root)) as fs,
         opened(config, log.root) if config.participants else closing(open_log(log.root)) as owned,

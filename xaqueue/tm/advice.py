@@ -34,7 +34,7 @@ class LogStatus(Enum):
     FOREIGN = "the transaction was begun by another node"
     OTHER = "another product's transaction manager has begun it, and its log has the decision"
     OLDER = "the transaction is of a later boot: the log is an old copy"
-    UNREAD = "the log cannot be read"
+    UNREAD = "what is decided cannot be read"
 
 
 class ParticipantStatus(Enum):

@@ -158,6 +158,10 @@ def test_a_branch_is_told_of_whose_node_is_gone(shop: Shop, tmp_path: Path) -> N
     shop.execute("delete from xaqueue_ended")
     assert "does not know of it" in says(shop, shop.dsn)
     assert advised(shop, ExitCode.NOTHING)["log"]["says"] == "lost"
+    shop.path.rename(tmp_path / "away.db")
+    config = shop.path.with_name("service.toml")
+    told = json.loads(run("indoubt", "advise", gtrid_of(shop), "--tm", config, "--json", code=ExitCode.NOTHING))
+    assert (told["log"]["says"], told["in_doubt"]) == ("unread", ["queue"])
     told = fails("indoubt", "list", "--ask", tmp_path / "none", "--space", shop.space, code=ExitCode.USAGE)
     assert "cannot be read" in told
 
