@@ -11,9 +11,14 @@ import pytest
 import xaqueue
 from support.doubtful import bodies, fails, run
 from support.tm_left import Left, leave
+from xaqueue.cli import advise
 from xaqueue.cli.exit_codes import ExitCode
+from xaqueue.cli.tm_config import named
 from xaqueue.core.engine.heuristics import decide
+from xaqueue.core.storage.directory_fs import DirectoryFileSystem
 from xaqueue.features.session import attach
+from xaqueue.tm.advice import LogStatus
+from xaqueue.tm.gtrid import Gtrid
 from xaqueue.tm.log_directory import OPERATOR_LOG
 
 
@@ -61,6 +66,21 @@ def test_what_is_not_over_is_shown(decided: Left) -> None:
     assert (one["gtrid"], one["node"], one["state"]) == (decided.gtrid, decided.node, "committing")
     assert (one["epoch"], one["counter"]) == (1, 1)
     assert (one["participants"], one["outstanding"]) == (["ledger", "queue"], ["ledger", "queue"])
+
+
+def test_a_log_is_hardened_once_whatever_is_asked_of_it(decided: Left, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced, sync = list[str](), DirectoryFileSystem.sync_data
+
+    def count(fs: DirectoryFileSystem, path: str) -> None:
+        synced.append(path)
+        sync(fs, path)
+
+    monkeypatch.setattr(DirectoryFileSystem, "sync_data", count)
+    gtrid = Gtrid.parse(decided.gtrid)
+    assert gtrid is not None
+    assert advise._decisions(named(str(decided.log)), [gtrid] * 3)[gtrid].status is LogStatus.COMMIT
+    assert synced
+    assert len(synced) == len(set(synced))
 
 
 @pytest.mark.parametrize("form", [str, lambda xid: f"prepared/{xid}.000"])

@@ -223,7 +223,10 @@ def _decisions(config: TmConfig, gtrids: Collection[Gtrid]) -> dict[Gtrid, _LogR
     """What stands of each where the decisions are kept. Raises DecisionLogError, OSError, OperationalError."""
     if config.database is None:
         logs = view_logs(config.log_dir)
-        return {gtrid: _of_log(of_node(logs, gtrid.node), gtrid) for gtrid in gtrids}
+        seen = {gtrid: of_node(logs, gtrid.node) for gtrid in gtrids}
+        for root in {log.root for gtrid, log in seen.items() if log.table.decision_on(bytes(gtrid)) is not None}:
+            _harden(root)
+        return {gtrid: _of_log(log, gtrid) for gtrid, log in seen.items()}
     with tables_of(config.database, to_look=True) as (connection, tables):
         now_us = tables.clock_us(connection)
         states = {one.node: state_of(one, now_us) for one in tables.all(connection)}
@@ -237,8 +240,6 @@ def of_node(logs: Sequence[LogView], node: str) -> LogView:
 
 def _of_log(seen: LogView, gtrid: Gtrid) -> _LogReport:
     name, status = bytes(gtrid), seen.status(gtrid)
-    if seen.table.decision_on(name) is not None:
-        _harden(seen.root)
     rows = [one for one in seen.open if one.gtrid == name]
     named = dict.fromkeys(each for one in rows for each in (*one.participants, one.last_resource) if each is not None)
     noted = {

@@ -80,7 +80,7 @@ def named(text: str, queues: Sequence[str] = ()) -> TmConfig:
     config = TmConfig(Path(), {"db": database}, decides="db") if database is not None else load(Path(text))
     if queues and config.decides is None:
         raise InvalidArgument("queues are named behind a DSN: those of a log are in its participants.toml")
-    more = {one.address: one for each in queues for one in _places(each)}
+    more = {f"{one.kind} {one.address}": one for each in queues for one in _places(each)}  # nobody has such a name
     return replace(config, participants={**config.participants, **more})
 
 

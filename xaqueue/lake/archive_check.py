@@ -67,5 +67,6 @@ def _wrong_with(tables: Tables, file: TableFile) -> str:
 def write_report(findings: Sequence[Finding], report: Path) -> None:
     """In CSV or Parquet, as the ending says."""
     names = "space", "severity", "path", "problem"
-    columns = {name: pa.array([str(getattr(one, name)) for one in findings], pa.string()) for name in names}
+    rows = [[str(getattr(one, name)).encode("utf-8", "backslashreplace") for one in findings] for name in names]
+    columns = {name: pa.array(row, pa.string()) for name, row in zip(names, rows, strict=True)}
     (csv.write_csv if report.suffix == ".csv" else pq.write_table)(pa.table(columns), report)

@@ -186,22 +186,23 @@ def verify(
     todo = [share for space in spaces for share in shares(space)]
     findings, summary = list[Finding](), Summary(len(spaces), queues_of(spaces))
     with _temporary() as seen:
-        seen.execute("create table messages (id blob, space text, queue text, seq integer)")
+        seen.execute("create table messages (id blob, space blob, queue text, seq integer)")
         for done, (share, examined) in enumerate(zip(todo, _examined(todo, processes), strict=True), 1):
             findings += examined.findings
             for queue, found in examined.messages.items():
                 summary.messages += len(found)
-                rows = ((message_id, share.space, queue, seq) for seq, message_id in found)
+                rows = ((message_id, os.fsencode(share.space), queue, seq) for seq, message_id in found)
                 seen.executemany("insert into messages values (?, ?, ?, ?)", rows)
             progress(done, len(todo))
         highest: dict[str, dict[str, int]] = {}
         for space, queue, seq in seen.execute("select space, queue, max(seq) from messages group by space, queue"):
-            highest.setdefault(space, {})[queue] = seq
+            highest.setdefault(os.fsdecode(space), {})[queue] = seq
         findings += check_numbers(todo, highest)
         twice = "select id from messages group by id having count(*) > 1"
         repeated = seen.execute(f"select * from messages where id in ({twice}) order by id")
         for message_id, places in groupby(repeated, itemgetter(0)):
-            findings += duplicates(message_id, (MessagePlace(*place) for _, *place in places))
+            there = (MessagePlace(os.fsdecode(space), queue, seq) for _, space, queue, seq in places)
+            findings += duplicates(message_id, there)
     summary.add(findings)
     return summary, findings
 

@@ -226,6 +226,21 @@ def test_a_decision_waits_for_a_queue_that_is_not_named(shop: Shop, tmp_path: Pa
     assert shop.messages == 1
 
 
+@pytest.mark.parametrize("named", ["dsn", "configuration"])
+def test_a_queue_s_directory_may_have_the_name_of_a_participant(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    shop.die_at("committed-last")
+    shop.be_silent()
+    shop.space.rename(tmp_path / "db")
+    shop.space = tmp_path / "db"
+    config = tmp_path / "tm.toml"
+    config.write_text(f'decides = "db"\n[participants.db]\nkind = "sqlite"\npath = "{shop.path}"\n')
+    monkeypatch.chdir(tmp_path)
+    assert "0 transactions left" in run("tm", "recover", shop.dsn if named == "dsn" else config, "db")
+    assert shop.messages == 1
+
+
 def test_a_queue_that_is_not_reached(shop: Shop, tmp_path: Path) -> None:
     shop.die_at("committed-last")
     told = run("tm", "recover", shop.dsn, shop.space, tmp_path / "none", code=ExitCode.NOTHING)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sqlite3
 import tracemalloc
@@ -114,6 +115,19 @@ def test_an_id_in_two_spaces_or_queues_or_twice_in_a_queue(spaces: list[Fabricat
             f"has the message id of {place(one, 'orders', 4_100)} in {one.root}",
         ),
     ]
+
+
+def test_a_directory_whose_name_is_no_utf_8(cli: CliRunner, spaces: list[FabricatedSpace], tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    spaces[1].put("orders", 4_100)
+    odd = Path(os.fsdecode(bytes(tmp_path) + b"/t\xffo"))
+    spaces[1].root.rename(odd)
+    _, found = verify([str(spaces[0].root), str(odd)], 1)
+    assert [told.space for told in found if told.severity != "leftover"] == [str(odd)]
+    report = tmp_path / "found.parquet"
+    done = cli.invoke(app, ["verify", "--space", f"{tmp_path}/*", "--cores", "1", "--report", str(report)])
+    assert (done.exit_code, report.exists()) == (1, True), done.output
+    assert "t\\udcffo" in done.output
 
 
 def test_a_duplicate_that_is_gone_does_not_count(spaces: list[FabricatedSpace]) -> None:
