@@ -56,7 +56,7 @@ WHOLE_ONLY = (
     "tests/process/test_formats.py::test_a_decision_in_tables_of_then",
 )
 """In no sample: they take a minute or two, and test_spark_far, the unit tests of the lake's ingest and test_formats are
-in it; Java's wants packages that few have; a decision in SQLite's tables is in it."""
+in it; so is Java where nobody is killed; a decision in SQLite's tables is in it."""
 SAMPLE = "XAQUEUE_TESTS_SAMPLE"
 """1: a sample also where there is a path, as before each commit. 0: none."""
 STARTED: WeakSet[subprocess.Popen[bytes]] = WeakSet()

@@ -132,6 +132,19 @@ def test_rows_are_messages_whoever_is_killed(tmp_path: Path, classes: str, postg
     assert rows == messages
 
 
+def test_rows_are_messages(tmp_path: Path, classes: str, postgres: tuple[str, str]) -> None:
+    """For a second, and nobody is killed."""
+    dsn, url = postgres
+    scene = Scene(tmp_path, classes, url)
+    try:
+        with scene.orders(1) as program:
+            assert program.wait(60.0) == 0
+        rows, messages = scene.left(dsn)
+    finally:
+        scene.end_server()
+    assert rows == messages != []
+
+
 def _more(own: psycopg.Connection) -> Callable[[], bool]:
     """Whether orders were taken since."""
 
