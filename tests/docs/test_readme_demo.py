@@ -13,6 +13,7 @@ import pytest
 
 from support import ROOT
 from support.doubtful import RUN
+from support.patience import eventually
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.errors import InvalidArgument
 from xaqueue.tools.demo import flights
@@ -47,17 +48,35 @@ def test_a_small_run_passes(spark: SparkSession, tmp_path: Path) -> None:
         flights.run(3000, directory, lines.append, chart=chart)
 
 
-def test_ctrl_c_ends_it_with_a_line(tmp_path: Path) -> None:
-    """Behind Spark's start, which brings a handler of its own: that prints two stacks, of Python and of Java."""
+def javas_of(session: int) -> list[str]:
+    found = (path for path in Path("/proc").glob("[0-9]*/comm") if ours(path, session))
+    return [path.parent.name for path in found]
+
+
+def ours(path: Path, session: int) -> bool:
+    try:
+        return os.getsid(int(path.parent.name)) == session and path.read_text() == "java\n"
+    except OSError:  # gone meanwhile
+        return False
+
+
+@pytest.mark.parametrize("when", ["while Java starts", "behind Spark's start"])
+def test_ctrl_c_ends_it_with_a_line(when: str, tmp_path: Path) -> None:
+    """Spark brings a handler of its own, which prints two stacks; Java hears no Ctrl-C, and stayed behind."""
     words = [*RUN, "demo", "--flights", "300"]
     unbuffered, pipe = os.environ | {"PYTHONUNBUFFERED": "1"}, subprocess.PIPE
     with subprocess.Popen(
         words, cwd=tmp_path, env=unbuffered, text=True, start_new_session=True, stdout=pipe, stderr=pipe
     ) as demo:
         assert demo.stdout is not None
-        assert any(line.startswith("Spark's start") for line in demo.stdout)
+        if when == "while Java starts":
+            eventually(lambda: bool(javas_of(demo.pid)))
+        else:
+            assert any(line.startswith("Spark's start") for line in demo.stdout)
         os.killpg(demo.pid, signal.SIGINT)
         _, said = demo.communicate(timeout=120)
     assert demo.returncode == ExitCode.INTERRUPTED
     assert "Traceback" not in said, said
-    assert said.endswith("\nxaqueue: interrupted, before the demo had made its check\n")
+    assert said.endswith("xaqueue: interrupted, before the demo had made its check\n")
+    assert "Exception" not in said, said
+    eventually(lambda: not javas_of(demo.pid))

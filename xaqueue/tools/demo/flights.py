@@ -108,8 +108,14 @@ def _run(place: Path, flights: int, chart: Path, report: Report) -> bool:
         times = send_under_fire(place, flights, size, report)
     with _timed("Spark's start", report):
         options: dict[str, Any] = {"spark.sql.warehouse.dir": str(place / "warehouse")}
-        spark = session("xaqueue demo", **options)
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # Spark's own asks Java amid another question
+        asked: list[int] = []
+        signal.signal(signal.SIGINT, lambda number, _: asked.append(number))  # Java would be left: it hears no Ctrl-C
+        try:
+            spark = session("xaqueue demo", **options)
+        finally:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # Spark's own asks Java amid another question
+        if asked:
+            raise KeyboardInterrupt
         logging.getLogger().addFilter(lambda record: "while sending command" not in str(record.msg))  # py4j, of Ctrl-C
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
     with _timed("stream to Parquet", report):
