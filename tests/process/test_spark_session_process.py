@@ -82,7 +82,7 @@ def test_without_pyspark_the_import_says_what_to_install(missing: str) -> None:
     code = f"import sys; sys.modules[{missing!r}] = None; import xaqueue.spark"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert f'{missing} is missing: pip install "xaqueue[spark]"' in done.stderr
+    assert f"{missing} is missing: pip install 'xaqueue[spark]'" in done.stderr
 
 
 @pytest.fixture

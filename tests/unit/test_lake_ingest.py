@@ -801,7 +801,7 @@ def test_a_format_that_is_not_installed_is_named(
     monkeypatch.setitem(sys.modules, "deltalake", None)
     words = ["ingest", "flights", target(lake, "delta"), "--to", "delta", "--space", str(space.root)]
     said = CliRunner().invoke(app, words)
-    assert (said.exit_code, 'pip install "xaqueue[lake]"' in said.stderr) == (4, True)
+    assert (said.exit_code, "pip install 'xaqueue[lake]'" in said.stderr) == (4, True)
 
 
 @pytest.mark.parametrize(("number", "words"), [(signal.SIGTERM, []), (signal.SIGINT, ["--once"])])

@@ -44,7 +44,7 @@ def test_a_link_on_path_leads_to_the_home_that_java_names(environ: dict[str, str
 
 
 def test_without_any_the_error_says_what_to_install(environ: dict[str, str], tmp_path: Path) -> None:
-    with pytest.raises(OperationalError, match=r'pip install "xaqueue\[java\]"'):
+    with pytest.raises(OperationalError, match=r"pip install 'xaqueue\[java\]'"):
         java.java_home(environ)
     environ["JAVA_HOME"] = str(fake_java(tmp_path / "old", "11.0.2"))
     with pytest.raises(OperationalError, match=r"old/bin/java: is Java 11"):
