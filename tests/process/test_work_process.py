@@ -19,6 +19,7 @@ from support.contract_connection import PATIENCE_S, bodies, put
 from support.doubtful import RUN, fails, run
 from support.patience import eventually
 from support.served import ServerThread
+from xaqueue.cli import location
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.message import EnqueueOptions
@@ -289,6 +290,23 @@ def test_within_a_space_it_says_where_it_was(space: Path, to: tuple[str, ...]) -
         (back,) = connection.browse("orders")
         assert (back.message_id, back.properties.expires_at) == (message_id, found.properties.expires_at)
     assert not list(space.parent.glob("*forward*"))
+
+
+@pytest.mark.parametrize("to", [("quick",), ("./other", "--queue", "quick")])
+def test_what_would_go_with_the_command_stays_where_the_server_goes_meanwhile(
+    space: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: tuple[str, ...]
+) -> None:
+    """EMS-21. The command opens the directory itself then."""
+    for place in (space, tmp_path / "other"):
+        xaqueue.connect(place, create=True).close()
+        run("define", "quick", "persistent=false", "--space", place)
+    fill(space, b"kept")
+    urls = iter(["xaqs://goes.just.then"])
+    monkeypatch.setattr(location, "served_at", lambda _: next(urls, ""))
+    told = fails("forward", "orders", "--to", *to, "--until-empty", "--space", space, code=ExitCode.USAGE)
+    assert "queue quick is not persistent, and no server has" in told
+    assert next(urls, "") == "", "it was there as the command began"
+    assert left(space) == [b"kept"]
 
 
 def test_a_message_that_is_there_already_is_told_and_holds_up_no_other(space: Path, tmp_path: Path) -> None:

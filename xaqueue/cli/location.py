@@ -193,6 +193,11 @@ def connected(location: Location, *, watch: bool = False) -> Iterator[Connection
         yield connection
 
 
+def space_of(connection: Connection) -> Space:
+    """Of one that is embedded: this process has it open."""
+    return cast("Session", connection._manager).space  # noqa: SLF001
+
+
 class _Checked(Connection):
     """Where the command has the space open itself, what it commits is there behind it, or refused."""
 
@@ -200,7 +205,7 @@ class _Checked(Connection):
 
     def commit(self) -> None:
         if self.is_embedded:
-            _check_all(self.location, cast("Session", self._manager).space)
+            _check_all(self.location, space_of(self))
         super().commit()
 
 

@@ -15,7 +15,7 @@ import typer
 
 from xaqueue.cli import output
 from xaqueue.cli.exit_codes import ExitCode, complain
-from xaqueue.cli.location import Location, SpaceOption, check_stays, location_of
+from xaqueue.cli.location import Location, SpaceOption, check_stays, location_of, space_of
 from xaqueue.cli.log_output import LogFormatOption, LogLevelOption
 from xaqueue.cli.messages import QueueArgument
 from xaqueue.core.model.format import read_format
@@ -26,6 +26,8 @@ from xaqueue.message import Message, check_queue_name
 
 if TYPE_CHECKING:
     from xaqueue.cli.tm_config import TmConfig
+    from xaqueue.connection import Connection
+    from xaqueue.core.model.definitions import Definitions
     from xaqueue.work.loop import Loop
 
 UntilEmptyOption = Annotated[
@@ -109,28 +111,30 @@ def forward(
         target = Location(url=to) if is_url(to) else Location(directory=to)
     text = f"queue {queue} of {source} goes to queue {to_queue or queue}"
     to_queue = to_queue or queue
-    if target.place == source.place:
-        _check_lasts(target, to_queue)
-        _run(Forwarder(str(source), queue, to_queue, until_empty=until_empty), text, "forwarded")
-        return
-    config = _config(source, target, log, queue)
-    _check_lasts(target, to_queue)
-    with tm_config.opened(config) as manager:
-        forwarder = Forwarder(SOURCE, queue, to_queue, tm=manager, until_empty=until_empty)
+    with ExitStack() as stack:
+        if target.place == source.place:
+            forwarder = Forwarder(str(source), queue, to_queue, until_empty=until_empty)
+        else:
+            text += f" of {target}"
+            manager = stack.enter_context(tm_config.opened(_config(source, target, log, queue)))
+            forwarder = Forwarder(SOURCE, queue, to_queue, tm=manager, until_empty=until_empty)
+        if target.directory:
+            _check_lasts(target, to_queue, usable_definitions(target.directory)[0])
         forwarder.check = partial(_check_each, target, to_queue)
-        _run(forwarder, f"{text} of {target}", "forwarded")
+        _run(forwarder, text, "forwarded")
 
 
-def _check_lasts(target: Location, queue: str) -> None:
+def _check_lasts(target: Location, queue: str, definitions: Definitions, found: Sequence[Message] = ()) -> None:
     """What comes into this queue is there behind this command. Raises InvalidArgument."""
-    definition = usable_definitions(target.directory)[0].of(queue) if target.directory else None
-    if definition is not None and not definition.persistent:
-        check_stays(target, queue, is_tagged=False)
+    definition, is_tagged = definitions.of(queue), not all(message.persistent for message in found)
+    if is_tagged or (definition is not None and not definition.persistent):
+        check_stays(target, queue, is_tagged=is_tagged)
 
 
-def _check_each(target: Location, queue: str, found: Sequence[Message]) -> None:
-    if not all(message.persistent for message in found):
-        check_stays(target, queue, is_tagged=True)
+def _check_each(target: Location, queue: str, connection: Connection, found: Sequence[Message]) -> None:
+    """Of each message: a server may go, behind which this command has the directory itself."""
+    if connection.is_embedded:
+        _check_lasts(target, queue, space_of(connection).definitions, found)
 
 
 def _run(loop: Loop, text: str, done: str) -> None:

@@ -43,8 +43,8 @@ class Forwarder(Loop):
         if tm is None and queue == to:
             raise InvalidArgument(f"queue {to} is where the messages are: name another, or another space")
         self._size = BATCH
-        self.check: Callable[[Sequence[Message]], object] = lambda _: None
-        """Of what it has taken. What that raises ends it, where no message was taken before."""
+        self.check: Callable[[Connection, Sequence[Message]], object] = lambda *_: None
+        """Of where it goes, and what it has taken. What that raises ends it, where no message was taken before."""
 
     def _run_once(self, connection: Connection | None) -> RunOutcome:
         taken: list[Message] = []
@@ -52,7 +52,7 @@ class Forwarder(Loop):
             with self._begun(connection, SOURCE, TARGET) as (_, (source, target)):
                 target.enqueue_many(self._to, [])  # a queue that is not there costs no message a try,
                 target.flush()  # and neither does a target that is gone already
-                self._take(source, taken)
+                self._take(source, target, taken)
                 target.enqueue_many(self._to, [(message.body, self._options(message)) for message in taken])
         except Exception as error:
             if not taken or isinstance(error, UnknownQueue | AccessDenied):
@@ -65,11 +65,11 @@ class Forwarder(Loop):
         self._size = min(2 * self._size, BATCH)
         return self._succeeded(len(taken)) if taken else RunOutcome.EMPTY
 
-    def _take(self, source: Connection, taken: list[Message]) -> None:
+    def _take(self, source: Connection, target: Connection, taken: list[Message]) -> None:
         size_bytes, wait_s = 0, self._wait_s
         while len(taken) < self._size and size_bytes < BATCH_BYTES:
             found = source.dequeue_many(self._queue, min(PIECE, self._size - len(taken)), wait_s=wait_s)
-            self.check(found)
+            self.check(target, found)
             taken += found
             if len(found) < PIECE:
                 return
