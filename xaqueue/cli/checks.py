@@ -156,6 +156,10 @@ def _check_report(report: Path) -> None:
         raise InvalidArgument(f"report {str(report)!r} is refused: a name that ends in .parquet or .csv is wanted")
     if report.exists():
         raise InvalidArgument(f"report {str(report)!r} is there already: name another, or remove it")
+    if not os.access(report.parent, os.W_OK | os.X_OK):  # else that is said when all was read
+        raise InvalidArgument(
+            f"report {str(report)!r} cannot be written: {str(report.parent)!r} is no directory to write into"
+        )
     with extra_there("lake"):
         import xaqueue.lake.archive_check  # noqa: F401
 

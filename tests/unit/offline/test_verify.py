@@ -235,7 +235,11 @@ def test_a_report(cli: CliRunner, spaces: list[FabricatedSpace], tmp_path: Path,
     rows = [tuple(row.values()) for row in dataset.dataset(report, format=ending).to_table().to_pylist()]
     assert rows == [(one.space, one.severity.value, one.path, one.problem) for one in worst_first(findings)]
     assert [severity for _, severity, *_ in rows[:2]] == ["damage", "duplicate"]
-    for again, why in ((report, "is there already"), (tmp_path / "found.txt", "ends in .parquet or .csv")):
+    for again, why in (
+        (report, "is there already"),
+        (tmp_path / "found.txt", "ends in .parquet or .csv"),
+        (tmp_path / "none" / report.name, "cannot be written"),
+    ):
         done = cli.invoke(app, [*words[:-1], str(again)])
         assert (done.exit_code, why in done.output.replace("\n", " ")) == (2, True), done.output
 
