@@ -71,8 +71,7 @@ class History:
             if record.lsn >= limit:
                 break
             is_own = record.kind >= TIME
-            belongs = good.epoch >= self._epoch and good.epoch >> EPOCH_BITS == segment.epoch
-            if record.lsn < self._position or not belongs or not (is_own or is_valid(record)):
+            if record.lsn < self._position or not self._belongs(good, segment) or not (is_own or is_valid(record)):
                 continue
             if record.lsn != self._position:
                 if good.first > self._position:  # else a torn round, promised to nobody
@@ -101,6 +100,9 @@ class History:
         later = next((one for one in self._places if one.segment.epoch > segment.epoch), None)
         covered = begin_of(self._fs, later)[0] if later is not None and later.segment.start == segment.end else None
         return sys.maxsize if covered is None else covered
+
+    def _belongs(self, good: Placed, segment: Segment) -> bool:
+        return good.epoch >= self._epoch and good.epoch >> EPOCH_BITS == segment.epoch
 
     def _behind(self, segment: Segment, last: Placed | None) -> Place | None:
         """The segment in which it goes on; None where that was all."""
