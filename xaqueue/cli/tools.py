@@ -90,7 +90,7 @@ def torture(
     seed: Annotated[str | None, typer.Option(help="Of an earlier run, for the same work again.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Kill the engine and take its power in a directory, and say which flags are safe there.
+    """Kill the engine in a directory and take its power, and say which flags are safe.
 
     A process with a scratch space in DIR is killed again and again. Then power is lost at random calls by the rules:
     what was synced is there, of the rest any part. Each time the space is opened again, and must have lost nothing

@@ -292,7 +292,9 @@ def _target(space: Space, queue: Queue, own: str, reason: str) -> str:
     """Where it goes: a failed message may name its own queue for that."""
     if reason == EXPIRED:
         return EXPIRY_QUEUE.of(queue.definition)
-    return own if own and own != queue.name and space.definitions.of(own) else FAILURE_QUEUE.of(queue.definition)
+    named = space.definitions.of(own) if own not in ("", queue.name) else None
+    keeps = named is not None and (named.persistent or not queue.definition.persistent)
+    return own if keeps else FAILURE_QUEUE.of(queue.definition)
 
 
 def _forget(space: Space, branch: Branch) -> None:

@@ -41,6 +41,13 @@ def limit_of(name: str, definition: QueueDefinition) -> int:
 
 def check(definitions: Definitions) -> None:
     for where, queue in definitions.listed():
+        for key in (FAILURE_QUEUE, EXPIRY_QUEUE):
+            other = definitions.of(key.of(queue)) if key.of(queue) else None
+            if other is not None and queue.persistent and not other.persistent:
+                raise InvalidArgument(
+                    f"queues.toml: {where} {key.name} = {key.of(queue)!r}, which has persistent = false: what moves "
+                    "there would be gone with the next owner of the space. Name a queue that is persistent"
+                )
         if MAX_TRIES.name in queue.options and FAILURE_QUEUE.name not in queue.options:
             raise InvalidArgument(
                 f"queues.toml: {where} max_tries needs failure_queue, where a message goes that had so many tries"

@@ -116,7 +116,7 @@ def read(fs: FileSystem, directory: str) -> Manifest:
         fields = document["snapshot"]
         queues = {name: tuple(numbers) for name, numbers in fields["queues"].items()}
         found = Manifest(**{**fields, "queues": queues})
-        _check(found)
+        space = _check(found)
         is_whole = crc32(_canonical(fields)) == document["crc"]
     except FileNotFoundError:
         raise SpaceError(f"{directory or '.'} is no snapshot: it has no {MANIFEST}") from None
@@ -128,11 +128,12 @@ def read(fs: FileSystem, directory: str) -> Manifest:
         raise SpaceError(f"{path} cannot be read ({error.strerror}): use another snapshot") from error
     if not is_whole:
         raise SpaceError(f"{path} is damaged (its checksum is wrong): use another snapshot")
+    format.check_version(space, f"snapshot {found.number}")
     return found
 
 
-def _check(found: Manifest) -> None:
-    """It may have come from elsewhere. Raises ValueError, TypeError, SpaceError for a later format."""
+def _check(found: Manifest) -> format.Format:
+    """What it says of its space. It may have come from elsewhere. Raises ValueError, TypeError."""
     numbers = [found.number, found.taken_at, found.epoch, found.lsn, found.files, found.names, found.journal]
     numbers.append(found.checksums)
     for marks in found.queues.values():
@@ -147,7 +148,7 @@ def _check(found: Manifest) -> None:
     space = format.parse(found.space)
     if space is None:
         raise ValueError("it says no space")
-    format.check_version(space, f"snapshot {found.number}")
+    return space
 
 
 def _canonical(fields: dict[str, Any]) -> bytes:

@@ -117,6 +117,12 @@ def test_an_empty_file_defines_nothing(text: str) -> None:
         ("[queues.a]\nretry_max_s = 'long'\n", "retry_max_s = 'long'"),
         ("[queues.a]\nfailure_queue = 'c'\n[queues.cc]\n", "failure_queue = 'c' is not defined: did you mean 'cc'"),
         ("[queues.a]\nfailure_queue = 'a'\n", "failure_queue is the queue itself"),
+        ("[queues.a]\nfailure_queue = 'b'\n[queues.b]\npersistent = false\n", "'b', which has persistent = false"),
+        ("[queues.a]\nexpiry_queue = 'b'\n[queues.b]\npersistent = false\n", r"\[queues.a\] expiry_queue = 'b', which"),
+        (
+            "[default]\npersistent = false\n[queues.a]\npersistent = true\nfailure_queue = 'b'\n",
+            "Name a queue",
+        ),
         ("[queues.a]\ndedup_window_s = -1\n", r"\[queues.a\] dedup_window_s = -1: seconds from 0 to 31,622,400"),
         ("[queues.a]\ndedup_window_s = true\n", "dedup_window_s = True"),
         ("[default]\ndedup_window_s = '1h'\n", r"\[default\] dedup_window_s = '1h'"),

@@ -276,6 +276,18 @@ def test_dead_and_expired_it_is_what_it_was() -> None:
         assert sorted((one.body, one.persistent) for one in found if one is not None) == [(b"1", False), (b"2", False)]
 
 
+def test_what_is_kept_fails_into_no_queue_whose_messages_go() -> None:
+    """Whoever asks for one gets the queue's own; a queue cannot ask for one."""
+    with MemorySpace(TEXT) as space, space.connect() as connection:
+        connection.enqueue("failing", b"1", failure_queue="quick")
+        connection.commit()
+        assert connection.dequeue("failing") is not None
+        connection.rollback()
+        found = connection.dequeue("dead", wait_s=30)
+        assert found is not None
+        assert found.body == b"1"
+
+
 def test_a_server_s_clients_say_it_too(tmp_path: Path) -> None:
     with xaqueue.connect(tmp_path / "space", create=True) as made:
         made.define("quick", persistent=False)

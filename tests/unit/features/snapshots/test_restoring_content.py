@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import time
 import zlib
@@ -386,3 +387,10 @@ def test_a_copy_that_is_put_back_is_held_by_nobody(root: Path, tmp_path: Path) -
     assert '"is_held": false' in (copied_to / "MANIFEST").read_text()
     shutil.copytree(copied_to, root / "snapshots/9")
     assert CliRunner().invoke(app, ["snapshot", "check", "9", "--space", str(root)]).exit_code == 0
+
+
+def test_a_format_that_a_flipped_bit_makes_later_is_damage(root: Path) -> None:
+    place = root / "snapshots/1/MANIFEST"
+    place.write_text(re.sub("xaqueue [0-9] ", "xaqueue 9 ", place.read_text()))
+    with pytest.raises(SpaceError, match="is damaged"):
+        manifest.read(DirectoryFileSystem(place.parent), "")
