@@ -163,7 +163,7 @@ def parse(text: str) -> Definitions:
         raise InvalidArgument(f"queues.toml is no TOML: {error}") from None
     known = options.everything()
     tables = {table.name: table for table in known.tables}
-    only(document, "queues.toml", ("space", "default", "queues", *tables))
+    only(document, "the top level", ("space", "default", "queues", *tables))
     space = values(table_of(document, "space"), "[space]", known.space)
     queues = {
         check_queue_name(name): _definition(f"[queues.{name}]", table, known.queue)

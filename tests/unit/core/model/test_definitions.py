@@ -67,7 +67,7 @@ def test_an_empty_file_defines_nothing(text: str) -> None:
     [
         ("[queues", "no TOML"),
         ("[queue.orders]", "does not take 'queue': did you mean 'queues'"),
-        ("[limits]\n", "does not take 'limits'. It takes space, default, queues, topics, access"),
+        ("[limits]\n", "queues.toml: the top level does not take 'limits'. It takes space, default, queues, topics"),
         ("[space]\nmax_body = 1\n", r"\[space\] does not take 'max_body': did you mean 'max_body_bytes'"),
         ("[space]\nmax_body_bytes = 0\n", "max_body_bytes = 0: a number of bytes from 1"),
         ("[space]\nmax_body_bytes = '1'\n", "max_body_bytes = '1'"),
