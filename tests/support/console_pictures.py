@@ -1,4 +1,4 @@
-"""Makes the guide's pictures of the console: ``python tests/support/console_pictures.py man/guide/pictures``.
+"""Makes the guide's pictures of console and README: ``python tests/support/console_pictures.py man/guide/pictures``.
 
 Each page in light colours, in dark ones, and as wide as a telephone. They are made when the page has changed, and not
 by a test. With ``whole`` behind it the pictures have all of each page, to be looked at.
@@ -18,6 +18,7 @@ from operator import sub
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from markdown_it import MarkdownIt
 from PIL import Image
 
 import xaqueue
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 SECONDS = 12.0
 LOOKS = {"light": 1180, "dark": 1180, "narrow": 390}
-HIGH = {"branch": 1150, "message": 800, "token": 600, "empty": 700}
+HIGH = {"console-branch": 1150, "console-message": 800, "console-token": 600, "console-empty": 700}
 ELSE_HIGH, WHOLE_HIGH = 860, 2600
 NEAR = 15
 """So far are two colours apart that both are kept, in all three parts together."""
@@ -143,6 +144,25 @@ def empty(root: Path) -> Iterator[str]:
             server.stop()
 
 
+README = Path(__file__).parents[2] / "README.md"
+STYLE = """:root { color-scheme: light dark } pre { overflow-x: auto; padding: 1em; background: #8881 }
+img { max-width: 100% }
+body { font: 16px/1.5 sans-serif; max-width: 62em; margin: 0 auto; padding: 1em } table { border-collapse: collapse }
+td, th { border: 1px solid #8886; padding: .4em .8em; text-align: left } code { font-size: 85% } a { color: #37d }"""
+
+
+@contextmanager
+def readme() -> Iterator[str]:
+    """A page of it, as a site for code would show it."""
+    page = README.with_name(".readme.html")  # where its pictures are found
+    body = MarkdownIt().enable("table").render(README.read_text())
+    page.write_text(f'<!doctype html><meta charset="utf-8"><title>README</title><style>{STYLE}</style>{body}')
+    try:
+        yield page.as_uri()
+    finally:
+        page.unlink()
+
+
 def take(page: Page, place: Path, name: str, is_whole: bool) -> None:
     """In each of the looks, as it stands."""
     for look, width in LOOKS.items():
@@ -150,8 +170,8 @@ def take(page: Page, place: Path, name: str, is_whole: bool) -> None:
         page.set_viewport_size({"width": width, "height": height})
         page.emulate_media(color_scheme="dark" if look == "dark" else "light")
         page.mouse.move(0, 0)
-        path = place / f"console-{name}-{look}.png"
-        few_colours(page.screenshot()).save(path, optimize=True)
+        path = place / f"{name}-{look}.png"
+        few_colours(page.screenshot(full_page=name == "readme")).save(path, optimize=True)
         print(path, path.stat().st_size)  # noqa: T201
 
 
@@ -159,9 +179,11 @@ def main(place: Path, is_whole: bool) -> None:
     place.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="xaqueue-") as made, browsing() as browser:
         root = Path(made)
+        with readme() as url, looking(browser, url) as page:
+            take(page, place, "readme", is_whole)
         with empty(root) as url, looking(browser, url) as page:
             page.get_by_text("No queue yet").wait_for()
-            take(page, place, "empty", is_whole)
+            take(page, place, "console-empty", is_whole)
         stocked(root / "queue")
         with served(root, fill, TAKES) as console, looking(browser, console.url) as page:
             another_branch(console)
@@ -176,7 +198,7 @@ def main(place: Path, is_whole: bool) -> None:
                     if name == "token":
                         page.get_by_role("button", name="Sign out").click()
                     go(page, console)
-                    take(page, place, name, is_whole)
+                    take(page, place, f"console-{name}", is_whole)
 
 
 if __name__ == "__main__":
