@@ -449,8 +449,14 @@ function sure(question, text, word) {
 }
 
 function show(id) {
-  $(id).querySelector(".failure").textContent = "";
-  $(id).showModal();
+  const box = $(id), from = document.activeElement;
+  box.querySelector(".failure").textContent = "";
+  box.showModal();
+  // What opened it has the focus again, also where it was drawn anew meanwhile.
+  box.addEventListener("close", () => {
+    const again = from.isConnected ? [] : [...document.querySelectorAll("[data-do]")];
+    again.find((one) => one.dataset.do === from.dataset.do && one.dataset.of === from.dataset.of)?.focus();
+  }, { once: true });
 }
 
 document.addEventListener("click", (event) => {
