@@ -416,6 +416,8 @@ const acts = {
 
 const SENDING = new Set(["commit", "rollback", "forget", "requeue", "requeueFound", "requeueOne"]);
 
+const busy = new WeakSet();  // no attribute says so: what differs is drawn anew, and has the focus no more
+
 async function perform(name, from) {
   const sends = SENDING.has(name);
   if (sends && acting) return;
@@ -423,14 +425,14 @@ async function perform(name, from) {
   const failure = from.closest("dialog")?.querySelector(".failure") || $("failure");
   failure.textContent = "";
   $("done").textContent = "";
-  from.setAttribute("aria-busy", "true");
+  busy.add(from);
   try {
     await acts[name](from.dataset.of, from);
   } catch (error) {
     failure.replaceChildren(...told(error.message));
     failure.scrollIntoView({ block: "nearest" });
   } finally {
-    from.removeAttribute("aria-busy");
+    busy.delete(from);
     if (sends) acting = false;
   }
 }
@@ -449,19 +451,13 @@ function sure(question, text, word) {
 }
 
 function show(id) {
-  const box = $(id), from = document.activeElement;
-  box.querySelector(".failure").textContent = "";
-  box.showModal();
-  // What opened it has the focus again, also where it was drawn anew meanwhile.
-  box.addEventListener("close", () => {
-    const again = from.isConnected ? [] : [...document.querySelectorAll("[data-do]")];
-    again.find((one) => one.dataset.do === from.dataset.do && one.dataset.of === from.dataset.of)?.focus();
-  }, { once: true });
+  $(id).querySelector(".failure").textContent = "";
+  $(id).showModal();
 }
 
 document.addEventListener("click", (event) => {
   const from = event.target.closest("[data-do]");
-  if (from && from.getAttribute("aria-busy") !== "true") perform(from.dataset.do, from);
+  if (from && !busy.has(from)) perform(from.dataset.do, from);
 });
 document.addEventListener("submit", (event) => {
   event.preventDefault();
