@@ -31,6 +31,7 @@ from xaqueue.features.replica.replicated import UNSHIPPED, Replicated
 from xaqueue.features.snapshots import restored, store
 from xaqueue.features.snapshots.manifest import SNAPSHOTS
 from xaqueue.features.snapshots.restored import REMOVED
+from xaqueue.features.streams import cleanup
 from xaqueue.message import Message
 from xaqueue.offline.check import check
 from xaqueue.offline.findings import Severity
@@ -281,6 +282,25 @@ def test_it_follows_streams_topics_and_definitions(tmp_path: Path, serve: Serve,
     there = tmp_path / "replica"
     eventually(lambda: "later" in (there / layout.QUEUES).read_text())
     assert [[one.body for one in browse(there, queue)] for queue in ("one", "two")] == [[b"both"], [b"both"]]
+    assert [one.body for one in browse(there, "read")] == [b"3", b"4"]
+    eventually(lambda: len(list((there / "committed/queue=read").glob("range=*/*"))) == 2)
+
+
+def test_what_was_consumed_and_not_yet_removed_leaves_there_too(
+    tmp_path: Path, serve: Serve, follow: Follow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As its snapshot is taken between the two."""
+    monkeypatch.setattr(cleanup, "clear_queue", lambda *_: True)
+    source = serve(made(tmp_path / "source"))
+    with xaqueue.connect(source.url) as connection:
+        for number in range(5):
+            connection.enqueue("read", b"%d" % number)
+        connection.commit()
+        manager: Any = connection._manager
+        manager.reserve("read", "stream", 0, 5)
+        manager.consume("read", "stream", 3)
+    there = tmp_path / "replica"
+    follow(there, source).wait_for(source)
     assert [one.body for one in browse(there, "read")] == [b"3", b"4"]
     eventually(lambda: len(list((there / "committed/queue=read").glob("range=*/*"))) == 2)
 

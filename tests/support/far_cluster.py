@@ -222,8 +222,10 @@ class Far:
 
     def speculated(self) -> int:
         """How many second attempts Spark has made at a task, as far as killed drivers had written it down."""
-        logs = [path for path in self.events.rglob("*") if path.is_file()]
-        lines = [line for path in logs for line in path.read_text("utf-8", "replace").splitlines()]
+        lines: list[str] = []
+        for path in self.events.rglob("events_*"):
+            with suppress(FileNotFoundError):  # renamed, or gone, as a driver ends
+                lines += path.read_text("utf-8", "replace").splitlines()
         return sum('"SparkListenerTaskStart"' in line and '"Speculative":true' in line for line in lines)
 
     def executors(self) -> list[int]:

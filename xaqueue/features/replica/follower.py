@@ -43,6 +43,7 @@ from xaqueue.features.replica.replicated import LAG, REPLICA, REPLICATION, UNSHI
 from xaqueue.features.replica.shipping import Piece
 from xaqueue.features.snapshots import manifest, restore, store
 from xaqueue.features.snapshots.restored import REMOVED, RESTORED
+from xaqueue.features.streams.record import STREAMS
 from xaqueue.rpc.client.manager import RemoteManager, dialer, hello_of
 
 WAIT_S = 1.0
@@ -215,6 +216,8 @@ class ReplicaFollower:
             assert self._found is not None
             self._copy = JournalCopy(self._fs, self._found.journal, self._found.lsn)
             self._copy.follow()
+            if self._fs.is_dir(STREAMS):  # a snapshot may have what was consumed, and not yet removed
+                self._copy.remove_consumed(self._fs.list(STREAMS))
             self._own(self._found)
             self._following = _Directories(self._copy)
             with suppress(OSError):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import struct
 import threading
+from collections.abc import Collection
 from contextlib import suppress
 from zlib import crc32
 
@@ -139,8 +140,7 @@ class JournalCopy:
             reserved = max(seq, self._watermark(queue).reserved)
             mark = layout.format_watermark(Watermark(seq, reserved))
             self._fs.write_at(layout.watermark_path(queue), 0, [mark])
-        for path in {path for record in records for path in targets_of(record) if path.startswith(STREAMS)}:
-            self._remove_consumed(layout.parse_queue_directory(path.rpartition("/")[2]))
+        self.remove_consumed({path for record in records for path in targets_of(record) if path.startswith(STREAMS)})
 
     @property
     def is_begun(self) -> bool:
@@ -305,8 +305,12 @@ class JournalCopy:
             return layout.parse_watermark(data) or Watermark(0, 0)
         return Watermark(0, 0)
 
+    def remove_consumed(self, streams: Collection[str]) -> None:
+        """What these streams have consumed leaves the directories here, too. Raises OSError."""
+        for path in streams:
+            self._remove_consumed(layout.parse_queue_directory(path.rpartition("/")[2]))
+
     def _remove_consumed(self, queue: str | None) -> None:
-        """What a stream has consumed leaves the directories here, too."""
         record = self._stream(queue) if queue is not None else None
         if queue is None or record is None:
             return
